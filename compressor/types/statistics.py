@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -31,7 +32,8 @@ class Moments:
         second: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``, or what computes it.
         first: ``Σ x``, float32 ``[groups, columns]``.
         rows: how many vectors were summed.
-        vectors: float32 ``[columns, rows]``, if they take less memory than their second moment.
+        vectors: float32 ``[columns, rows]``, or what computes them, if they take less memory than
+            their second moment.
     """
 
     def __init__(
@@ -39,12 +41,12 @@ class Moments:
         second: torch.Tensor | Callable[[], torch.Tensor],
         first: torch.Tensor,
         rows: int,
-        vectors: torch.Tensor | None = None,
+        vectors: torch.Tensor | Callable[[], torch.Tensor] | None = None,
     ):
         self._second = second
         self.first = first
         self.rows = rows
-        self.vectors = vectors
+        self._vectors = vectors
 
     @property
     def second(self) -> torch.Tensor:
@@ -52,6 +54,30 @@ class Moments:
         if not isinstance(self._second, torch.Tensor):
             self._second = self._second()
         return self._second
+
+    @property
+    def vectors(self) -> torch.Tensor | None:
+        """Float32 ``[columns, rows]``, if they take less memory than their second moment."""
+        held = self._vectors
+        return held if held is None or isinstance(held, torch.Tensor) else held()
+
+    def divided(self, factors: torch.Tensor) -> Moments:
+        """Return the moments of vectors divided by ``factors [groups, columns]``.
+
+        What takes memory is computed when it is read, and these keep none of it.
+        """
+
+        def second() -> torch.Tensor:
+            once = copy(self).second / factors[:, :, None]
+            return once.div_(factors[:, None, :])
+
+        def vectors() -> torch.Tensor:
+            given = self.vectors
+            assert given is not None
+            return given / factors[0][:, None]
+
+        first = self.first / factors
+        return Moments(second, first, self.rows, None if self._vectors is None else vectors)
 
 
 @dataclass(frozen=True)

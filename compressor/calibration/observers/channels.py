@@ -287,8 +287,8 @@ class ChannelSpan(Sum[SpanSums, ChannelSpans]):
             return state
         each = values.movedim(self.axis, 1)
         each = each.reshape(*each.shape[:2], -1).to(torch.float32)
-        low, high = each.aminmax(dim=2)
-        peaks = torch.stack([-low, high]).to(torch.float64)
+        # Along an axis, aminmax takes 20 times as long as both.
+        peaks = torch.stack([-each.amin(2), each.amax(2)]).to(torch.float64)
         if not bool(torch.isfinite(peaks).all()):
             raise ValueError("some of the values are not finite")
         power = torch.linalg.vector_norm(each, dim=2).to(torch.float64).square().sum(0)

@@ -11,20 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compressor.passes.prepare.maths.factors import (
-    Columns,
-    Part,
-    Rows,
-    Span,
-    find_factors,
-    total_error,
-)
+from compressor.passes.prepare.maths.factors import find_factors, total_error
+from compressor.passes.prepare.maths.parts import Columns, Part, Rows, Span
 from compressor.passes.prepare.products import with_products
 from compressor.passes.prepare.scales import ScaleGroup, ScaleMap
 from compressor.types.carrier import Carrier
 from compressor.types.channels import Units
 from compressor.types.layers import Layer, Scheme
-from compressor.types.statistics import ChannelSpans, Moments, Range, Request
+from compressor.types.statistics import ChannelSpans, Range, Request
 
 _LEAST_GAIN = 0.5  # dB: what is predicted is not more exact
 _WORTH_A_NODE = 2.0  # dB
@@ -196,21 +190,6 @@ def scaled_weights(carrier: Carrier, groups: Iterable[ScaledGroup]) -> Mapping[s
 def picked(factors: Tensor, index: Units) -> Tensor:
     """Return the factor of each number, 1 where it is -1."""
     return torch.cat([factors, torch.ones(1)])[torch.from_numpy(index)]
-
-
-def divided_moments(moments: Moments, factors: Tensor) -> Moments:
-    """Return the moments of vectors whose elements are divided by ``factors [groups, columns]``."""
-    vectors = moments.vectors
-
-    def second() -> Tensor:
-        return moments.second / factors[:, :, None] / factors[:, None, :]
-
-    return Moments(
-        second,
-        moments.first / factors,
-        moments.rows,
-        None if vectors is None else vectors / factors[0][:, None],
-    )
 
 
 class _Parameters:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from compressor.calibration.moments import patch_vectors
 from compressor.calibration.observers.channels import SecondMoment
+from compressor.types.statistics import Moments
 
 
 def test_vectors_are_summed_over_all_leading_axes():
@@ -227,3 +228,27 @@ def test_kept_vectors_do_not_keep_the_values_they_come_from():
     state = observer.update(observer.start(), values)
     values.zero_()
     assert observer.result(state).vectors.any()
+
+
+def test_moments_of_scaled_vectors_are_computed_when_they_are_read_and_keep_nothing():
+    torch.manual_seed(0)
+    values = torch.randn(300, 1024)
+    observer = SecondMoment()
+    moments = observer.result(observer.update(observer.start(), values))
+    factors = torch.rand(1, 1024) + 0.5
+    divided = moments.divided(factors)
+    expected = values / factors
+    torch.testing.assert_close(divided.second[0], expected.T @ expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(divided.first[0], expected.sum(0), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(divided.vectors, expected.T)
+    assert divided.vectors is not divided.vectors  # both would be held beside those they come from
+    reads = []
+
+    def counted() -> torch.Tensor:
+        reads.append(None)
+        return torch.eye(3)[None]
+
+    given = Moments(counted, torch.ones(1, 3), 3)
+    assert given.divided(torch.full((1, 3), 2.0)).second.equal(torch.eye(3)[None] / 4)
+    assert given.second.equal(torch.eye(3)[None])
+    assert len(reads) == 2  # the scaled moments did not leave the others' behind

@@ -5,18 +5,25 @@ from __future__ import annotations
 import errno
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx import ort_runner
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.resident_memory import forget_pages
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.types.carrier import Carrier
+from compressor.types.passes import PassContext
+from compressor.types.statistics import Request
 
 SIDE = 1024
 
@@ -132,3 +139,27 @@ def test_pages_that_were_changed_stay(tmp_path: Path, changed: bool) -> None:
     assert resident(tmp_path) == before if changed else resident(tmp_path) < before / 100
     assert mapped[middle] == (-1 if changed else middle)
     assert np.array_equal(values, np.arange(SIDE * SIDE))  # which lie in no file
+
+
+def test_scaled_weights_leave_no_pages_of_those_before(carrier: OnnxCarrier, tmp_path: Path):
+    """While a model with scaled channels is calibrated, it is there once."""
+    random = np.random.default_rng(2)
+    uneven = np.exp2(random.uniform(-4, 4, SIDE)).astype(np.float32)
+    first = carrier.tensors()["first"].read() / torch.from_numpy(uneven)[:, None]
+    folder = tmp_path / "uneven"
+    folder.mkdir()
+    carrier.with_weights({"first": first}).save(folder)
+    given = restore_graph(folder)
+    held: list[int] = []
+
+    def collect(after: Carrier, requests: Sequence[Request]) -> dict[str, Any]:
+        held.append(resident(folder))
+        batches = [{"x": random.standard_normal((8, SIDE), np.float32) * uneven}]
+        return collect_statistics(after, batches, requests)
+
+    declared = QuantizeStatic.model_validate({"weights": {"rounding": "nearest"}})
+    context = PassContext(targets=frozenset({"ort-cpu"}), collect=collect)
+    statistics = collect(given, declared.survey(given, context).requests)
+    assert declared.apply(given, context, statistics).notes
+    assert len(held) == 2
+    assert held[1] < SIDE * SIDE

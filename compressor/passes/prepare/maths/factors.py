@@ -1,14 +1,9 @@
 """Factors of shared channels, by the output error that quantization is predicted to make.
 
 Channels of a value are divided by positive factors, and the columns that read them are multiplied
-by the same: the function stays, the steps of quantizers change. With ``f`` for the factors, the
-error that rounding adds to what the network computes is predicted as
-
-    Σ_values step² / 12 Σ_c g_c f_c²  +  Σ_rows g_r step_r² / 12 Σ_c p_c / f_c²
-
-where ``step`` is the width of a value's range over its number of steps, ``g`` is what a mean
-squared error of one adds to the output, and ``p`` is the power of what a weight is multiplied with.
-Ranges and rows' steps are found from the scaled channels.
+by the same: the function stays, the steps of quantizers change, and with them the error that
+:mod:`compressor.passes.prepare.maths.parts` predicts. Ranges and rows' steps are found from the
+scaled channels.
 
 M. Nagel et al., Data-free quantization through weight equalization and bias correction, 2019
 (arXiv:1906.04721), section 4.1, and G. Xiao et al., SmoothQuant, 2022 (arXiv:2211.10438), section
@@ -21,10 +16,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from compressor.passes.prepare.maths.parts import Columns, Part, Span
 
 _EXPONENTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _FURTHEST = 10.0  # from the mean factor to the least and the greatest, as a binary logarithm
@@ -32,78 +28,8 @@ _GRAIN = 16  # factors are powers of two of whole multiples of 1 / _GRAIN
 _ROUNDS, _EVERY = 60, 6  # of descent; after how many its factors are judged
 _RATE = 0.25  # of descent, in binary logarithms
 _NEAR = 1.5  # descent does not divide an error by more, unless channels are very uneven
-_SHARP = 24.0  # exponent of the norm that stands for a maximum in descent
 _LEAST = 1e-30
 _LEVEL = 1e-4  # of the greatest: channels below count as this large
-
-
-class Part(Protocol):
-    """A source of error."""
-
-    def error(self, factors: Tensor, sharp: float | None = None) -> Tensor:
-        """Return the predicted error, a scalar.
-
-        Args:
-            factors: one a number, and a last one of 1 for channels that keep their scale.
-            sharp: a norm of this exponent takes the place of maxima; ``None`` for the maxima.
-        """
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Span:
-    """A value that is quantized with one step."""
-
-    reach: Tensor  # how far each channel goes down, sign turned, and up, float32 `[2, channels]`
-    gain: Tensor  # what a mean squared error of 1 in each channel adds to the output's
-    index: Tensor  # the number of each channel's factor, int64; -1 where it has none
-    steps: int  # from the low end of the range to the high one
-    symmetric: bool  # the range is `(-t, t)`
-
-    def error(self, factors: Tensor, sharp: float | None = None) -> Tensor:
-        """Return the error of rounding the value."""
-        each = factors[self.index]
-        ends = _greatest((self.reach / each).clamp(min=0), sharp)
-        width = 2 * ends.amax() if self.symmetric else ends.sum()
-        return (width / self.steps).square() / 12 * (self.gain * each.square()).sum()
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """A quantized weight that reads the channels; its rows lie in groups of channels."""
-
-    peaks: Tensor  # greatest weight of each row on each channel, `[groups, rows, channels]`
-    power: Tensor  # mean square of a channel, times weights on it in a row, `[groups, channels]`
-    gain: Tensor  # what a mean squared error of 1 in each row adds, `[groups, rows]`
-    index: Tensor  # the number of each channel's factor, int64 `[groups, channels]`
-    steps: int  # from the least code to the greatest
-    shared: bool  # all rows have one step
-
-    def error(self, factors: Tensor, sharp: float | None = None) -> Tensor:
-        """Return the error of rounding the weight."""
-        each = factors[self.index]
-        top = _greatest(self.peaks * each[:, None, :], sharp)
-        if self.shared:
-            top = _greatest(top.flatten(), sharp).expand_as(top)
-        rounding = (self.gain * (2 * top / self.steps).square()).sum(1) / 12
-        return (rounding * (self.power / each.square()).sum(1)).sum()
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """A weight with one step for all of its rows, which compute the channels."""
-
-    peaks: Tensor  # greatest weight of each row, `[rows]`
-    power: Tensor  # mean squares of what a row is multiplied with, summed, `[rows]`
-    gain: Tensor  # what a mean squared error of 1 in each row adds
-    index: Tensor  # the number of each row's factor, int64
-    steps: int  # from the least code to the greatest
-
-    def error(self, factors: Tensor, sharp: float | None = None) -> Tensor:
-        """Return the error of rounding the weight."""
-        each = factors[self.index]
-        step = 2 * _greatest(self.peaks / each, sharp) / self.steps
-        return step.square() / 12 * (self.gain * self.power * each.square()).sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,16 +69,12 @@ def find_factors(parts: Sequence[Part], count: int, wanted: float = math.inf) ->
 
 def total_error(parts: Sequence[Part], factors: Tensor) -> float:
     """Return the predicted error with one factor a number."""
-    return float(_total(parts, factors))
+    every = torch.cat([factors, torch.ones(1)])
+    return float(torch.stack([part.error(every) for part in parts]).sum())
 
 
 def _error(parts: Sequence[Part], logarithms: Tensor) -> float:
     return total_error(parts, torch.exp2(logarithms))
-
-
-def _total(parts: Sequence[Part], factors: Tensor, sharp: float | None = None) -> Tensor:
-    every = torch.cat([factors, torch.ones(1)])
-    return torch.stack([part.error(every, sharp) for part in parts]).sum()
 
 
 def _grid(parts: Sequence[Part], count: int) -> list[Tensor]:
@@ -181,18 +103,19 @@ def _descent(parts: Sequence[Part], start: Tensor) -> list[Tensor]:
     Where several channels share the greatest range, no single factor changes the maximum; a norm
     shows all of them the way.
     """
-    logarithms = start.clone().requires_grad_()
-    mean, square, visited = torch.zeros_like(start), torch.zeros_like(start), []
+    soft = [part.softened() for part in parts]
+    logarithms = torch.cat([start, torch.zeros(1)]).to(torch.float64)
+    mean, square, visited = torch.zeros_like(logarithms), torch.zeros_like(logarithms), []
     for done in range(1, _ROUNDS + 1):
-        error = _total(parts, torch.exp2(logarithms), _SHARP).clamp(min=_LEAST).log()
-        (slope,) = torch.autograd.grad(error, logarithms)
+        errors, slopes = zip(*(each(logarithms) for each in soft), strict=True)
+        slope = sum(slopes) / sum(errors).clamp(min=_LEAST)
+        slope[-1] = 0.0
         # Adam (Kingma and Ba 2015), with steps that shrink; torch's own takes seconds to import.
         mean, square = mean.lerp(slope, 0.1), square.lerp(slope.square(), 0.01)
         unbiased = (mean / (1 - 0.9**done)) / (square / (1 - 0.99**done)).sqrt().clamp(min=_LEAST)
-        step = _RATE * (1 - (done - 1) / _ROUNDS)
-        logarithms = (logarithms.detach() - step * unbiased).requires_grad_()
+        logarithms = logarithms - _RATE * (1 - (done - 1) / _ROUNDS) * unbiased
         if done % _EVERY == 0:
-            visited.append(logarithms.detach())
+            visited.append(logarithms[:-1].to(torch.float32))
     return visited
 
 
@@ -200,12 +123,3 @@ def _grained(logarithms: Tensor) -> Tensor:
     """Return logarithms of mean 0 within bounds, as multiples of the grain."""
     bounded = (logarithms - logarithms.mean()).clamp(-_FURTHEST, _FURTHEST)
     return (bounded * _GRAIN).round() / _GRAIN
-
-
-def _greatest(values: Tensor, sharp: float | None) -> Tensor:
-    """Return the greatest of values that are not negative, along the last axis."""
-    top = values.amax(-1)
-    if sharp is None:
-        return top
-    scale = top.detach().clamp(min=_LEAST)
-    return (values / scale[..., None]).pow(sharp).sum(-1).clamp(min=_LEAST).pow(1 / sharp) * scale

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
-from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance, divided_moments
+from compressor.models.resident_memory import forget_pages
+from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.settings import Decision
@@ -69,12 +70,13 @@ def prepare(
     if not scaled.groups:
         return given
     after, known = scaled.applied(carrier), dict(statistics)
+    _forget(carrier.graph(), scaled.weights)
     decision = decide(after.graph())
     old, new = moments(before), moments(decision)
     for layer, columns in scaled.columns.items():
         observed = statistics.get(old[layer].key) if layer in old else None
         if isinstance(observed, Moments) and layer in new:
-            known[new[layer].key] = divided_moments(observed, columns)
+            known[new[layer].key] = observed.divided(columns)
     names = dict(scaled.renamed)
     missing = {request.key: request for request in decision.requests() if request.key not in known}
     changed = {
@@ -87,6 +89,13 @@ def prepare(
         if first is not None and name in scaled.reach:
             known[request.key] = _widened(first, found[request.key], *scaled.reach[name])
     return Prepared(after, known, scaled)
+
+
+def _forget(model: ir.Model, names: Iterable[str]) -> None:
+    """Take pages of files that weights lie in out of this process: others took their place."""
+    weights = model.graph.initializers
+    tensors = (weights[name].const_value for name in names if name in weights)
+    forget_pages(t.numpy() for t in tensors if isinstance(t, ir.ExternalTensor))
 
 
 def _on_grid(carrier: Carrier, layer: Layer) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.passes.prepare.maths.factors import Columns, Part, Rows, Span, find_factors
+from compressor.passes.prepare.maths.factors import find_factors
+from compressor.passes.prepare.maths.parts import Columns, Part, Rows, Span
 
 
 def parts(seed: int, count: int, spread: float, *, shared: bool) -> list[Part]:
@@ -56,3 +59,35 @@ def test_a_channel_without_a_factor_keeps_its_scale():
     # The widest channel that is left is the one without a factor, whose step is 2 / 255.
     error = span.error(torch.tensor([1.0, 1e9, 1.0]))
     assert float(error) == pytest.approx((2 / 255) ** 2 / 12)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_softened_errors_are_near_the_exact_ones_and_their_slopes_are_derivatives(
+    shared: bool, symmetric: bool
+):
+    random = torch.Generator().manual_seed(3)
+    span, columns, *rows = parts(3, 12, 2.0, shared=shared)
+    assert isinstance(span, Span)
+    assert isinstance(columns, Columns)
+    kept = span.index.clone()
+    kept[4] = -1  # a channel without a factor
+    problem = [
+        Span(span.reach, span.gain, kept, span.steps, symmetric),
+        Columns(columns.peaks, columns.power, columns.gain, kept[None], columns.steps, shared),
+        *rows,
+    ]
+    logarithms = torch.randn(13, generator=random, dtype=torch.float64)
+    logarithms[-1] = 0.0
+    for part in problem:
+        soft = part.softened()
+        error, slopes = soft(logarithms)
+        # A norm of exponent 24 of n sizes exceeds the greatest by a factor of n^(1/24) at most;
+        # n is at most the weights of all rows, and an error goes by its square.
+        exact = float(part.error(torch.exp2(logarithms).to(torch.float32)))
+        assert exact * (1 - 1e-5) <= float(error) <= exact * (7 * 12) ** (2 / 24)
+        for place in range(12):
+            moved = logarithms.clone()
+            moved[place] += 1e-6
+            difference = float(soft(moved)[0] - error) / (1e-6 * math.log(2))
+            assert difference == pytest.approx(float(slopes[place]), abs=1e-5 * float(error))
