@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import onnx_ir as ir
@@ -16,11 +17,13 @@ import onnx_ir as ir
 from compressor.graph.codes import Codes, store_codes
 from compressor.graph.editing import Attributes, Chain, Editor
 from compressor.graph.layers import layers_of
-from compressor.graph.operators import operator, operator_named
+from compressor.graph.operators import Target, operator, operator_named
 from compressor.graph.values import all_nodes, origin
 from compressor.types.layers import LSTM, Layer, QuantizedTensor, Scheme
 
 _RUNTIME = "com.microsoft"
+_OF_LSTM = "ort-cpu"
+_TARGETS = frozenset(get_args(Target))
 _LSTM_INPUTS = 8
 _WEIGHTS = 2  # of a recurrent node: for its input, for its state
 _CONVOLUTION_ATTRIBUTES = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
@@ -138,12 +141,18 @@ def _turns(node: ir.Node) -> bool:
     return operator_named(node.op_type).moves in ("same", "order")
 
 
-def integer_lstms(model: ir.Model, names: Collection[str]) -> Mapping[ir.Node, tuple[Layer, Layer]]:
-    """Return the LSTM nodes that can be integer, with the layers of their input and their state.
+def integer_lstms(
+    model: ir.Model, names: Collection[str], targets: Collection[str], least_units: int = 1
+) -> Mapping[ir.Node, tuple[Layer, Layer]]:
+    """Return the LSTM nodes that become integer, with the layers of their input and their state.
 
     Args:
         names: the layers whose weights may be stored as codes.
+        targets: of the exports. ONNX Runtime's CPU provider alone has the operator.
+        least_units: units that an LSTM has at least.
     """
+    if _TARGETS & set(targets) != {_OF_LSTM}:
+        return {}
     nodes = {}
     for node in all_nodes(model.graph):
         layers = layers_of(node)
@@ -151,7 +160,8 @@ def integer_lstms(model: ir.Model, names: Collection[str]) -> Mapping[ir.Node, t
             continue
         plain = node.attributes.get_int("layout", 0) == 0
         stored = all(value is not None and value.is_initializer() for value in node.inputs[1:3])
-        if plain and stored and all(layer.name in names for layer in layers):
+        large = node.attributes.get_int("hidden_size", least_units) >= least_units
+        if plain and stored and large and all(layer.name in names for layer in layers):
             nodes[node] = (layers[0], layers[1])
     while True:  # a weight that another node reads as floats stays as it is stored
         shared = [

@@ -22,6 +22,8 @@ from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import DynamicWeights, QuantizeDynamic
+from compressor.passes.quantize.static.options import StaticRule
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.progress import Silent
 from compressor.types.carrier import Carrier
@@ -36,6 +38,7 @@ from tests.compressor.passes.quantize.small_models import (
     ops,
     parity_db,
 )
+from tests.compressor.passes.quantize.static_models import statistics
 
 ENTRY, HIDDEN, TIME, BATCH = 24, 32, 7, 3
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -130,6 +133,38 @@ def test_an_lstm_is_integer_where_the_target_has_it(context: PassContext, operat
     assert set(plan.values()) == {"int8/channel dynamic"}
     plan = {row.name: row.action for row in QuantizeDynamic().survey(network("GRU"), ORT).layers}
     assert plan["cell.w"] == plan["cell.r"] == "int8/channel"
+
+
+@pytest.mark.parametrize(
+    ("context", "width", "operator"),
+    [
+        (ORT, 64, "DynamicQuantizeLSTM"),
+        (ORT, HIDDEN, "LSTM"),
+        (OPENVINO, 64, "LSTM"),
+        (PLAIN, 64, "LSTM"),
+    ],
+)
+def test_quantize_static_makes_large_lstms_integer(
+    context: PassContext, width: int, operator: str
+) -> None:
+    source, step = network("LSTM", 2, width), QuantizeStatic()
+    made = step.apply(source, context, statistics(step, source, context, [sequences()]))
+    assert operator in ops(made.carrier)
+    assert {"cell.w", "cell.r"}.isdisjoint(float_weights(made.carrier))
+    assert parity_db(source, made.carrier, sequences()) > 28
+    integer = operator != "LSTM"
+    rows = {row.name: row.action for row in step.survey(source, context).layers}
+    assert rows["cell.w"] == rows["cell.r"] == "int8/channel" + " dynamic" * integer
+    assert {row.name for row in made.layers} == {"cell.w", "cell.r", "fc"}
+    assert all(row.weight_sqnr_db is None or row.weight_sqnr_db > 35 for row in made.layers)
+
+
+def test_quantize_static_keeps_an_lstm_that_a_rule_changes() -> None:
+    source = network("LSTM", 1, 64)
+    for rule in (StaticRule(match="cell.w", bits=4), StaticRule(match="cell.r", skip=True)):
+        step = QuantizeStatic(layers=(rule,))
+        made = step.apply(source, ORT, statistics(step, source, ORT, [sequences()]))
+        assert "LSTM" in ops(made.carrier)
 
 
 def test_an_lstm_of_which_one_weight_is_skipped_stays_of_floats() -> None:
