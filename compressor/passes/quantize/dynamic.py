@@ -52,12 +52,12 @@ class QuantizeDynamic(GraphPass):
     products become ``MatMulInteger`` in the form that ONNX Runtime fuses into
     ``DynamicQuantizeMatMul`` and ``MatMulIntegerToFloat``; it suits transformers and recurrent
     models, whose products are large, better than convolutional ones. For target `ort-cpu` an LSTM
-    becomes its ``DynamicQuantizeLSTM``. Weights of other recurrent layers and large tables of
-    embeddings are stored as int8 and computed with as floats.
+    of 64 units or more becomes its ``DynamicQuantizeLSTM``. Weights of other recurrent layers and
+    large tables of embeddings are stored as int8 and computed with as floats.
     """
 
     name: ClassVar[str] = "quantize-dynamic"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); ONNX DynamicQuantizeLinear"
 

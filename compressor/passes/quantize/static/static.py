@@ -57,10 +57,6 @@ _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTenso
 _BYTE = 8
 _FEW = 4  # bits of a weight; with fewer, the first and last layers keep 8
 _RECIPE = Recipe()
-# From so many units on, ONNX Runtime's integer LSTM takes less time than that of floats: 0.76 to
-# 1.02 x the time with 64 units, 0.53 to 0.82 with 128, 0.36 to 0.45 with 256, but 1.02 to 1.24 with
-# 32 and less (one thread, 1 to 16 steps, 1 to 8 sequences).
-_UNITS = 64
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
 # How many times as many columns as vectors a layer has from which on a matrix of vectors, which
 # changes with each block of columns, costs less than to factorize one of columns.
@@ -336,7 +332,7 @@ def _integer_lstms(
 ) -> Mapping[ir.Node, tuple[Layer, Layer]]:
     """Return the LSTM nodes that compute with integers, with their two layers."""
     byte = {n for n, s in decision.stored.items() if s.bits == _BYTE and s.symmetric}
-    lstms = integer_lstms(decision.model, byte, targets, _UNITS)
+    lstms = integer_lstms(decision.model, byte, targets)
     schemes = decision.stored
     return {n: (w, r) for n, (w, r) in lstms.items() if schemes[w.name] == schemes[r.name]}
 
