@@ -187,12 +187,12 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
             source: Source = (
                 FactorySource(make, entry.reference, fields, samples)
                 if isinstance(samples, int | None)
-                else FeedFactory(make, entry.reference, fields)
+                else FeedFactory(make, entry.reference, fields, entry.keys.feeds)
             )
             code += code_digest(make)
         elif feeds:
             assert isinstance(entry.options, PathSource)
-            source = FeedFolder(entry.options.path, entry.options.fields)
+            source = FeedFolder(entry.options.path, entry.options.fields, entry.keys.feeds)
         else:
             # The catalog's sources are options that can be read.
             source = cast("Source", entry.options)

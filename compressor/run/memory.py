@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import onnx_ir as ir
 
 from compressor.calibration.portions import MOST
 from compressor.graph.costs import model_bytes
-from compressor.graph.values import main_values
+from compressor.graph.plain import with_shapes
+from compressor.graph.values import dims, main_values, static_shape
 from compressor.run.data import Data
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.statistics import Request
@@ -63,33 +64,35 @@ def _portion(sample: int, batch: int) -> int:
 
 def _sizes(carrier: Carrier, data: Mapping[str, Data]) -> dict[str, int]:
     """Return the bytes of each value for one sample that is as long as those of the data."""
-    lengths: dict[str, int] = {}
-    for entry in data.values():
-        sample = entry.first(1)
-        for spec in carrier.inputs:
-            lengths.update(_bound(spec.shape, sample[spec.name].shape))
-    first = carrier.inputs[0].shape if carrier.inputs else ()
     feeds = any(entry.feeds for entry in data.values())
+    first = carrier.inputs[0].shape if carrier.inputs else ()
     dynamic = bool(first) and isinstance(first[0], str) and not feeds
-    if dynamic:
-        lengths[str(first[0])] = 1
+    values = main_values(carrier.graph())
+    shapes = _shapes(carrier, values, data)
     return {
-        name: prod(_length(d, lengths) for d in value.shape)
+        name: prod(shapes[name])
         * (-(-value.dtype.bitwidth // 8) if value.dtype not in _NO_WIDTH else _FLOAT)
-        for name, value in main_values(carrier.graph()).items()
+        for name, value in values.items()
         # Of a dynamic batch, values of fixed size are computed from weights alone.
-        if value.shape is not None and not (dynamic and value.shape.is_static())
+        if name in shapes and not (dynamic and static_shape(value) is not None)
     }
 
 
-def _bound(shape: Sequence[int | str | None], given: Sequence[int]) -> Iterator[tuple[str, int]]:
-    for axis, length in zip(shape, given, strict=False):
-        if isinstance(axis, str):
-            yield axis, length
-
-
-def _length(axis: object, lengths: Mapping[str, int]) -> int:
-    return axis if isinstance(axis, int) else lengths.get(str(getattr(axis, "value", axis)), 1)
+def _shapes(
+    carrier: Carrier, values: Mapping[str, ir.Value], data: Mapping[str, Data]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of values for one sample, those of the largest where data differ."""
+    known = {n: shape for n, value in values.items() if (shape := dims(value)) is not None}
+    if not data or all(v.shape is not None and v.shape.is_static() for v in values.values()):
+        return known
+    samples = [entry.first(1) for entry in data.values()]
+    given = {}
+    for spec in carrier.inputs:
+        largest = max((s[spec.name].shape for s in samples), key=prod)
+        pairs = zip(spec.shape, largest, strict=True)
+        given[spec.name] = tuple(d if isinstance(d, int) else n for d, n in pairs)
+    inferred = main_values(with_shapes(carrier.graph(), given))
+    return {name: s for name, v in inferred.items() if (s := static_shape(v)) is not None}
 
 
 def _moment(graph: ir.Model, request: Request) -> int:

@@ -90,6 +90,9 @@ class DataKeys(Options):
         "folder (npz), or each dictionary that the factory yields, is one sample that the model "
         "takes whole, with arrays of any rank",
     )
+    feeds: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="with samples: feeds: use at most this many, the first ones"
+    )
     batch: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="samples in a batch; default 32, what the model is fixed to, or 1 where lines "
@@ -106,8 +109,9 @@ class DataKeys(Options):
     def _fit_together(self) -> DataKeys:
         if self.samples == FEEDS and self.batch is not None:
             raise ValueError("leave batch out: the model takes one feed at a time")
-        if self.state and self.samples != FEEDS:
-            raise ValueError("add samples: feeds, which state needs")
+        for key, value in (("state", self.state), ("feeds", self.feeds)):
+            if value and self.samples != FEEDS:
+                raise ValueError(f"add samples: {FEEDS}, which {key} needs")
         return self
 
 

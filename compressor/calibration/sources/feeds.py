@@ -27,6 +27,7 @@ class FeedFolder:
     path: Path
     # names in the model to names in the files; all arrays if empty
     fields: Mapping[str, str] = field(default_factory=dict)
+    most: int | None = None  # feeds that are read, the first ones
 
     def info(self) -> SourceInfo:
         """Describe the feeds by reading headers only.
@@ -62,7 +63,7 @@ class FeedFolder:
         if not paths:
             problem, remedy = "holds no npz files", "save each feed with numpy.savez"
             raise DataError(f"data '{self.path}'", problem, remedy)
-        return tuple(NpzSource(path=path, fields=dict(self.fields)) for path in paths)
+        return tuple(NpzSource(path=path, fields=dict(self.fields)) for path in paths[: self.most])
 
     @cached_property
     def _specs(self) -> tuple[TensorSpec, ...]:
@@ -92,6 +93,7 @@ class FeedFactory:
     name: str  # how errors name the function, such as `pkg.mod:fn`
     # names in the model to names in its dictionaries; all of them if empty
     fields: Mapping[str, str] = field(default_factory=dict)
+    most: int | None = None  # feeds that are taken, the first ones
 
     @property
     def subject(self) -> str:
@@ -111,7 +113,8 @@ class FeedFactory:
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Yield feeds, at most ``limit``, one at a time; raises as ``info`` does."""
-        for value in islice(iterate(self.subject, self.make), limit):
+        most = min((n for n in (self.most, limit) if n is not None), default=None)
+        for value in islice(iterate(self.subject, self.make), most):
             yield self._renamed(check_feed(self.subject, value))
 
     def digest(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common
@@ -16,7 +16,6 @@ from compressor.errors import SpecError
 from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.operators import Target
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.layer_uses import computed_weights, small_table
 from compressor.passes.quantize.cast.rewrite import in_single
@@ -33,9 +32,6 @@ from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
 from compressor.types.options import Options
 from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
-
-_OF_LSTM = "ort-cpu"
-_TARGETS = frozenset(get_args(Target))
 
 
 class DynamicWeights(Options):
@@ -56,12 +52,12 @@ class QuantizeDynamic(GraphPass):
     products become ``MatMulInteger`` in the form that ONNX Runtime fuses into
     ``DynamicQuantizeMatMul`` and ``MatMulIntegerToFloat``; it suits transformers and recurrent
     models, whose products are large, better than convolutional ones. For target `ort-cpu` an LSTM
-    becomes its ``DynamicQuantizeLSTM``. Weights of other recurrent layers and large tables of
-    embeddings are stored as int8 and computed with as floats.
+    of 64 units or more becomes its ``DynamicQuantizeLSTM``. Weights of other recurrent layers and
+    large tables of embeddings are stored as int8 and computed with as floats.
     """
 
     name: ClassVar[str] = "quantize-dynamic"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); ONNX DynamicQuantizeLinear"
 
@@ -131,16 +127,15 @@ class QuantizeDynamic(GraphPass):
             or self._obstacle(model, layer, readers.get(layer.weight, []))
             for layer in layers
         }
-        onnx_targets = context.targets & _TARGETS
         chosen = {name for name, reason in kept.items() if not reason}
-        lstms = integer_lstms(model, chosen) if onnx_targets == {_OF_LSTM} else {}
+        lstms = integer_lstms(model, chosen, context.targets)
         integer = {layer.name for pair in lstms.values() for layer in pair}
         actions = {}
         for layer in layers:
             multiplied = any(not other.is_table for other, _ in readers.get(layer.weight, ()))
             computed = multiplied or layer.name in integer
             actions[layer.name] = f"{self._scheme} dynamic" if computed else str(self._scheme)
-        return _Choice(kept, actions, frozenset(integer))
+        return _Choice(kept, actions, frozenset(integer), context.targets)
 
     def _obstacle(self, model: ir.Model, layer: Layer, readers: list[tuple[Layer, ir.Node]]) -> str:
         if layer.weight not in model.graph.initializers:
@@ -173,7 +168,7 @@ class QuantizeDynamic(GraphPass):
             layer.weight: partial(_rounded, carrier, layer, self._scheme) for layer in layers
         }
         stored: dict[str, Codes] = {}
-        for node, pair in integer_lstms(model, choice.integer).items():
+        for node, pair in integer_lstms(model, choice.integer, choice.targets).items():
             made = lstm_writer.replace(
                 node, pair, self._scheme, [computes[layer.weight] for layer in pair]
             )
@@ -200,11 +195,13 @@ class _Choice:
         kept: why it is left as it is; empty where it is quantized.
         actions: what is done to it otherwise.
         integer: the layers of recurrent nodes that become integer.
+        targets: of the exports.
     """
 
     kept: Mapping[str, str]
     actions: Mapping[str, str]
     integer: frozenset[str]
+    targets: frozenset[str]
 
 
 def _readers(model: ir.Model) -> dict[str, list[tuple[Layer, ir.Node]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,25 @@ def test_the_digest_is_of_content_and_names(folder: Path, tmp_path: Path):
     assert FeedFolder(folder, {"roi": "boxes"}).digest() != whole
     np.savez(folder / "1.npz", boxes=np.ones((1, 4), np.float32), size=np.int64(11))
     assert FeedFolder(folder, FIELDS).digest() != whole
+
+
+def test_only_the_first_feeds_are_read_where_they_are_bounded(folder: Path):
+    (folder / "2.npz").write_bytes(b"damaged")  # which nobody sees
+    source = FeedFolder(folder, FIELDS, most=2)
+    assert source.info().samples == 2
+    assert [int(feed["size"]) for feed in source.batches(1)] == [0, 10]
+    assert len(list(source.batches(1, limit=1))) == 1
+    assert source.digest() != FeedFolder(folder, FIELDS, most=1).digest()
+
+    def make() -> Iterator[dict[str, Any]]:
+        for i in range(2):
+            yield {"n": np.int64(i)}
+        raise RuntimeError("was asked for a third")
+
+    made = FeedFactory(make, "m:make", most=2)
+    assert [int(feed["n"]) for feed in made.batches(1)] == [0, 1]
+    assert [int(feed["n"]) for feed in made.batches(1, limit=1)] == [0]
+    assert made.digest() != FeedFactory(make, "m:make", most=1).digest()
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,7 @@ def without_rate(voice: Voice) -> None:
             "is a folder; name an npz file, or add samples: feeds to take each file in it as one",
         ),
         (for_data(samples=3), "add samples: feeds, which state needs"),
+        (for_data(samples=3, state=None, feeds=2), "add samples: feeds, which feeds needs"),
         (for_data(samples="feed"), 'is "feed"; give a number, or feeds'),
         (
             for_data(npz=None, images="calibration"),
@@ -234,6 +235,15 @@ def test_data_that_do_not_fit_are_refused_by_the_plan(
     with pytest.raises(CompressorError) as refused:
         voice.plan()
     assert message in str(refused.value)
+
+
+def test_feeds_are_bounded_by_their_number(voice: Voice):
+    for_data(feeds=2)(voice)
+    assert voice.plan().data["calibration"].samples == 2
+    for path in sorted((voice.folder / "calibration").iterdir())[2:]:
+        path.write_bytes(b"never read")
+    calibration = voice.plan().data["calibration"]
+    assert len(list(calibration.batches())) == 2
 
 
 def test_axes_without_a_name_have_nothing_in_common():

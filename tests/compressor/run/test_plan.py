@@ -3,19 +3,24 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from compressor.calibration.sources.user_functions import FactorySource
 from compressor.errors import ModelError
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch import carrier as torch_carrier
 from compressor.models.torch import matching
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.report.pages.plan import plan_page
 from compressor.report.terminal import plain_text
+from compressor.run.data import Data
 from compressor.run.memory import peak_memory
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
+from tests.compressor.graph.channels.channel_graphs import graph
 from tests.compressor.run.plan_refusals import line_of, refusal
 from tests.compressor.tiny_project import (
     CHECKPOINT,
@@ -84,6 +89,25 @@ def test_memory_depends_on_the_batch_and_not_on_the_number_of_samples(on_onnx: P
     grown = (larger - before.peak_memory) / (2 * 4 * 32)
     assert grown >= 64 + 8 * 64 + 8 * 64
     assert grown == int(grown)
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_memory_counts_values_whose_axes_follow_from_those_of_the_data(noted: bool):
+    """Exporters leave inner axes open, or give them names of their own."""
+    window = "kernel_shape = [3, 3], strides = [2, 2]"
+    model = graph(
+        f"""(float[n, 3, h, w] x) => (float[n, k, a, b] y) {{
+            v = Conv<{window}>(x, first) u = Conv<{window}>(v, middle) y = Conv(u, last)
+        }}""",
+        {"first": (4, 3, 3, 3), "middle": (256, 4, 3, 3), "last": (1, 256, 1, 1)},
+        noted=noted,
+    )
+    images = np.zeros((2, 3, 203, 303), np.float32)
+    source = FactorySource(lambda: [{"x": images}], "m:make")
+    data = {"evaluation": Data("evaluation", source, None, 2, "", "")}
+    carrier = OnnxCarrier(model)
+    grown = peak_memory(carrier, data, []) - peak_memory(carrier, {}, [])
+    assert grown == pytest.approx(7 * 2 * 4 * 256 * 50 * 75, rel=1e-3)
 
 
 def test_weights_are_not_read(on_torch: Project, monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,7 @@ from compressor.passes.prepare.groups import scale_map
 from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
+from compressor.passes.quantize.dynamic_operators import LstmWriter, integer_lstms
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.descent import better_rows
 from compressor.passes.quantize.maths.gptq import gptq, gptq_weights
@@ -67,14 +68,16 @@ class QuantizeStatic(GraphPass):
 
     QuantizeLinear and DequantizeLinear are put where the exports' target fuses them into integer
     kernels; weights are stored as integer codes. Activation ranges come from observers, weights
-    are rounded so that the layer's output changes least. Large tables of embeddings, and weights of
-    recurrent layers and in branches and bodies, are stored as codes and computed with as floats.
+    are rounded so that the layer's output changes least. For target `ort-cpu`, an LSTM of 64 units
+    or more becomes ONNX Runtime's ``DynamicQuantizeLSTM``. Weights of other recurrent layers and in
+    branches and bodies, and large tables of embeddings, are stored as codes and computed with as
+    floats.
     Before ranges are found, channels that are much larger than others are made smaller, and what
     reads them makes up for it, where that lowers the predicted error; see `equalize`, `smooth`.
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -132,6 +135,8 @@ class QuantizeStatic(GraphPass):
             name: f"{scheme} x {decision.settings.activation_type(name)}{trained}"
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
+        lstms = _integer_lstms(decision, context.targets)
+        actions |= {x.name: f"{stored[x.name]} dynamic" for pair in lstms.values() for x in pair}
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
         rows = tuple(
             replace(row, reason=decision.reasons[row.name]) if row.name in decision.faster else row
@@ -279,9 +284,15 @@ class QuantizeStatic(GraphPass):
 
         makers = write_static_codes(decision, activations, make_codes)
         editor = Editor(model)
+        lstm_writer = LstmWriter(editor)
+        for node, pair in _integer_lstms(decision, context.targets).items():
+            rounds = [cache(partial(rounded, layer.name)) for layer in pair]
+            made = lstm_writer.replace(node, pair, stored[pair[0].name], rounds)
+            makers |= {x.name: codes.quantized for x, codes in zip(pair, made, strict=True)}
         for name, scheme in stored.items():
-            codes = cache(partial(rounded, name))
-            makers[name] = attach_codes(editor, layers[name], scheme, codes).quantized
+            if name not in makers:
+                codes = cache(partial(rounded, name))
+                makers[name] = attach_codes(editor, layers[name], scheme, codes).quantized
         return decision, {name: (floats[name], makers[name]) for name in layers}, trained.errors
 
     def _rounded(
@@ -314,6 +325,16 @@ class QuantizeStatic(GraphPass):
             part = slice(None) if shared else group
             codes.append(gptq(matrix[group], moment, scale[part], zero[part], scheme).codes)
         return QuantizedTensor(torch.cat(codes), scale, zero, scheme)
+
+
+def _integer_lstms(
+    decision: Decision, targets: frozenset[str]
+) -> Mapping[ir.Node, tuple[Layer, Layer]]:
+    """Return the LSTM nodes that compute with integers, with their two layers."""
+    byte = {n for n, s in decision.stored.items() if s.bits == _BYTE and s.symmetric}
+    lstms = integer_lstms(decision.model, byte, targets)
+    schemes = decision.stored
+    return {n: (w, r) for n, (w, r) in lstms.items() if schemes[w.name] == schemes[r.name]}
 
 
 def _whole(moments: Moments) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from compressor.errors import listed
 from compressor.models.element_types import from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
@@ -17,7 +19,7 @@ from compressor.passes.quantize.static.options import (
     WeightSettings,
 )
 from compressor.passes.quantize.static.placement import profile_for
-from compressor.passes.quantize.static.settings import StaticSettings, kernel_notes
+from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
 from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.passes.train.distill.distilling import (
     Distillation,
@@ -164,7 +166,9 @@ class Qat(Recipe):
         if self.distill is not None:
             part = f", {self.distill.alpha:g} {name}" if name else ""
             note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
-        return Survey(rows, notes=(note, *kernel_notes(context.targets, settings)))
+        notes = kernel_notes(context.targets, settings)
+        faster = replace(settings, faster=True, samples=context.shapes).decide(networks.folded)
+        return Survey(rows, notes=(note, *notes, *_faster_as_floats(faster)))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Calibrate, train, and quantize.
@@ -282,3 +286,14 @@ class Qat(Recipe):
         return StaticSettings(
             profile_for(context.targets), self.weights, self.activations, self.layers
         )
+
+
+def _faster_as_floats(decision: Decision) -> tuple[str, ...]:
+    """Return which layers `quantize-static` would leave floats; they are trained as integers."""
+    choice = decision.choice
+    if choice is None or not choice.floats:
+        return ()
+    return (
+        f"predicted latency in ONNX Runtime: {choice.integer_ratio:.2f} x the float model's; "
+        f"{choice.ratio:.2f} x with skip: true for {listed(list(choice.floats))}",
+    )

@@ -22,6 +22,8 @@ from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import DynamicWeights, QuantizeDynamic
+from compressor.passes.quantize.static.options import StaticRule
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.progress import Silent
 from compressor.types.carrier import Carrier
@@ -36,8 +38,10 @@ from tests.compressor.passes.quantize.small_models import (
     ops,
     parity_db,
 )
+from tests.compressor.passes.quantize.static_models import statistics
 
-ENTRY, HIDDEN, TIME, BATCH = 24, 32, 7, 3
+ENTRY, HIDDEN, TIME, BATCH = 24, 64, 7, 3
+FEW = 32  # units that ONNX Runtime's integer LSTM is slower with
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 PLAIN = PassContext()
 ORT = PassContext(targets=frozenset({"ort-cpu"}))
@@ -132,6 +136,47 @@ def test_an_lstm_is_integer_where_the_target_has_it(context: PassContext, operat
     assert plan["cell.w"] == plan["cell.r"] == "int8/channel"
 
 
+@pytest.mark.parametrize(
+    ("context", "width", "operator"),
+    [
+        (ORT, HIDDEN, "DynamicQuantizeLSTM"),
+        (ORT, FEW, "LSTM"),
+        (OPENVINO, HIDDEN, "LSTM"),
+        (PLAIN, HIDDEN, "LSTM"),
+    ],
+)
+def test_quantize_static_makes_large_lstms_integer(
+    context: PassContext, width: int, operator: str
+) -> None:
+    source, step = network("LSTM", 2, width), QuantizeStatic()
+    made = step.apply(source, context, statistics(step, source, context, [sequences()]))
+    assert operator in ops(made.carrier)
+    assert {"cell.w", "cell.r"}.isdisjoint(float_weights(made.carrier))
+    assert parity_db(source, made.carrier, sequences()) > 28
+    integer = operator != "LSTM"
+    rows = {row.name: row.action for row in step.survey(source, context).layers}
+    assert rows["cell.w"] == rows["cell.r"] == "int8/channel" + " dynamic" * integer
+    assert {row.name for row in made.layers} == {"cell.w", "cell.r", "fc"}
+    assert all(row.weight_sqnr_db is None or row.weight_sqnr_db > 35 for row in made.layers)
+
+
+def test_quantize_static_keeps_an_lstm_that_a_rule_changes() -> None:
+    source = network("LSTM", 1, 64)
+    for rule in (StaticRule(match="cell.w", bits=4), StaticRule(match="cell.r", skip=True)):
+        step = QuantizeStatic(layers=(rule,))
+        made = step.apply(source, ORT, statistics(step, source, ORT, [sequences()]))
+        assert "LSTM" in ops(made.carrier)
+
+
+def test_an_lstm_of_few_units_is_faster_as_floats() -> None:
+    source = network("LSTM", 2, FEW)
+    quantized = applied(QuantizeDynamic(), source)
+    assert "LSTM" in ops(quantized)
+    assert {"cell.w", "cell.r"}.isdisjoint(float_weights(quantized))
+    plan = {row.name: row.action for row in QuantizeDynamic().survey(source, ORT).layers}
+    assert plan["cell.w"] == plan["cell.r"] == "int8/channel"
+
+
 def test_an_lstm_of_which_one_weight_is_skipped_stays_of_floats() -> None:
     step = QuantizeDynamic(layers=(LayerRule(match="cell.w", skip=True),))
     quantized = applied(step, network("LSTM"))
@@ -140,26 +185,26 @@ def test_an_lstm_of_which_one_weight_is_skipped_stays_of_floats() -> None:
     assert parity_db(network("LSTM"), quantized, sequences()) > 28
 
 
-FULL = """g (float[t, n, 24] x, int32[n] lengths, float[1, n, 32] h, float[1, n, 32] c)
-    => (float[t, 1, n, 32] y, float[1, n, 32] z) {
-    y, a, b = LSTM<hidden_size = 32, clip = 3.0, input_forget = 1>(x, w, r, b0, lengths, h, c, p)
-    u, z = LSTM<hidden_size = 32>(x, w, r)
+FULL = """g (float[t, n, 24] x, int32[n] lengths, float[1, n, 64] h, float[1, n, 64] c)
+    => (float[t, 1, n, 64] y, float[1, n, 64] z) {
+    y, a, b = LSTM<hidden_size = 64, clip = 3.0, input_forget = 1>(x, w, r, b0, lengths, h, c, p)
+    u, z = LSTM<hidden_size = 64>(x, w, r)
 }"""
 
 
 def test_states_lengths_peepholes_and_shared_weights() -> None:
     weights = {
-        "w": noise(1, 128, 24) * 0.2,
-        "r": noise(1, 128, 32, seed=1) * 0.2,
-        "b0": noise(1, 256, seed=2) * 0.1,
-        "p": noise(1, 96, seed=3) * 0.1,
+        "w": noise(1, 256, 24) * 0.2,
+        "r": noise(1, 256, 64, seed=1) * 0.15,
+        "b0": noise(1, 512, seed=2) * 0.1,
+        "p": noise(1, 192, seed=3) * 0.1,
     }
     source = graph(FULL, weights)
     batch = {
         "x": noise(7, 3, 24, seed=4),
         "lengths": np.array([7, 2, 5], np.int32),
-        "h": noise(1, 3, 32, seed=5),
-        "c": noise(1, 3, 32, seed=6),
+        "h": noise(1, 3, 64, seed=5),
+        "c": noise(1, 3, 64, seed=6),
     }
     quantized = applied(QuantizeDynamic(), source)
     assert ops(quantized) == ["DynamicQuantizeLSTM"] * 2
@@ -167,10 +212,10 @@ def test_states_lengths_peepholes_and_shared_weights() -> None:
 
 
 def test_a_weight_that_something_else_reads_keeps_the_lstm() -> None:
-    text = """g (float[t, n, 24] x) => (float[1, n, 32] y, float[1, 128, 24] v) {
-        u, y = LSTM<hidden_size = 32>(x, w, r) v = Abs(w)
+    text = """g (float[t, n, 24] x) => (float[1, n, 64] y, float[1, 256, 24] v) {
+        u, y = LSTM<hidden_size = 64>(x, w, r) v = Abs(w)
     }"""
-    source = graph(text, {"w": noise(1, 128, 24) * 0.2, "r": noise(1, 128, 32, seed=1) * 0.2})
+    source = graph(text, {"w": noise(1, 256, 24) * 0.2, "r": noise(1, 256, 64, seed=1) * 0.15})
     quantized = applied(QuantizeDynamic(), source)
     assert "LSTM" in ops(quantized)
     assert not float_weights(quantized)
@@ -214,8 +259,8 @@ def test_narrow_weights_are_stored_so() -> None:
 class Recurrent(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.cell = torch.nn.LSTM(8, 16, batch_first=True)
-        self.head = torch.nn.Linear(16, 4)
+        self.cell = torch.nn.LSTM(8, 64, batch_first=True)
+        self.head = torch.nn.Linear(64, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.head(self.cell(x)[0])

@@ -370,3 +370,11 @@ def test_other_factors_between_layer_and_norm_are_refused(tmp_path: Path) -> Non
     with pytest.raises(SpecError, match=r"another factor .* set batch-norm: folded"):
         chosen(batch_norm="live").prepared(start, CONTEXT, given)
     assert outputs(quantized(tmp_path, start).carrier, IMAGES[:2]).shape == (2, 3)
+
+
+def test_the_plan_names_layers_that_would_be_faster_as_floats() -> None:
+    """A block of eight channels is: calling an integer kernel takes longer than its products."""
+    faster = "x with skip: true for 'stem', 'conv', 'fc'"
+    assert faster in " ".join(chosen().survey(block(), CONTEXT).notes)
+    for declared, context in ((chosen(**FOUR), CONTEXT), (chosen(), TENSORRT)):
+        assert "predicted latency" not in " ".join(declared.survey(block(), context).notes)
