@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import log10
 
 import numpy as np
@@ -89,9 +89,9 @@ class Balance:
         return after.with_trainable_graph(with_products(after.graph(), inserted), ())
 
     @property
-    def rescaled(self) -> frozenset[str]:
-        """Names of the layers whose output channels are divided by factors."""
-        return frozenset(w.layer.name for scaled in self.groups for w in scaled.group.writes)
+    def rescale(self) -> Callable[[Carrier], Carrier] | None:
+        """What scales the channels of another model alike; it holds no weights."""
+        return partial(_alike, self.groups) if self.groups else None
 
     @property
     def gains(self) -> Mapping[str, float]:
@@ -119,6 +119,10 @@ class Balance:
             for scaled in self.groups
             for read in scaled.group.reads
         }
+
+
+def _alike(groups: tuple[ScaledGroup, ...], carrier: Carrier) -> Carrier:
+    return Balance(scaled_weights(carrier, groups), groups, {}).applied(carrier)
 
 
 NOTHING = Balance({}, (), {})

@@ -86,13 +86,15 @@ class Equalize(GraphPass):
         if not scaled.groups:
             note = "nothing was scaled: no factors lower the predicted error by half a decibel"
             return Outcome(carrier, notes=(note,))
+        written = {w.layer.name for s in scaled.groups for w in s.group.writes}
         outcomes = []
         for layer in carrier.layers():
-            gain, rescaled = scaled.gains.get(layer.name), layer.name in scaled.rescaled
-            if gain is not None or rescaled:
+            gain = scaled.gains.get(layer.name)
+            if gain is not None or layer.name in written:
                 details = {} if gain is None else {"equalized_db": gain}
-                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details, rescaled))
-        return Outcome(scaled.applied(carrier), tuple(outcomes), scaled.notes)
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details))
+        after = scaled.applied(carrier)
+        return Outcome(after, tuple(outcomes), scaled.notes, rescale=scaled.rescale)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

@@ -161,7 +161,6 @@ class QuantizeStatic(GraphPass):
         scaled = prepared.balance
         outcomes = []
         for layer in decision.layers:
-            rescaled = layer.name in scaled.rescaled
             details = {"equalized_db": g} if (g := scaled.gains.get(layer.name)) else {}
             if layer.name in weights:
                 before, quantized = weights[layer.name]
@@ -170,10 +169,11 @@ class QuantizeStatic(GraphPass):
                 if pair := errors.get(layer.name):
                     details |= {"block_error": pair[1], "before": pair[0]}
                 scheme = str(after.scheme)
-                outcomes.append(LayerOutcome(layer.name, scheme, loss, details, rescaled))
-            elif rescaled or details:
-                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details, rescaled))
-        return Outcome(carrier.with_graph(decision.model), tuple(outcomes), scaled.notes)
+                outcomes.append(LayerOutcome(layer.name, scheme, loss, details))
+            elif details:
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details))
+        quantized_model = carrier.with_graph(decision.model)
+        return Outcome(quantized_model, tuple(outcomes), scaled.notes, rescale=scaled.rescale)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

@@ -16,7 +16,7 @@ from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
 from compressor.types.passes import GraphPass, Outcome, PassContext
 from compressor.types.tensors import Array, Batch
-from tests.compressor.passes.prepare.networks import chain, image, stretched
+from tests.compressor.passes.prepare.networks import chain, image, scaled_layers, stretched
 from tests.compressor.passes.quantize.small_models import graph, noise
 from tests.two_linears import drawn, on_onnx, on_torch
 
@@ -53,7 +53,7 @@ def test_channels_of_uneven_size_are_scaled_and_the_function_stays():
     gains = {row.name: row.details["equalized_db"] for row in outcome.layers if row.details}
     assert gains.keys() == {second, third, head}
     assert min(gains.values()) > 5
-    assert {row.name for row in outcome.layers if row.rescaled} == {first, second, third}
+    assert scaled_layers(network, outcome, image(99)) == {first, second, third}
     (note,) = outcome.notes
     assert note.startswith("channels of 2 groups of layers were scaled")
 
@@ -86,7 +86,7 @@ def test_a_skipped_layer_keeps_its_weight(declared: type[GraphPass]):
     rules = [{"match": head.name, "skip": True}, {"match": "*"}]
     step = declared.model_validate({"layers": rules}, strict=False)
     outcome = applied(step, network)
-    assert {row.name for row in outcome.layers if row.rescaled} == {second.name}
+    assert scaled_layers(network, outcome, image(99)) == {second.name}
     assert {row.name for row in outcome.layers if row.details} == {third.name}
     after = outcome.carrier
     assert torch.equal(network.weight(head), after.tensors()[head.weight].read())
@@ -133,7 +133,7 @@ def test_weights_that_were_codes_before_stay_as_they_are():
         matrix = layer.canonical(network.weight(layer))
         codes[layer.weight] = layer.stored((matrix * 127 / matrix.abs().amax()).round() / 8)
     outcome = applied(QuantizeStatic(), network.with_weights(codes))
-    assert not any(row.rescaled for row in outcome.layers)
+    assert outcome.rescale is None
 
 
 def test_module_and_file_get_the_same_factors(tmp_path: Path):
@@ -159,4 +159,4 @@ def test_without_a_way_to_observe_again_nothing_is_scaled():
     statistics = collect_statistics(network, BATCHES, requests)
     outcome = declared.apply(network, PassContext(), statistics)
     assert isinstance(outcome.carrier, OnnxCarrier)
-    assert not any(row.rescaled for row in outcome.layers)
+    assert outcome.rescale is None
