@@ -67,6 +67,7 @@ class LayerPlan:
         action: what happens, in a few words, such as ``int8/channel``; ``keep`` if nothing does.
         reason: why it is kept or treated specially; empty where the action says it all.
         touched: the pass changes this layer.
+        remark: what else may happen to it, and how.
         parts: names of the layers that it becomes; empty where it remains one of this name.
     """
 
@@ -75,6 +76,7 @@ class LayerPlan:
     reason: str = ""
     touched: bool = True
     parts: tuple[str, ...] = ()
+    remark: str = ""
 
 
 @dataclass(frozen=True)

@@ -100,10 +100,12 @@ class Balance:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was done, in one sentence; none where nothing was."""
+        """What was done, in one sentence; none where there was nothing to scale."""
         gains = [scaled.gain_db for scaled in self.groups]
-        if not gains:
+        if self is NOTHING:
             return ()
+        if not gains:
+            return ("nothing was scaled: no factors lower the predicted error by half a decibel",)
         low, high = (f"{gain:.1f}" for gain in (min(gains), max(gains)))
         groups = "1 group" if len(gains) == 1 else f"{len(gains)} groups"
         return (

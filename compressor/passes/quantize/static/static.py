@@ -21,6 +21,7 @@ from compressor.models.layer_uses import computed_weights
 from compressor.passes.fuse.patterns import with_gemms
 from compressor.passes.prepare.balance import span_requests
 from compressor.passes.prepare.groups import scale_map
+from compressor.passes.prepare.planned import nothing_to_scale, scalable
 from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
@@ -133,21 +134,24 @@ class QuantizeStatic(GraphPass):
             for name, scheme in decision.schemes.items()
         } | {name: str(scheme) for name, scheme in stored.items()}
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
+        asked = [*self._moment_requests(decision).values(), *decision.requests()]
+        notes = [*kernel_notes(context.targets, settings), *decision.notes]
         rows = tuple(
             replace(row, reason=decision.reasons[row.name]) if row.name in decision.faster else row
             for row in planned
         )
-        asked = [*self._moment_requests(decision).values(), *decision.requests()]
-        scales = self._scales(carrier)
+        scales, rounding = self._scales(carrier), rounding_of(decision)
         if scales is not None:
-            asked += span_requests(scales, rounding_of(decision))
+            asked += span_requests(scales, rounding)
+            may_scale = scalable(scales, rounding)
+            rows = tuple(
+                replace(row, remark=may_scale[row.name].remark) if row.name in may_scale else row
+                for row in rows
+            )
+            if not may_scale:
+                notes.append(nothing_to_scale(scales))
         requests = tuple({request.key: request for request in asked}.values())
-        notes = (
-            *kernel_notes(context.targets, settings),
-            *decision.notes,
-            *computed_weights(carrier),
-        )
-        return Survey(rows, requests, notes)
+        return Survey(rows, requests, (*notes, *computed_weights(carrier)))
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

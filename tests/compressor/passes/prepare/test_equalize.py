@@ -22,6 +22,10 @@ from tests.two_linears import drawn, on_onnx, on_torch
 
 BATCHES = [image(seed) for seed in range(8)]
 SCALE = 16.0
+NOTHING_GAINED = "nothing was scaled: no factors lower the predicted error by half a decibel"
+
+
+INTEGERS = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
 
 
 def applied(declared: GraphPass, carrier: Carrier, batches: list[Batch] = BATCHES) -> Outcome:
@@ -62,9 +66,7 @@ def test_what_is_scaled_already_is_not_scaled_again():
     once = applied(Equalize(), stretched(chain(), SCALE)).carrier
     twice = applied(Equalize(), once)
     assert twice.carrier is once
-    assert twice.notes == (
-        "nothing was scaled: no factors lower the predicted error by half a decibel",
-    )
+    assert twice.notes == (NOTHING_GAINED,)
 
 
 def test_the_plan_says_what_will_be_scaled():
@@ -77,6 +79,35 @@ def test_the_plan_says_what_will_be_scaled():
         "scale input and output channels",
         "scale input channels",
     ]
+    first, second, _, _ = names = [layer.name for layer in network.layers()]
+    stream = "through Relu, Add and ReduceMean"
+    assert [rows[name].remark for name in names] == [
+        stream,
+        f"input with {first} {stream}; output through Relu",
+        f"input with {second} through Relu; output with {first} {stream}",
+        f"with {first} {stream}",
+    ]
+    (static, *_) = INTEGERS.survey(network, PassContext()).layers
+    assert static.remark == f"may scale output channels: {stream}"
+
+
+def test_a_layer_that_keeps_its_scale_says_why():
+    carrier = graph(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            a = MatMul (x, first.weight)
+            b = Relu (a)
+            c = MatMul (b, second.weight)
+            d = Sigmoid (c)
+            y = MatMul (d, third.weight)
+        }""",
+        {"first.weight": noise(4, 8), "second.weight": noise(8, 4), "third.weight": noise(4, 4)},
+    )
+    rows = {row.name: row for row in Equalize().survey(carrier, PassContext()).layers}
+    assert not rows["third"].touched
+    assert rows["third"].reason == (
+        "none of its channels can be scaled: Sigmoid does not commute with factors; an output of "
+        "the model keeps its scale"
+    )
 
 
 @pytest.mark.parametrize("declared", [Equalize, QuantizeStatic])
@@ -101,7 +132,19 @@ def test_a_model_that_has_nothing_to_scale_is_an_error():
     )
     with pytest.raises(SpecError, match=r"touches no layer.*none of its channels can be scaled"):
         Equalize().survey(carrier, PassContext())
-    QuantizeStatic().survey(carrier, PassContext())
+
+
+def test_quantization_says_that_a_model_has_nothing_to_scale():
+    carrier = graph(
+        "g (float[N, 3, 8, 8] x) => (float[N, 4, 6, 6] y) { y = Conv (x, only.weight) }",
+        {"only.weight": noise(4, 3, 3, 3)},
+    )
+    survey, alone = (
+        declared.survey(carrier, PassContext())
+        for declared in (INTEGERS, INTEGERS.model_copy(update={"prepare": "none"}))
+    )
+    (note,) = set(survey.notes) - set(alone.notes)
+    assert note == "no channels can be scaled: an input of the model keeps its scale"
 
 
 # With 8 bits and no rules, all but the first layer are stored as codes and computed as floats.
@@ -119,9 +162,10 @@ def test_a_stretched_network_is_quantized_as_well_as_before(bits: int, rules: li
 
 def test_an_even_network_keeps_the_bytes_that_it_has_without():
     even = applied(Equalize(), stretched(chain(), SCALE)).carrier
-    integers = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
-    alone = integers.model_copy(update={"prepare": "none"})
-    first, second = (applied(declared, even).carrier for declared in (integers, alone))
+    alone = INTEGERS.model_copy(update={"prepare": "none"})
+    outcome = applied(INTEGERS, even)
+    assert outcome.notes == (NOTHING_GAINED,)
+    first, second = outcome.carrier, applied(alone, even).carrier
     for name, tensor in first.tensors().items():
         assert torch.equal(tensor.read(), second.tensors()[name].read()), name
 
