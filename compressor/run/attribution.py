@@ -1,7 +1,7 @@
 """How much noise a pass added to each layer, and how many bytes each layer saves.
 
 Training changes layers on purpose. So passes after a training are compared with the trained model
-instead of the float one.
+instead of the float one; where channels were scaled, with that model's channels scaled alike.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from compressor.run.evaluate import ratio_db
 from compressor.run.felt_noise import Feeling
 from compressor.run.noise import ModelNoise, Noise, measured_noise
 from compressor.run.pipeline import FUSE, Step
+from compressor.run.references import Reference
 from compressor.run.store import result_key
 from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
@@ -24,10 +25,6 @@ from compressor.types.layer_rules import rule_class
 _SAMPLES = 16
 _ROUNDING_DB = 100.0
 _VERSION = 5
-_RESCALED = (
-    "channels were scaled, so layers cannot be compared one by one with the float model's; with "
-    "prepare: none, and without equalize and smooth, they can"
-)
 Basis = Literal["outputs", "layers", "weights"]
 
 
@@ -79,16 +76,9 @@ def _noise(
             n: None if db is None else 10 ** (-float(db) / 10) for n, db in weight_sqnr.items()
         }
         return "weights", ModelNoise({n: Noise(ratio, ratio) for n, ratio in ratios.items()}, {})
-    if steps[index].result.get("rescaled"):
-        names = {str(row["name"]): Noise() for row in layers}
-        return "layers", ModelNoise(names, {}, _RESCALED)
-    trained = [i for i in range(index) if workspace.plan.passes[i].trains]
-    reference = steps[trained[-1]] if trained else None
-    noises = _stored_noise(workspace, steps[index], reference)
-    before = steps[index - 1] if index else None
-    rounds = index == 1 and before is not None and _only_rounds(before)
-    if before is not None and before is not reference and not rounds:
-        noises = noises.less(_stored_noise(workspace, before, reference))
+    noises = _stored_noise(workspace, steps, index)
+    if _adds_noise(workspace, steps, index):
+        noises = noises.less(_stored_noise(workspace, steps, index - 1))
     touched = {row["name"] for row in layers}
     touched_noise = {name: noise for name, noise in noises.layers.items() if name in touched}
     if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
@@ -97,14 +87,35 @@ def _noise(
     return "layers", ModelNoise(left, {}, noises.reason)
 
 
+def _adds_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> bool:
+    """Return whether the model before a pass has noise, relative to what the pass's has it to."""
+    reference = _reference(workspace, steps, index)
+    if not index or workspace.plan.passes[index - 1].trains:
+        return False
+    if reference is not None and reference.given and reference is not steps[index - 1].reference:
+        return False
+    return not (index == 1 and _only_rounds(steps[0]))
+
+
+def _reference(workspace: Workspace, steps: Sequence[Step], index: int) -> Reference | None:
+    """Return what layers after a pass are compared with; ``None`` for the float model."""
+    for i in range(index, -1, -1):
+        if steps[i].reference is not (steps[i - 1].reference if i else None):
+            return steps[i].reference
+        if i and workspace.plan.passes[i - 1].trains:
+            return Reference(steps[i - 1].key, steps[i - 1].carrier)
+    return None
+
+
 def _only_rounds(step: Step) -> bool:
     """Whether a float model differs from the one before by the rounding of float32 alone."""
     signals = [row["sqnr_db"] for row in step.result["layers"]]
     return step.name == FUSE and all(s is None or s >= _ROUNDING_DB for s in signals)
 
 
-def _stored_noise(workspace: Workspace, step: Step, reference: Step | None) -> ModelNoise:
-    """Return a model's noise relative to a reference, the float model by default."""
+def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> ModelNoise:
+    """Return the noise of the model after a pass."""
+    step, reference = steps[index], _reference(workspace, steps, index)
     metric = workspace.plan.metric
     key = result_key(
         "attribution",

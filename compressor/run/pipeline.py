@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from compressor.run.blockwise import block_run
 from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms
 from compressor.run.plan import PassPlan
+from compressor.run.references import Reference, save_reference
 from compressor.run.store import compute_versions, result_key
 from compressor.run.training import References, begin, end, make_training, training_parts
 from compressor.run.weight_pass import WeightPass
@@ -37,7 +39,7 @@ FUSE = "fuse"
 
 _MODEL = "model"
 _SIGNAL_SAMPLES = 64
-_UNTRAINED = "untrained"
+_UNTRAINED, _REFERENCE = "untrained", "reference"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Step:
         result: seconds, bytes, layers and notes, as JSON.
         cached: it was finished by an earlier run.
         untrained: the model that the pass would have given without training, where it kept that.
+        reference: what its layers are compared with, where passes have scaled channels.
     """
 
     name: str
@@ -57,11 +60,18 @@ class Step:
     result: Mapping[str, Any]
     cached: bool
     untrained: Carrier | None = None
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A pass that is to be done."""
+    """A pass that is to be done.
+
+    Attributes:
+        carrier: the model before it, in the form that the pass works on.
+        exact: the last model before that one that lost nothing; ``None`` where that one is it.
+        reference: what the layers before it are compared with.
+    """
 
     index: int
     declared: Pass
@@ -69,7 +79,8 @@ class _Task:
     parts: Mapping[str, Any]
     key: str
     carrier: Carrier
-    rescaled: frozenset[str]  # layers whose channels earlier passes scaled
+    exact: Carrier | None
+    reference: Reference | None
 
 
 def run_passes(workspace: Workspace) -> list[Step]:
@@ -81,6 +92,7 @@ def run_passes(workspace: Workspace) -> list[Step]:
     steps: list[Step] = []
     plan = workspace.plan
     key, carrier = workspace.source_key, plan.model.carrier
+    exact, reference = carrier, None
     for index, (declared, planned) in enumerate(zip(plan.spec.passes, plan.passes, strict=True)):
         workspace.begin_step()
         try:
@@ -88,13 +100,17 @@ def run_passes(workspace: Workspace) -> list[Step]:
             upstream, key = key, result_key("pass", key, **parts)
             decides = {"upstream": upstream, "versions": dict(compute_versions()), **parts}
             adapted = declared.adapted(carrier, plan.context)
-            rescaled = frozenset(steps[-1].result.get("rescaled", ())) if steps else frozenset()
-            task = _Task(index, declared, planned, decides, key, adapted, rescaled)
+            lossy = None if exact is carrier else exact
+            task = _Task(index, declared, planned, decides, key, adapted, lossy, reference)
             step = _step(workspace, task)
         except CompressorError as error:
             raise error.at(plan.spec.where("passes", index)) from error.__cause__
         steps.append(step)
-        carrier = step.carrier
+        if planned.trains or (step.name == FUSE and exact is carrier):
+            exact = step.carrier
+        elif step.reference is not None and step.reference is not reference:
+            exact = step.reference.carrier
+        carrier, reference = step.carrier, step.reference
     return steps
 
 
@@ -126,7 +142,7 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         result = {
             "seconds": time.perf_counter() - start,
             "bytes": model_bytes(outcome.carrier),
-            "layers": _layers(workspace, outcome, outcome.carrier, None),
+            "layers": _layers(workspace, outcome, outcome.carrier, None, task.carrier),
             "notes": list(dict.fromkeys([*survey.notes, *outcome.notes, *_weight_notes(outcome)])),
         }
         return Step(task.declared.name, task.key, outcome.carrier, result, cached=False)
@@ -143,7 +159,11 @@ def _step(workspace: Workspace, task: _Task) -> Step:
     stored = cached if cached is not None else workspace.store.read(key)
     assert stored is not None
     untrained = source.restore(folder / _UNTRAINED) if stored.get("untrained") else None
-    return Step(declared.name, key, restored, stored, cached is not None, untrained)
+    reference = task.reference
+    if stored["reference"] is not None:
+        scaled, given = source.restore(folder / _REFERENCE), stored["reference"]["given"]
+        reference = Reference(result_key("reference", key), scaled, given)
+    return Step(declared.name, key, restored, stored, cached is not None, untrained, reference)
 
 
 def _compute(workspace: Workspace, task: _Task) -> None:
@@ -171,18 +191,39 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         gc.collect()  # a graph refers to itself, and so all that a pass has made would stay
         return_freed_memory()
         batches = workspace.probes(_SIGNAL_SAMPLES)
-        rescaled = task.rescaled | {layer.name for layer in outcome.layers if layer.rescaled}
-        layers = _layers(workspace, outcome, restored, batches, rescaled)
+        made, before, reference = _scaled(workspace, task, outcome, folder / _REFERENCE)
+        layers = _layers(workspace, outcome, restored, batches, reference)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
             layers=layers,
-            rescaled=sorted(rescaled),
-            histograms=layer_histograms(task.carrier, restored, batches, layers),
+            histograms=layer_histograms(before, restored, batches, layers),
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
             training=outcome.training,
             untrained=keeps_untrained,
+            reference=made,
         )
+
+
+def _scaled(
+    workspace: Workspace, task: _Task, outcome: Outcome, folder: Path
+) -> tuple[dict[str, bool] | None, Carrier, Carrier]:
+    """Scale the float model's channels as a pass has scaled those of its model.
+
+    Returns:
+        What the result says of it, ``None`` where the pass scaled nothing; the model before the
+        pass, scaled alike; and what layers are compared with.
+    """
+    if outcome.rescale is None:
+        reference = workspace.baseline if task.reference is None else task.reference.carrier
+        return None, task.carrier, reference
+    declared, context, exact = task.declared, workspace.plan.context, task.exact
+    exact = task.carrier if exact is None else declared.adapted(exact, context)
+    given = save_reference(outcome.rescale, task.carrier, exact, folder)
+    reference = workspace.plan.model.carrier.restore(folder)
+    gc.collect()
+    return_freed_memory()
+    return {"given": given}, reference if given else outcome.rescale(task.carrier), reference
 
 
 def _weight_notes(outcome: Outcome) -> list[str]:
@@ -274,18 +315,18 @@ def _layers(
     outcome: Outcome,
     after: Carrier,
     batches: Sequence[Batch] | None,
-    rescaled: Collection[str] = (),
+    reference: Carrier,
 ) -> list[dict[str, Any]]:
     """Describe every layer after a pass: scheme, sparsity, weight and output SQNR.
 
     Args:
         batches: what both models are run on, if they can be run.
-        rescaled: layers whose outputs cannot be compared, since channels were scaled.
+        reference: what outputs are compared with.
     """
     done = {layer.name: layer for layer in outcome.layers}
     signals: Mapping[str, float | None] = {}
     if batches is not None:
-        signals = layer_signals(after, workspace.baseline, batches)
+        signals = layer_signals(after, reference, batches)
     sizes, old_sizes = layer_bytes(after), layer_bytes(workspace.plan.model.carrier)
     rows: list[dict[str, Any]] = []
     for layer in after.layers():
@@ -298,7 +339,7 @@ def _layers(
                 "scheme": done_here.scheme if done_here else str(np.dtype(layer.dtype).name),
                 # To count the zeros of a streamed model is to read all of it.
                 "sparsity": None if batches is None else _sparsity(after, layer),
-                "sqnr_db": None if layer.name in rescaled else signals.get(layer.name),
+                "sqnr_db": signals.get(layer.name),
                 "weight_sqnr_db": done_here.weight_sqnr_db if done_here else None,
                 "details": dict(done_here.details) if done_here else {},
                 "bytes_before": old_sizes.get(layer.name),

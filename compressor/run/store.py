@@ -24,7 +24,7 @@ from compressor.files import (
     sync,
 )
 
-_VERSION = 3  # of what is stored; raised when older results cannot be read any more
+_VERSION = 4  # of what is stored; raised when older results cannot be read any more
 _COMPUTE = ("compressor", "accelerate", "torch", "numpy", "onnx", "onnx-ir", "onnxscript")
 _RESULT = "result.json"
 _LOCK = ".lock"

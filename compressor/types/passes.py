@@ -67,6 +67,7 @@ class LayerPlan:
         action: what happens, in a few words, such as ``int8/channel``; ``keep`` if nothing does.
         reason: why it is kept or treated specially; empty where the action says it all.
         touched: the pass changes this layer.
+        remark: what else may happen to it, and how.
         parts: names of the layers that it becomes; empty where it remains one of this name.
     """
 
@@ -75,6 +76,7 @@ class LayerPlan:
     reason: str = ""
     touched: bool = True
     parts: tuple[str, ...] = ()
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,12 @@ class LayerOutcome:
         weight_sqnr_db: signal to noise of the new weight against the old, in dB; ``None`` where
             they are equal or cannot be compared.
         details: further facts by name, such as a chosen activation range.
-        rescaled: each channel of its output is a multiple of what it was, which later layers make
-            up for; so the output cannot be compared.
     """
 
     name: str
     scheme: str
     weight_sqnr_db: float | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
-    rescaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +123,9 @@ class Outcome:
         training: how a training went, as JSON; ``None`` where there was none.
         untrained: the model that the pass would have given without training, where that lost
             something that training wins back; the report measures both.
+        rescale: scales the channels of another model as those of this one were scaled, which keeps
+            its function; ``None`` where none were. What layers write is then compared with the
+            float model scaled so. It should hold no weights.
     """
 
     carrier: Carrier
@@ -131,6 +133,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     training: Mapping[str, Any] | None = None
     untrained: Carrier | None = None
+    rescale: Callable[[Carrier], Carrier] | None = None
 
 
 class Pass(Options, ABC):

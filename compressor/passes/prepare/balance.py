@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import log10
 
 import numpy as np
@@ -83,9 +83,9 @@ class Balance:
         return after.with_trainable_graph(with_products(after.graph(), inserted), ())
 
     @property
-    def rescaled(self) -> frozenset[str]:
-        """Names of the layers whose output channels are divided by factors."""
-        return frozenset(w.layer.name for scaled in self.groups for w in scaled.group.writes)
+    def rescale(self) -> Callable[[Carrier], Carrier] | None:
+        """What scales the channels of another model alike; it holds no weights."""
+        return partial(_alike, self.groups) if self.groups else None
 
     @property
     def gains(self) -> Mapping[str, float]:
@@ -94,10 +94,12 @@ class Balance:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was done, in one sentence; none where nothing was."""
+        """What was done, in one sentence; none where there was nothing to scale."""
         gains = [scaled.gain_db for scaled in self.groups]
-        if not gains:
+        if self is NOTHING:
             return ()
+        if not gains:
+            return ("nothing was scaled: no factors lower the predicted error by half a decibel",)
         low, high = (f"{gain:.1f}" for gain in (min(gains), max(gains)))
         groups = "1 group" if len(gains) == 1 else f"{len(gains)} groups"
         return (
@@ -113,6 +115,10 @@ class Balance:
             for scaled in self.groups
             for read in scaled.group.reads
         }
+
+
+def _alike(groups: tuple[ScaledGroup, ...], carrier: Carrier) -> Carrier:
+    return Balance(scaled_weights(carrier, groups), groups, {}).applied(carrier)
 
 
 NOTHING = Balance({}, (), {})

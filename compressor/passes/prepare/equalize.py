@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from compressor.passes.prepare.balance import Rounding, balance, span_requests
 from compressor.passes.prepare.groups import scale_map
+from compressor.passes.prepare.planned import scalable, unscalable
 from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.types.carrier import Capability, Carrier
@@ -60,22 +62,21 @@ class Equalize(GraphPass):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the layers whose channels can be scaled, and ask how large their values are."""
-        scales = self._scales(carrier)
-        read = {r.layer.name for group in scales.groups for r in group.reads}
-        written = {w.layer.name for group in scales.groups for w in group.writes}
-        kept = self._kept(carrier)
-        actions, reasons = {}, {}
-        nodes = {r.layer.name for g in scales.groups if g.inserted for r in g.reads}
+        scales, kept = self._scales(carrier), self._kept(carrier)
+        rounding = self._rounding(scales)
+        planned = scalable(scales, rounding)
+        reasons = {}
         for layer in carrier.layers():
-            parts = [
-                t for t, names in (("input", read), ("output", written)) if layer.name in names
-            ]
-            node = " (a Mul)" if layer.name in nodes else ""
-            actions[layer.name] = f"scale {' and '.join(parts)} channels{node}"
-            unreached = _UNREACHED + (f": {scales.reason}" if scales.reason else "")
-            reasons[layer.name] = kept[layer.name] or ("" if parts else unreached)
+            why = unscalable(scales, layer)
+            unreached = _UNREACHED + (f": {why}" if why else "")
+            here = layer.name in planned
+            reasons[layer.name] = kept[layer.name] or ("" if here else unreached)
+        actions = {name: f"scale {part.channels}" for name, part in planned.items()}
         rows = plan_layers(self.name, actions, reasons)
-        return Survey(rows, span_requests(scales, self._rounding(scales)))
+        rows = tuple(
+            replace(row, remark=planned[row.name].how) if row.touched else row for row in rows
+        )
+        return Survey(rows, span_requests(scales, rounding))
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -84,15 +85,16 @@ class Equalize(GraphPass):
         scales = self._scales(carrier)
         scaled = balance(carrier, scales, self._rounding(scales), statistics)
         if not scaled.groups:
-            note = "nothing was scaled: no factors lower the predicted error by half a decibel"
-            return Outcome(carrier, notes=(note,))
+            return Outcome(carrier, notes=scaled.notes)
+        written = {w.layer.name for s in scaled.groups for w in s.group.writes}
         outcomes = []
         for layer in carrier.layers():
-            gain, rescaled = scaled.gains.get(layer.name), layer.name in scaled.rescaled
-            if gain is not None or rescaled:
+            gain = scaled.gains.get(layer.name)
+            if gain is not None or layer.name in written:
                 details = {} if gain is None else {"equalized_db": gain}
-                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details, rescaled))
-        return Outcome(scaled.applied(carrier), tuple(outcomes), scaled.notes)
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details))
+        after = scaled.applied(carrier)
+        return Outcome(after, tuple(outcomes), scaled.notes, rescale=scaled.rescale)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

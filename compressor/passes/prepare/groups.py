@@ -69,6 +69,7 @@ class _Walk:
         self._writes: list[tuple[str, Layer]] = []
         self._vectors: list[tuple[str, str]] = []
         self._steps: list[Step] = []
+        self._ties: list[tuple[str, str]] = []  # an operator's output, and its type
         self.block((v for v in model.graph.inputs), "an input of the model keeps its scale")
 
     # ------------------------------------------------------------------ nodes
@@ -201,6 +202,7 @@ class _Walk:
         for output in node.outputs:
             if not output.name:
                 continue
+            self._ties.append((output.name, node.op_type))
             line = self._lines.get(output.name)
             if line is None:
                 self.block([*node.inputs[:1], output], "its channels are not followed")
@@ -282,7 +284,17 @@ class _Walk:
         usable = tuple(g for g in groups if g is not None)
         reasons = Counter(reason for _, reason in self._blocked).most_common(1)
         reason = reasons[0][0] if reasons else ""
-        return ScaleMap(usable, tuple(self._steps), self._lines, reason)
+        return ScaleMap(usable, tuple(self._steps), self._lines, reason, self._reasons())
+
+    def _reasons(self) -> dict[str, str]:
+        """Return why values keep their scale, by their own or their group's first reason."""
+        by_root: dict[str, str] = {}
+        for name, reason in self._blocked:
+            by_root.setdefault(self._root(name), reason)
+        names = {*self._lines, *(name for name, _ in self._blocked)}
+        alone = dict(reversed(self._blocked))
+        by_group = {n: by_root[self._root(n)] for n in names if self._root(n) in by_root}
+        return {**by_group, **alone}
 
     def _order(self) -> list[str]:
         return [v.name for node in self._graph for v in node.outputs if v.name]
@@ -314,7 +326,8 @@ class _Walk:
         if not reads or not (writes or vectors) or any(not axis for axis, _ in lines.values()):
             return None
         name = writes[0].layer.name if writes else vectors[0].name
-        return ScaleGroup(name, len(free), reads, writes, vectors, lines)
+        tied = dict.fromkeys(kind for value, kind in self._ties if self._root(value) == root)
+        return ScaleGroup(name, len(free), reads, writes, vectors, lines, through=tuple(tied))
 
 
 def _channels_read(layer: Layer) -> int:

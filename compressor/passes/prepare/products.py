@@ -54,7 +54,7 @@ def with_product_groups(
             for r in group.reads
             if r.layer.name not in followed
         ]
-    return ScaleMap(tuple(groups), tuple(steps), lines, scales.reason)
+    return ScaleMap(tuple(groups), tuple(steps), lines, scales.reason, scales.reasons)
 
 
 def _group(found: InputGroup, value: ir.Value) -> ScaleGroup | None:
@@ -81,6 +81,7 @@ def _group(found: InputGroup, value: ir.Value) -> ScaleGroup | None:
         writes=() if layer is None else (Written(layer, layer.output, every),),
         vectors=tuple(ChannelVector(vector, every) for vector in source.vectors),
         values={name: (rank - 1, every[channels])},
+        through=source.through,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from compressor.types.channels import Units
 from compressor.types.layers import Layer
@@ -47,6 +47,7 @@ class ScaleGroup:
         vectors: parameters that are divided by them.
         values: the axis of each value's channels, and the number of each channel's factor.
         inserted: nothing takes the factors over, and a node of its own divides what layers read.
+        through: operators between what writes the channels and what reads them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ScaleGroup:
     vectors: tuple[ChannelVector, ...]
     values: Mapping[str, tuple[int, Units]]
     inserted: bool = False
+    through: tuple[str, ...] = ()
 
     @property
     def scaled_values(self) -> tuple[str, ...]:
@@ -86,9 +88,11 @@ class ScaleMap:
         steps: the nodes through which errors can be followed, in the order of execution.
         lines: the axis and the units of the channels of each value.
         reason: the most frequent reason why channels cannot be scaled.
+        reasons: why a value's channels cannot, by its name.
     """
 
     groups: tuple[ScaleGroup, ...]
     steps: tuple[Step, ...]
     lines: Mapping[str, tuple[int, Units]]
     reason: str
+    reasons: Mapping[str, str] = field(default_factory=dict)

@@ -38,6 +38,7 @@ class Source:
     count: int  # how many channels the source has
     vectors: tuple[str, ...] = ()  # names of parameters with one element a channel, to be divided
     layer: Layer | None = None  # the layer whose rows are the channels, to be divided too
+    through: tuple[str, ...] = ()  # operators between it and what reads the value
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class _Tracer:
     def __init__(self, uses: Mapping[str, int]):
         self._uses = uses
         self._sizes: dict[str, int] = {}
+        self._passed: list[str] = []
 
     def source(self, value: ir.Value, layer: Layer) -> Source | None:
         traced = self._trace(value, first=True)
@@ -139,7 +141,11 @@ class _Tracer:
         columns = np.repeat(channels[0], kernel)
         if len(columns) != layer.columns:
             return None
-        return replace(traced.source, channels=tuple(int(c) for c in columns))
+        return replace(
+            traced.source,
+            channels=tuple(int(c) for c in columns),
+            through=tuple(reversed(dict.fromkeys(self._passed))),
+        )
 
     def _trace(self, value: ir.Value, *, first: bool = False) -> _Traced | None:
         node = value.producer()
@@ -148,7 +154,10 @@ class _Tracer:
         shape = self._shape(value)
         if shape is None:
             return None
-        return self._start(node, value, shape) or self._through(node, value, shape)
+        start = self._start(node, value, shape)
+        if start is None:
+            self._passed.append(node.op_type)
+        return start or self._through(node, value, shape)
 
     def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
         """Return the shape with a small number for each dynamic axis; ``None`` if not known."""

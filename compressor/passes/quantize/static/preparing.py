@@ -68,7 +68,7 @@ def prepare(
     before = decide(carrier.graph())
     scaled = balance(carrier, replace(scales, groups=groups), rounding_of(before), statistics)
     if not scaled.groups:
-        return given
+        return replace(given, balance=scaled)
     after, known = scaled.applied(carrier), dict(statistics)
     _forget(carrier.graph(), scaled.weights)
     decision = decide(after.graph())

@@ -21,6 +21,7 @@ from compressor.models.layer_uses import computed_weights
 from compressor.passes.fuse.patterns import with_gemms
 from compressor.passes.prepare.balance import span_requests
 from compressor.passes.prepare.groups import scale_map
+from compressor.passes.prepare.planned import nothing_to_scale, scalable
 from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
@@ -138,21 +139,24 @@ class QuantizeStatic(GraphPass):
         lstms = _integer_lstms(decision, context.targets)
         actions |= {x.name: f"{stored[x.name]} dynamic" for pair in lstms.values() for x in pair}
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
+        asked = [*self._moment_requests(decision).values(), *decision.requests()]
+        notes = [*kernel_notes(context.targets, settings), *decision.notes]
         rows = tuple(
             replace(row, reason=decision.reasons[row.name]) if row.name in decision.faster else row
             for row in planned
         )
-        asked = [*self._moment_requests(decision).values(), *decision.requests()]
-        scales = self._scales(carrier)
+        scales, rounding = self._scales(carrier), rounding_of(decision)
         if scales is not None:
-            asked += span_requests(scales, rounding_of(decision))
+            asked += span_requests(scales, rounding)
+            may_scale = scalable(scales, rounding)
+            rows = tuple(
+                replace(row, remark=may_scale[row.name].remark) if row.name in may_scale else row
+                for row in rows
+            )
+            if not may_scale:
+                notes.append(nothing_to_scale(scales))
         requests = tuple({request.key: request for request in asked}.values())
-        notes = (
-            *kernel_notes(context.targets, settings),
-            *decision.notes,
-            *computed_weights(carrier),
-        )
-        return Survey(rows, requests, notes)
+        return Survey(rows, requests, (*notes, *computed_weights(carrier)))
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -166,7 +170,6 @@ class QuantizeStatic(GraphPass):
         scaled = prepared.balance
         outcomes = []
         for layer in decision.layers:
-            rescaled = layer.name in scaled.rescaled
             details = {"equalized_db": g} if (g := scaled.gains.get(layer.name)) else {}
             if layer.name in weights:
                 before, quantized = weights[layer.name]
@@ -175,10 +178,11 @@ class QuantizeStatic(GraphPass):
                 if pair := errors.get(layer.name):
                     details |= {"block_error": pair[1], "before": pair[0]}
                 scheme = str(after.scheme)
-                outcomes.append(LayerOutcome(layer.name, scheme, loss, details, rescaled))
-            elif rescaled or details:
-                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details, rescaled))
-        return Outcome(carrier.with_graph(decision.model), tuple(outcomes), scaled.notes)
+                outcomes.append(LayerOutcome(layer.name, scheme, loss, details))
+            elif details:
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details))
+        quantized_model = carrier.with_graph(decision.model)
+        return Outcome(quantized_model, tuple(outcomes), scaled.notes, rescale=scaled.rescale)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

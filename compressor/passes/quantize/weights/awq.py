@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import onnx_ir as ir
 import torch
@@ -49,6 +50,8 @@ class Folded:
     read: Callable[[str], torch.Tensor]  # returns a parameter as the model has it, by name
     # what has changed, in float32 and in the stored shape; of layers' weights, in canonical form
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    # the factors that groups got so far
+    done: list[tuple[InputGroup, torch.Tensor]] = field(default_factory=list)
 
     def get(self, name: str) -> torch.Tensor:
         """Return a parameter as it is now, in float32."""
@@ -71,6 +74,7 @@ class Folded:
             self.tensors[layer.weight] = self.matrix(layer) * factors
         source = group.source
         assert source is not None
+        self.done.append((group, factors))
         divisor = torch.ones(source.count)
         divisor[torch.tensor(source.channels)] = factors.to(torch.float32)
         for name in source.vectors:
@@ -128,10 +132,9 @@ class AwqWork:
             )
 
     @property
-    def rescaled(self) -> frozenset[str]:
-        """Names of the layers whose output channels are divided by factors."""
-        sources = (group.source for group in self.groups)
-        return frozenset(s.layer.name for s in sources if s is not None and s.layer is not None)
+    def rescale(self) -> Callable[[Carrier], Carrier] | None:
+        """What scales the channels of another model alike; it holds no weights."""
+        return partial(_alike, tuple(self.folded.done)) if self.folded.done else None
 
     def matrix(self, layer: Layer) -> torch.Tensor:
         """Return the weight that a layer's codes stand for."""
@@ -174,6 +177,18 @@ class AwqWork:
     def floats(self) -> dict[str, torch.Tensor]:
         """Return norms and biases that have changed since the last call, in their own dtype."""
         return self.folded.taken({layer.weight for g in self.groups for layer in g.layers})
+
+
+def _alike(scaled: Sequence[tuple[InputGroup, torch.Tensor]], carrier: Carrier) -> Carrier:
+    """Return a model with channels scaled as another one's were; its function stays."""
+    stored, layers = carrier.tensors(), {layer.weight: layer for layer in carrier.layers()}
+    folded = Folded(lambda name: stored[name].read())
+    for group, factors in scaled:
+        folded.fold(group, factors)
+    changed = folded.taken(())
+    return carrier.with_weights(
+        {name: layers[name].stored(t) if name in layers else t for name, t in changed.items()}
+    )
 
 
 def plan_awq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> AwqWork:

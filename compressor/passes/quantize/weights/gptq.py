@@ -89,9 +89,8 @@ class GptqWork:
         return {name: UNOBSERVED for name in self.schemes if name not in self.by_layer}
 
     @property
-    def rescaled(self) -> frozenset[str]:
-        """Names of the layers whose outputs have another scale afterwards: none."""
-        return frozenset()
+    def rescale(self) -> None:
+        """What scales the channels of another model alike: no channels are scaled."""
 
     def check(self) -> None:
         """Check that there is something to do.

@@ -209,9 +209,8 @@ class QuantizeWeights(WeightPass):
                 nearest = self.change(WeightRows(layer, matrix), choice.treatments[layer.name], {})
                 quantized[layer.weight] = WeightCodes.known(layer, nearest)
             codes = quantized[layer.weight]
-            outcome = compared(layer, choice.treatments[layer.name], matrix, codes.compute(matrix))
-            rescaled = layer.name in work.rescaled
-            changes.outcomes[layer.name] = replace(outcome, rescaled=rescaled)
+            treatment, value = choice.treatments[layer.name], codes.compute(matrix)
+            changes.outcomes[layer.name] = compared(layer, treatment, matrix, value)
         changes.weights = {**work.floats(), **quantized}
         return changes
 
@@ -219,7 +218,8 @@ class QuantizeWeights(WeightPass):
         """Return the model with its codes; with method reconstruct, they are trained first."""
         if self.method == "reconstruct" and choice.work is not None:
             changes = with_trained_codes(carrier, choice, changes, self.name)
-        return super().conclude(carrier, choice, changes)
+        outcome, work = super().conclude(carrier, choice, changes), choice.work
+        return outcome if work is None else replace(outcome, rescale=work.rescale)
 
     @property
     def _search(self) -> RangeSearch:

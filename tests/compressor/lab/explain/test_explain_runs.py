@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import onnx_ir as ir
 import pytest
 from click.testing import CliRunner, Result
 from ruamel.yaml import YAML
 
 from compressor.cli.application import application
 from compressor.errors import DataError
+from compressor.models.onnx.carrier import open_onnx
 from compressor.run import attribution
 from compressor.run.felt_noise import Feeling
-from tests.compressor.tiny_project import Project
+from tests.compressor.passes.prepare.networks import stretched
+from tests.compressor.tiny_project import ONNX, Project
 
 QUANTIZE = {"pass": "quantize-static", "prepare": "none", "layers": [{"match": "*"}]}
 NARROW = [{"match": "conv2", "bits": 4}, {"match": "*"}]
@@ -69,34 +72,31 @@ def test_a_folder_a_report_and_a_spec_say_the_same(quantized: Project):
         assert lines in page.stdout
 
 
-def test_layers_whose_channels_were_scaled_are_not_blamed(on_onnx: Project):
-    """Their outputs are multiples of the float model's, so nobody can tell their noise."""
-    narrow = {**QUANTIZE, "prepare": "auto", "layers": NARROW}
-    on_onnx.spec["passes"] = [narrow, {"pass": "cast", "dtype": "fp32"}]
-    on_onnx.run()
-    for entry in on_onnx.report()["passes"]:
-        scaled = [row for row in entry["layers"] if row["name"] in ("conv1", "conv2")]
-        assert None in [row["sqnr_db"] for row in scaled]
-        assert entry["attribution"]["reason"].startswith("channels were scaled")
-        assert all(row["own_sqnr_db"] is None for row in entry["attribution"]["layers"])
-    page = explained(on_onnx.output)
-    assert page.exit_code == 0
-    assert "channels were scaled" in page.stdout
-    assert "In front of the rules" not in page.stdout
+@pytest.mark.parametrize(
+    ("before", "prepare"), [([], "none"), ([], "auto"), ([{"pass": "equalize"}], "none")]
+)
+def test_the_layer_that_is_spoiled_is_found(
+    on_onnx: Project, before: list[dict[str, Any]], prepare: str
+):
+    """Rounded to 4 bits, one layer makes nearly all of the noise; 8 bits are suggested for it.
 
-
-def test_the_layer_that_is_spoiled_is_found(on_onnx: Project):
-    """Rounded to 4 bits, one layer makes nearly all of the noise; 8 bits are suggested for it."""
-    on_onnx.spec["passes"] = [{**QUANTIZE, "layers": NARROW}]
+    That holds where channels were scaled, too, before the pass or in it.
+    """
+    if prepare == "auto" or before:
+        path = on_onnx.folder / ONNX
+        ir.save(stretched(open_onnx(path, 21), 16.0).graph(), path)
+    place = len(before)
+    on_onnx.spec["passes"] = [*before, {**QUANTIZE, "prepare": prepare, "layers": NARROW}]
     on_onnx.run()
     found = document(on_onnx.output)
+    assert found["doubt"] is None
     assert found["layers"][0]["layer"] == "conv2"
     assert found["layers"][0]["gain"]["noise_share"] > 80
-    assert found["suggested"] == [{"index": 0, "layer": "conv2", "change": {"bits": 8}}]
+    assert found["suggested"] == [{"index": place, "layer": "conv2", "change": {"bits": 8}}]
     predicted = found["predicted"]
     paste(on_onnx, found)
     assert on_onnx.run().exit_code == 0
-    after = on_onnx.report()["passes"][0]
+    after = on_onnx.report()["passes"][place]
     assert after["sqnr_db"] - found["sqnr_db"] == pytest.approx(predicted["sqnr_db"], abs=6)
     assert after["bytes"] - found["bytes"] == pytest.approx(predicted["bytes"], rel=0.1)
 

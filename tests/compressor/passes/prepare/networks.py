@@ -8,6 +8,8 @@ import torch
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.prepare.balance import ScaledGroup, scaled_weights
 from compressor.passes.prepare.groups import scale_map
+from compressor.types.carrier import Carrier
+from compressor.types.passes import Outcome
 from compressor.types.tensors import Batch
 from tests.compressor.passes.prune.random_graphs import Builder
 
@@ -79,6 +81,22 @@ def chain(scale: float = 1.0, seed: int = 0) -> OnnxCarrier:
     builder.open = [(builder.node("Relu", [builder.node("Add", [first, third])]), 6)]
     carrier = builder.carrier()
     return carrier if scale == 1.0 else stretched(carrier, scale)
+
+
+def scaled_layers(carrier: Carrier, outcome: Outcome, batch: Batch) -> set[str]:
+    """Return the layers whose channels a pass scaled, by what they write in the float model."""
+    if outcome.rescale is None:
+        return set()
+    names = [layer.output for layer in carrier.layers()]
+    before, after = (c.runner(names).run(batch) for c in (carrier, outcome.rescale(carrier)))
+    for spec in carrier.outputs:
+        most = np.abs(before[spec.name]).max()
+        np.testing.assert_allclose(after[spec.name], before[spec.name], rtol=0, atol=1e-5 * most)
+    return {
+        layer.name
+        for layer in carrier.layers()
+        if not np.allclose(after[layer.output], before[layer.output], rtol=1e-3, atol=1e-5)
+    }
 
 
 def stretched(carrier: OnnxCarrier, scale: float, seed: int = 1) -> OnnxCarrier:

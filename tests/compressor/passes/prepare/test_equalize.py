@@ -16,12 +16,16 @@ from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
 from compressor.types.passes import GraphPass, Outcome, PassContext
 from compressor.types.tensors import Array, Batch
-from tests.compressor.passes.prepare.networks import chain, image, stretched
+from tests.compressor.passes.prepare.networks import chain, image, scaled_layers, stretched
 from tests.compressor.passes.quantize.small_models import graph, noise
 from tests.two_linears import drawn, on_onnx, on_torch
 
 BATCHES = [image(seed) for seed in range(8)]
 SCALE = 16.0
+NOTHING_GAINED = "nothing was scaled: no factors lower the predicted error by half a decibel"
+
+
+INTEGERS = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
 
 
 def applied(declared: GraphPass, carrier: Carrier, batches: list[Batch] = BATCHES) -> Outcome:
@@ -53,7 +57,7 @@ def test_channels_of_uneven_size_are_scaled_and_the_function_stays():
     gains = {row.name: row.details["equalized_db"] for row in outcome.layers if row.details}
     assert gains.keys() == {second, third, head}
     assert min(gains.values()) > 5
-    assert {row.name for row in outcome.layers if row.rescaled} == {first, second, third}
+    assert scaled_layers(network, outcome, image(99)) == {first, second, third}
     (note,) = outcome.notes
     assert note.startswith("channels of 2 groups of layers were scaled")
 
@@ -62,9 +66,7 @@ def test_what_is_scaled_already_is_not_scaled_again():
     once = applied(Equalize(), stretched(chain(), SCALE)).carrier
     twice = applied(Equalize(), once)
     assert twice.carrier is once
-    assert twice.notes == (
-        "nothing was scaled: no factors lower the predicted error by half a decibel",
-    )
+    assert twice.notes == (NOTHING_GAINED,)
 
 
 def test_the_plan_says_what_will_be_scaled():
@@ -77,6 +79,35 @@ def test_the_plan_says_what_will_be_scaled():
         "scale input and output channels",
         "scale input channels",
     ]
+    first, second, _, _ = names = [layer.name for layer in network.layers()]
+    stream = "through Relu, Add and ReduceMean"
+    assert [rows[name].remark for name in names] == [
+        stream,
+        f"input with {first} {stream}; output through Relu",
+        f"input with {second} through Relu; output with {first} {stream}",
+        f"with {first} {stream}",
+    ]
+    (static, *_) = INTEGERS.survey(network, PassContext()).layers
+    assert static.remark == f"may scale output channels: {stream}"
+
+
+def test_a_layer_that_keeps_its_scale_says_why():
+    carrier = graph(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            a = MatMul (x, first.weight)
+            b = Relu (a)
+            c = MatMul (b, second.weight)
+            d = Sigmoid (c)
+            y = MatMul (d, third.weight)
+        }""",
+        {"first.weight": noise(4, 8), "second.weight": noise(8, 4), "third.weight": noise(4, 4)},
+    )
+    rows = {row.name: row for row in Equalize().survey(carrier, PassContext()).layers}
+    assert not rows["third"].touched
+    assert rows["third"].reason == (
+        "none of its channels can be scaled: Sigmoid does not commute with factors; an output of "
+        "the model keeps its scale"
+    )
 
 
 @pytest.mark.parametrize("declared", [Equalize, QuantizeStatic])
@@ -86,7 +117,7 @@ def test_a_skipped_layer_keeps_its_weight(declared: type[GraphPass]):
     rules = [{"match": head.name, "skip": True}, {"match": "*"}]
     step = declared.model_validate({"layers": rules}, strict=False)
     outcome = applied(step, network)
-    assert {row.name for row in outcome.layers if row.rescaled} == {second.name}
+    assert scaled_layers(network, outcome, image(99)) == {second.name}
     assert {row.name for row in outcome.layers if row.details} == {third.name}
     after = outcome.carrier
     assert torch.equal(network.weight(head), after.tensors()[head.weight].read())
@@ -101,7 +132,19 @@ def test_a_model_that_has_nothing_to_scale_is_an_error():
     )
     with pytest.raises(SpecError, match=r"touches no layer.*none of its channels can be scaled"):
         Equalize().survey(carrier, PassContext())
-    QuantizeStatic().survey(carrier, PassContext())
+
+
+def test_quantization_says_that_a_model_has_nothing_to_scale():
+    carrier = graph(
+        "g (float[N, 3, 8, 8] x) => (float[N, 4, 6, 6] y) { y = Conv (x, only.weight) }",
+        {"only.weight": noise(4, 3, 3, 3)},
+    )
+    survey, alone = (
+        declared.survey(carrier, PassContext())
+        for declared in (INTEGERS, INTEGERS.model_copy(update={"prepare": "none"}))
+    )
+    (note,) = set(survey.notes) - set(alone.notes)
+    assert note == "no channels can be scaled: an input of the model keeps its scale"
 
 
 # With 8 bits and no rules, all but the first layer are stored as codes and computed as floats.
@@ -119,9 +162,10 @@ def test_a_stretched_network_is_quantized_as_well_as_before(bits: int, rules: li
 
 def test_an_even_network_keeps_the_bytes_that_it_has_without():
     even = applied(Equalize(), stretched(chain(), SCALE)).carrier
-    integers = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
-    alone = integers.model_copy(update={"prepare": "none"})
-    first, second = (applied(declared, even).carrier for declared in (integers, alone))
+    alone = INTEGERS.model_copy(update={"prepare": "none"})
+    outcome = applied(INTEGERS, even)
+    assert outcome.notes == (NOTHING_GAINED,)
+    first, second = outcome.carrier, applied(alone, even).carrier
     for name, tensor in first.tensors().items():
         assert torch.equal(tensor.read(), second.tensors()[name].read()), name
 
@@ -133,7 +177,7 @@ def test_weights_that_were_codes_before_stay_as_they_are():
         matrix = layer.canonical(network.weight(layer))
         codes[layer.weight] = layer.stored((matrix * 127 / matrix.abs().amax()).round() / 8)
     outcome = applied(QuantizeStatic(), network.with_weights(codes))
-    assert not any(row.rescaled for row in outcome.layers)
+    assert outcome.rescale is None
 
 
 def test_module_and_file_get_the_same_factors(tmp_path: Path):
@@ -159,4 +203,4 @@ def test_without_a_way_to_observe_again_nothing_is_scaled():
     statistics = collect_statistics(network, BATCHES, requests)
     outcome = declared.apply(network, PassContext(), statistics)
     assert isinstance(outcome.carrier, OnnxCarrier)
-    assert not any(row.rescaled for row in outcome.layers)
+    assert outcome.rescale is None

@@ -17,6 +17,7 @@ from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.reconstruct import Recipe
 from compressor.passes.quantize.weights import gptq
 from compressor.run.blockwise import Feed, GraphBlocks
+from tests.compressor.passes.prepare.networks import scaled_layers
 from tests.compressor.passes.quantize.weight_only_models import (
     ANY,
     WIDTH,
@@ -86,7 +87,7 @@ def test_awq_moves_scales_into_norms_and_the_layer_before(language, tmp_path):
     assert changed == {f"norms.{i}.{n}" for i in range(2) for n in ("weight", "bias")} | {
         f"up.{i}.bias" for i in range(2)
     }
-    assert {layer.name for layer in outcome.layers if layer.rescaled} == {"up.0", "up.1"}
+    assert scaled_layers(language, outcome, batches()[0]) == {"up.0", "up.1"}
 
 
 def test_layers_whose_input_is_not_seen_are_rounded_to_nearest(mixed, tmp_path):
