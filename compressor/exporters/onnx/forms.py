@@ -20,7 +20,7 @@ from compressor.exporters.onnx.matmul_nbits import (
     weight_only,
 )
 from compressor.graph.editing import Chain, Editor
-from compressor.graph.operators import operator
+from compressor.graph.operators import operator, operator_named
 from compressor.graph.stored_weights import looked_up
 from compressor.graph.values import INTEGER_CODES, is_op, sole_reader, static_shape
 from compressor.types.tensors import Array
@@ -211,10 +211,12 @@ def fuse_around_codes(editor: Editor) -> bool:
 
     It reads ``x * sigmoid(x)`` as one operator, but not of codes, since each reader of codes gets
     a ``DequantizeLinear`` of its own. It merges a sum into the product before it where all axes
-    are known, which then is none of integers any more. And it quantizes in front of a pool of
-    floats what is to be quantized behind it.
+    are known, which then is none of integers any more. It quantizes in front of a pool of floats
+    what is to be quantized behind it. And in version 1.31 it has kernels for a bias with a GELU,
+    and for a sum with a layer norm, that take longer than the two operators one by one: 1.3 times
+    the former, seven times the latter.
     """
-    changed = False
+    changed = _keep_norms_apart(editor.model.graph)
     for node in tuple(editor.model.graph):
         first = node.inputs[0] if node.inputs else None
         if first is None:
@@ -236,6 +238,31 @@ def fuse_around_codes(editor: Editor) -> bool:
             continue
         changed = True
     return changed
+
+
+def _keep_norms_apart(graph: ir.Graph) -> bool:
+    """Write sums in front of layer norms so that they are not merged, if products are integer."""
+    if not any(operator(node).integer or _reads_codes(node) for node in graph):
+        return False
+    sums = [
+        node
+        for node in graph
+        if operator(node).arithmetic == "+"
+        and not any(v is None or v.is_initializer() for v in node.inputs)
+        and any(
+            operator_named(use.node.op_type).family == "layer-norm"
+            for use in node.outputs[0].uses()
+        )
+    ]
+    for node in sums:
+        node.op_type = "Sum"
+    return bool(sums)
+
+
+def _reads_codes(node: ir.Node) -> bool:
+    """Whether a node multiplies dequantized codes with something."""
+    first = node.inputs[0] if node.inputs else None
+    return operator(node).is_matmul and first is not None and operator(first.producer()).dequantizes
 
 
 def _is_pool_of_floats(node: ir.Node | None) -> bool:
@@ -274,7 +301,8 @@ def _gate(editor: Editor, sigmoid: ir.Node, product: ir.Node, source: ir.Value) 
 
 def _keep_apart(editor: Editor, product: ir.Node, added: ir.Node) -> bool:
     """Give a bias more axes than ONNX Runtime merges, where it would; return whether it would."""
-    if len(static_shape(product.outputs[0]) or ()) < _MERGED:
+    whole = len(static_shape(product.outputs[0]) or ()) >= _MERGED
+    if not whole and not is_op(sole_reader(added.outputs[0]), "Gelu"):
         return False
     index = next((i for i, v in enumerate(added.inputs) if v is not product.outputs[0]), None)
     bias = None if index is None else added.inputs[index]

@@ -18,6 +18,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import graph_runner
+from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.layers import Scheme
@@ -40,6 +41,10 @@ def quantized(model: ir.Model, **options: object) -> ir.Model:
     batches = [{"x": np.random.default_rng(3).standard_normal(shape, np.float32)}]
     counted = statistics(declared, carrier, ORT, batches)
     return declared.apply(carrier, ORT, counted).carrier.graph()
+
+
+def dynamically(model: ir.Model) -> ir.Model:
+    return QuantizeDynamic().apply(OnnxCarrier(model), ORT, {}).carrier.graph()
 
 
 def executed(model: ir.Model, folder: Path) -> Counter[str]:
@@ -150,3 +155,32 @@ def test_a_layer_of_floats_behind_codes_has_its_weight_ready(tmp_path):
     assert counted["Conv"] == counted["QLinearConv"] == 1
     assert same(half, written)
     assert in_form_for("openvino", half, "float32") is half
+
+
+@pytest.mark.parametrize("batch", ["1", "N"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_bias_with_gelu_and_a_sum_with_a_norm_are_not_merged(batch, dynamic, tmp_path):
+    # Of 8 x 96 tokens of MiniLM, BiasGelu took 5.2 ms and the two one by one 4.0; of float MiniLM,
+    # SkipLayerNormalization took 14.2 ms, and sums and norms less than 3.
+    text = f"""(float[{batch}, 9, 12] x) => (float[{batch}, 9, 12] y) {{
+        m = MatMul(x, up) a = Add(m, bias) g = Gelu(a)
+        n = MatMul(g, down) s = Add(n, x) y = LayerNormalization<axis = -1>(s, scale, shift)
+    }}"""
+    sizes = {"up": (12, 20), "bias": (20,), "down": (20, 12), "scale": (12,), "shift": (12,)}
+    source = graph(text, sizes, opset=21)
+    model = dynamically(source) if dynamic else quantized(source, prepare="none")
+    written = in_form_for("ort-cpu", model, "float32")
+    merged, apart = executed(model, tmp_path), executed(written, tmp_path)
+    assert merged["SkipLayerNormalization"] == 1
+    assert apart["LayerNormalization"] == apart["Sum"] == apart["Gelu"] == 1
+    assert not apart["SkipLayerNormalization"] + apart["BiasGelu"]
+    assert sum(apart[name] for name in ("MatMulIntegerToFloat", "DynamicQuantizeMatMul")) == 2
+    assert same(model, written)
+
+
+def test_sums_in_front_of_norms_of_floats_are_left_to_the_runtime():
+    text = """(float[1, 9, 12] x) => (float[1, 9, 12] y) {
+        m = MatMul(x, w) s = Add(m, x) y = LayerNormalization<axis = -1>(s, scale, shift)
+    }"""
+    model = graph(text, {"w": (12, 12), "scale": (12,), "shift": (12,)})
+    assert in_form_for("ort-cpu", model, "float32") is model
