@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -297,11 +297,21 @@ def _watched(workspace: Workspace) -> PassContext:
 
 
 def calibrate(
-    workspace: Workspace, label: str, carrier: Carrier, requests: Sequence[Request]
+    workspace: Workspace,
+    label: str,
+    carrier: Carrier,
+    requests: Sequence[Request],
+    batches: Iterable[Batch] | None = None,
 ) -> dict[str, Any]:
-    """Gather the statistics that a pass asked for, in one pass over the calibration data."""
+    """Gather the statistics that a pass asked for, in one pass over the calibration data.
+
+    Args:
+        batches: other data, which all processes have.
+    """
     if not requests:
         return {}
+    if batches is not None:
+        return collect_statistics(carrier, batches, requests)
     data, ranks = workspace.plan.data["calibration"], workspace.ranks
     with workspace.progress.stage(f"{label}: calibrate", data.runs) as advance:
         batches = data.unrolled(carrier, share(data.batches(), ranks))

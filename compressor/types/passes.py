@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 from pydantic import Field
 
@@ -14,11 +14,20 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.data import Samples
 from compressor.types.options import Options
 from compressor.types.statistics import Blocks, Request
+from compressor.types.tensors import Batch
 from compressor.types.training import Training
 
 _SILENT = Silent()
-Collect: TypeAlias = Callable[[Carrier, Sequence[Request]], Mapping[str, Any]]
-"""Returns statistics of a model over the calibration data, by ``Request.key``."""
+
+
+class Collect(Protocol):
+    """Gathers statistics of a model."""
+
+    def __call__(
+        self, carrier: Carrier, requests: Sequence[Request], batches: Iterable[Batch] | None = None
+    ) -> Mapping[str, Any]:
+        """Return them by ``Request.key``, over the calibration data or other batches."""
+        ...
 
 
 class LayerRule(Options):

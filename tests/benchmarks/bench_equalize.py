@@ -124,7 +124,7 @@ def test_detector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     images = list(plan.data["evaluation"].batches())
     wanted = [reference.run(image) for image in images]
     rows = []
-    for observer in ("mse", "extreme-value"):
+    for observer in ("auto", "mse", "extreme-value"):
         for prepare in ("none", "auto"):
             output = tmp_path / f"{observer}-{prepare}"
             settings = [

@@ -41,7 +41,7 @@ pytestmark = [
     ),
 ]
 SPEC = Path("samples/cifar/spec.yaml")
-OBSERVERS = ("mse", "entropy", "percentile", "min-max")
+OBSERVERS = ("auto", "mse", "entropy", "percentile", "min-max")
 
 
 def show(title: str, header: list[str], rows: list[list[str]]) -> None:

@@ -182,7 +182,12 @@ def _session(model: bytes | str, options: Any, provider: str) -> Any:
 
 
 def graph_runner(
-    model: ir.Model, taps: Sequence[str] = (), subject: str = "model", *, arena: bool = True
+    model: ir.Model,
+    taps: Sequence[str] = (),
+    subject: str = "model",
+    *,
+    arena: bool = True,
+    optimize: bool = True,
 ) -> OrtRunner:
     """Start a session for an ONNX IR model that also yields the values ``taps``.
 
@@ -191,12 +196,13 @@ def graph_runner(
     Args:
         arena: keep the memory of a run for the next. The inner values ``taps`` outlive their run,
             so that the next one finds no block for all of its memory, and takes it piece by piece.
+        optimize: let the runtime optimize the graph.
     """
-    return _graph_opener(model, taps, subject, arena=arena)()
+    return _graph_opener(model, taps, subject, arena=arena, optimize=optimize)()
 
 
 def _graph_opener(
-    model: ir.Model, taps: Sequence[str], subject: str, *, arena: bool
+    model: ir.Model, taps: Sequence[str], subject: str, *, arena: bool, optimize: bool = True
 ) -> Callable[[], OrtRunner]:
     """Return what starts sessions as :func:`graph_runner` does, any number of them."""
     model = _tapped(model, taps)
@@ -207,9 +213,16 @@ def _graph_opener(
         for v in model.graph.initializers.values()
         if v.const_value is not None and v.name not in shared
     )
-    patterns = not taps
+    started = partial(
+        OrtRunner,
+        subject=subject,
+        weights=shared,
+        arena=arena,
+        patterns=not taps,
+        optimize=optimize,
+    )
     if size >= _INLINE_LIMIT:
-        return partial(_opened_as_file, model, subject, shared, arena=arena, patterns=patterns)
+        return partial(_opened_as_file, model, started, shared)
     _read_external(model, shared)
     try:
         proto = ir.to_proto(model)
@@ -217,28 +230,26 @@ def _graph_opener(
         reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
         raise ModelError(subject, f"is not a graph ({reason})", "export it again") from error
     sink_initializers(proto.graph)
-    return partial(
-        _opened, proto.SerializeToString(), subject, shared, arena=arena, patterns=patterns
-    )
+    return partial(_opened, proto.SerializeToString(), started, shared)
 
 
 def _opened(
-    content: bytes, subject: str, weights: Mapping[str, Array], *, arena: bool, patterns: bool
+    content: bytes, started: Callable[[bytes], OrtRunner], weights: Mapping[str, Array]
 ) -> OrtRunner:
     return_freed_memory()  # of the session before
-    runner = OrtRunner(content, subject, weights=weights, arena=arena, patterns=patterns)
+    runner = started(content)
     return_freed_memory()  # a session holds half of what it takes to start it
     forget_pages(weights.values())  # it has its own form of those that it multiplies with
     return runner
 
 
 def _opened_as_file(
-    model: ir.Model, subject: str, weights: Mapping[str, Array], *, arena: bool, patterns: bool
+    model: ir.Model, started: Callable[[Path], OrtRunner], weights: Mapping[str, Array]
 ) -> OrtRunner:
     with scratch() as folder:
         path = folder / "model.onnx"
         ir.save(model, path, external_data="model.onnx.data")
-        runner = OrtRunner(path, subject, weights=weights, arena=arena, patterns=patterns)
+        runner = started(path)
     forget_pages(weights.values())
     return runner
 

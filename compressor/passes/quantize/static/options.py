@@ -45,6 +45,10 @@ class WeightOptions(WeightSettings):
     )
 
 
+AUTO = "auto"
+CANDIDATES = ("mse", "min-max", "percentile", "entropy")
+"""What ``auto`` chooses from; the first stays unless another is better."""
+
 _SET_BY_PASSES = frozenset({"bits", "symmetric"})  # options that every observer of ranges has
 
 
@@ -66,6 +70,11 @@ def _finds_range(name: str) -> bool:
 def _list_observers(schema: dict[str, Any]) -> None:
     text = schema["anyOf"][0] if "anyOf" in schema else schema
     text["enum"] = range_observers()
+
+
+def _list_observers_and_auto(schema: dict[str, Any]) -> None:
+    _list_observers(schema)
+    schema["anyOf"][0]["enum"].insert(0, AUTO)
 
 
 class NamedObserver(Options):
@@ -127,22 +136,43 @@ class ActivationOptions(Options):
     @classmethod
     def _finds_a_range(cls, observer: str | NamedObserver) -> str | NamedObserver:
         name = observer if isinstance(observer, str) else observer.name
+        others = [AUTO] if cls.model_fields["observer"].default == AUTO else []
+        if observer in others:
+            return observer
         if name not in catalog.names("observer") or not _finds_range(name):
-            raise ValueError(suggestion(name, range_observers()))
+            raise ValueError(suggestion(name, [*others, *range_observers()]))
         if isinstance(observer, NamedObserver):
             observer.options()
         return observer
 
     @property
     def observer_name(self) -> str:
-        """The observer's name in the catalog."""
+        """The observer's name in the catalog, or ``auto``."""
         return self.observer if isinstance(self.observer, str) else self.observer.name
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """The observer's name, or those that ``auto`` chooses from."""
+        return CANDIDATES if self.observer == AUTO else (self.observer_name,)
 
     @property
     def observer_options(self) -> dict[str, Any]:
         """The observer's own options that the spec gives, by field name."""
         options = {} if isinstance(self.observer, str) else self.observer.options()
         return options if self.percentile is None else {**options, "percentile": self.percentile}
+
+
+class StaticActivationOptions(ActivationOptions):
+    """How activations are quantized."""
+
+    observer: str | NamedObserver = Field(
+        default=AUTO,
+        description="how the range is chosen from the calibration data, by name, or with options "
+        f"as {{name: moving-average, constant: 0.1}}; auto is the one of {', '.join(CANDIDATES)} "
+        "with which the model's outputs err least on calibration samples; extreme-value suits "
+        "detectors and others where large values carry the answer and calibration data are few",
+        json_schema_extra=_list_observers_and_auto,
+    )
 
 
 class QuantizeRule(LayerRule):

@@ -19,7 +19,7 @@ import torch
 
 from compressor.graph.editing import Chain, Editor
 from compressor.types.layers import Layer
-from compressor.types.statistics import ChannelGrid, Moments
+from compressor.types.statistics import ChannelGrid, Moments, Request
 from compressor.types.tensors import Array
 
 _SIGNED_ZERO = 128  # the level that becomes code 0 where codes are signed
@@ -35,6 +35,11 @@ class PixelInput:
     layer: Layer
     node: ir.Node
     pads: tuple[int, ...]  # beginnings, then ends
+
+    @property
+    def request(self) -> Request:
+        """Ask for the grid of its channels, which is there if they hold pixels."""
+        return Request(self.value, "channel-grid")
 
 
 def pixel_inputs(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> tuple[PixelInput, ...]:

@@ -79,13 +79,18 @@ def prepare(
             known[new[layer].key] = observed.divided(columns)
     names = dict(scaled.renamed)
     missing = {request.key: request for request in decision.requests() if request.key not in known}
-    changed = {
-        name: decision.range_request(name) for name in decision.placement.values if name in names
-    }
-    found = collect(after, [*missing.values(), *(r for r in changed.values() if r.key in known)])
+    changed = [
+        (request, earlier)
+        for name in decision.placement.values
+        if name in names
+        for request, earlier in zip(
+            decision.range_requests(name), before.range_requests(names[name]), strict=True
+        )
+    ]
+    found = collect(after, [*missing.values(), *(r for r, _ in changed if r.key in known)])
     known.update(found)
-    for name, request in changed.items():
-        first = statistics.get(before.range_request(names[name]).key)
+    for request, earlier in changed:
+        first, name = statistics.get(earlier.key), request.tensor
         if first is not None and name in scaled.reach:
             known[request.key] = _widened(first, found[request.key], *scaled.reach[name])
     return Prepared(after, known, scaled)

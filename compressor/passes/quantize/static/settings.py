@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -257,8 +257,8 @@ class Decision:
 
     def requests(self) -> tuple[Request, ...]:
         """Return what has to be known of the activations."""
-        ranges = (self.range_request(name) for name in self.placement.values)
-        grids = (_grid_request(pixel) for pixel in self.pixel_inputs())
+        ranges = (r for name in self.placement.values for r in self.range_requests(name))
+        grids = (pixel.request for pixel in self.pixel_inputs())
         return tuple({r.key: r for r in (*ranges, *grids)}.values())
 
     def value_bits(self, value: str) -> int:
@@ -272,8 +272,8 @@ class Decision:
         scheme = self.settings.activation_scheme(self.value_bits(value))
         return replace(scheme, narrow=scheme.narrow and scheme.bits < _BYTE)
 
-    def range_request(self, value: str) -> Request:
-        """Ask for the range of a value."""
+    def range_requests(self, value: str) -> tuple[Request, ...]:
+        """Ask for the range of a value, from each observer that may be chosen."""
         activations = self.settings.activations
         options = {
             "bits": self.value_bits(value),
@@ -281,16 +281,21 @@ class Decision:
             **activations.observer_options,
         }
         gate = self.placement.gates.get(value)
-        return Request(value, activations.observer_name, options, gate)
+        return tuple(Request(value, name, options, gate) for name in activations.observers)
 
     def codes(
-        self, pixels: Mapping[str, ActivationCode], statistics: Mapping[str, Any]
+        self,
+        pixels: Mapping[str, ActivationCode],
+        statistics: Mapping[str, Any],
+        observer: int = 0,
+        values: Iterable[str] | None = None,
     ) -> dict[str, ActivationCode]:
-        """Return how each placed value is quantized: as in ``pixels``, or by its range."""
+        """Return how each value is quantized: as in ``pixels``, or by an observer's range."""
         codes, symmetric = dict(pixels), self.settings.symmetric
-        for name in self.placement.values:
+        for name in self.placement.values if values is None else values:
             if name not in codes:
-                span, bits = statistics[self.range_request(name).key], self.value_bits(name)
+                span = statistics[self.range_requests(name)[observer].key]
+                bits = self.value_bits(name)
                 scale, zero = activation_parameters(span, bits, symmetric, symmetric)
                 codes[name] = self.settings.code(scale, zero, bits)
         return codes
@@ -324,7 +329,7 @@ class Decision:
         readers, codes = dict(self.readers), dict[str, ActivationCode]()
         signed, dtype = self.settings.symmetric, self.settings.code_type
         for pixel in self.pixel_inputs():
-            grid = statistics[_grid_request(pixel).key]
+            grid = statistics[pixel.request.key]
             if grid is None:
                 continue
             common = None if signed else common_code(grid)
@@ -344,7 +349,7 @@ class Decision:
         """Return the grids that :meth:`with_pixels` folds into layers, by the layer's name."""
         signed, grids = self.settings.symmetric, {}
         for pixel in self.pixel_inputs():
-            grid = statistics[_grid_request(pixel).key]
+            grid = statistics[pixel.request.key]
             if grid is not None and (signed or common_code(grid) is None):
                 grids[pixel.layer.name] = levels_of(grid, signed=signed)
         return grids
@@ -392,7 +397,3 @@ def _kept(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
     if weight is None or constant_of(weight) is None or weight.is_graph_output():
         return _COMPUTED
     return "" if all(use.idx == 1 for use in weight.uses()) else _COMPUTED
-
-
-def _grid_request(pixel: PixelInput) -> Request:
-    return Request(pixel.value, "channel-grid")

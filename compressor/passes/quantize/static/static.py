@@ -39,7 +39,12 @@ from compressor.passes.quantize.reconstruct import (
     reconstruct,
 )
 from compressor.passes.quantize.rounded_graph import RoundedValue
-from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, WeightOptions
+from compressor.passes.quantize.static.observing import MOST_SAMPLES, choose_observer
+from compressor.passes.quantize.static.options import (
+    StaticActivationOptions,
+    StaticRule,
+    WeightOptions,
+)
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of, schemes_of
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
@@ -89,8 +94,8 @@ class QuantizeStatic(GraphPass):
     )
 
     weights: WeightOptions = Field(default_factory=WeightOptions, description="weights")
-    activations: ActivationOptions = Field(
-        default_factory=ActivationOptions, description="activations"
+    activations: StaticActivationOptions = Field(
+        default_factory=StaticActivationOptions, description="activations"
     )
     first_last: Literal[8, "same"] = Field(
         default=8,
@@ -111,8 +116,10 @@ class QuantizeStatic(GraphPass):
 
     @property
     def replays(self) -> str:
-        """What the pass itself runs the calibration data for: training."""
-        return "to train the rounding" if self.weights.rounding == "reconstruct" else ""
+        """What the pass itself runs the calibration data for: training, or to choose."""
+        if self.weights.rounding == "reconstruct":
+            return "to train the rounding"
+        return "to choose the observer" if len(self.activations.observers) > 1 else ""
 
     def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
         """Return the model with float32 in place of half precision, and biases in products."""
@@ -140,7 +147,11 @@ class QuantizeStatic(GraphPass):
         actions |= {x.name: f"{stored[x.name]} dynamic" for pair in lstms.values() for x in pair}
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
         asked = [*self._moment_requests(decision).values(), *decision.requests()]
-        notes = [*kernel_notes(context.targets, settings), *decision.notes]
+        notes = [
+            *kernel_notes(context.targets, settings),
+            *decision.notes,
+            *self._choice_notes(decision),
+        ]
         rows = tuple(
             replace(row, reason=decision.reasons[row.name]) if row.name in decision.faster else row
             for row in planned
@@ -164,8 +175,11 @@ class QuantizeStatic(GraphPass):
         """Quantize the chosen layers."""
         train = self.weights.rounding == "reconstruct"
         prepared = self._prepared(carrier, context, statistics)
+        ready, known = prepared.carrier, prepared.statistics
+        planned = self._settings(context).decide(ready.graph())
+        chosen = choose_observer(ready, planned, known, context)
         decision, weights, errors = self._quantized(
-            prepared.carrier, context, prepared.statistics, train=train
+            ready, context, known, chosen.observer, train=train
         )
         scaled = prepared.balance
         outcomes = []
@@ -181,15 +195,26 @@ class QuantizeStatic(GraphPass):
                 outcomes.append(LayerOutcome(layer.name, scheme, loss, details))
             elif details:
                 outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details))
+        notes = (*scaled.notes, *filter(None, [chosen.note]))
         quantized_model = carrier.with_graph(decision.model)
-        return Outcome(quantized_model, tuple(outcomes), scaled.notes, rescale=scaled.rescale)
+        return Outcome(quantized_model, tuple(outcomes), notes, rescale=scaled.rescale)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Quantize lazily: no weight is read."""
-        decision, *_ = self._quantized(carrier, context, statistics, train=False)
+        decision, *_ = self._quantized(carrier, context, statistics, 0, train=False)
         return carrier.with_graph(decision.model)
+
+    def _choice_notes(self, decision: Decision) -> list[str]:
+        """Return how the observer of activations will be chosen, if it is to be."""
+        names = self.activations.observers
+        if len(names) == 1 or not decision.placement.values:
+            return []
+        return [
+            f"observer auto: {', '.join(names[:-1])} or {names[-1]}, by the error of the model's "
+            f"outputs on up to {MOST_SAMPLES} calibration samples"
+        ]
 
     def _scales(self, carrier: Carrier) -> ScaleMap | None:
         """Return what may be scaled, if anything is to be; layers that are skipped may not."""
@@ -241,6 +266,7 @@ class QuantizeStatic(GraphPass):
         carrier: Carrier,
         context: PassContext,
         statistics: Mapping[str, Any],
+        observer: int,
         *,
         train: bool,
     ) -> tuple[Decision, dict[str, _Pair], Mapping[str, tuple[float, float]]]:
@@ -261,7 +287,10 @@ class QuantizeStatic(GraphPass):
         def rounded(name: str, least: LeastScale = None) -> QuantizedTensor:
             return self._rounded(floats[name](), schemes[name], moments.get(name), least)
 
-        activations, trained = decision.codes(pixels, statistics), Reconstructed({}, {}, {})
+        activations, trained = (
+            decision.codes(pixels, statistics, observer),
+            Reconstructed({}, {}, {}),
+        )
         if train:
             values = {
                 name: RoundedValue(

@@ -12,7 +12,12 @@ from torch import nn
 
 from compressor.calibration.observers.ranges import RangeObserver
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.static.options import ActivationOptions, StaticRule, range_observers
+from compressor.passes.quantize.static.options import (
+    ActivationOptions,
+    StaticActivationOptions,
+    StaticRule,
+    range_observers,
+)
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.qat.qat import Qat
 from compressor.spec.schema import options_schema
@@ -72,8 +77,8 @@ def rms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 EVERY = (StaticRule(match="*"),)
 
 
-def options(observer: object) -> ActivationOptions:
-    return ActivationOptions.model_validate({"observer": observer})
+def options(observer: object) -> StaticActivationOptions:
+    return StaticActivationOptions.model_validate({"observer": observer})
 
 
 def scales(observer: object) -> dict[str, float]:
@@ -117,7 +122,8 @@ def test_built_in_observers_take_their_options_too():
 def test_qat_takes_it_as_well(rms: None):
     torch.manual_seed(0)
     model = TorchCarrier(nn.Sequential(nn.Conv2d(3, 4, 3)), [IMAGE])
-    step = Qat(epochs=1, activations=options({"name": "rms", "factor": 3.0}))
+    chosen = ActivationOptions.model_validate({"observer": {"name": "rms", "factor": 3.0}})
+    step = Qat(epochs=1, activations=chosen)
     assert "QuantizeLinear" in {n.op_type for n in step.preview(model, ORT, {}).graph().graph}
 
 
@@ -126,7 +132,7 @@ def test_qat_takes_it_as_well(rms: None):
     [
         ("entropie", "did you mean 'entropy'"),
         ("rsm", "did you mean 'rms'"),
-        ("second-moment", "there is: entropy, extreme-value, min-max"),
+        ("second-moment", "there is: auto, entropy, extreme-value"),
         ({"name": "rms", "factr": 3.0}, "factr is not an option of rms: did you mean 'factor'"),
         ({"name": "rms", "factor": 0.0}, "factor: Input should be greater than 0"),
         ({"name": "rms", "bits": 4}, "bits is set by the pass"),
