@@ -252,15 +252,12 @@ def settle(folder: Path) -> None:
 
 def _inside(folder: Path, name: Any) -> bool:
     """Check that a name leads to a file in a folder, whatever links there are."""
-    if not isinstance(name, str) or "\0" in name:
+    if not isinstance(name, str) or not all(map(is_file_name, name.split("/"))):
         return False
-    try:
-        if (folder / _SWITCH / _NEW / name).is_symlink():
-            return False
-    except OSError:  # it is too long
-        return False
-    place = (folder / name).parent.resolve()
-    return place.is_relative_to(folder.resolve()) and is_file_name(Path(name).name)
+    with suppress(OSError):  # all of it may be too long
+        if not (folder / _SWITCH / _NEW / name).is_symlink():
+            return (folder / name).parent.resolve().is_relative_to(folder.resolve())
+    return False
 
 
 def is_file_name(name: object) -> TypeGuard[str]:
@@ -273,23 +270,16 @@ def is_file_name(name: object) -> TypeGuard[str]:
         return False
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a file."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with disk_errors(target.parent):
-        shutil.copyfile(source, target)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name; copy it where the file system has no hard links."""
+def copy(source: Path, target: Path, *, link: bool = False) -> None:
+    """Copy a file, or ``link`` it, where the file system has hard links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with disk_errors(target.parent):
         try:
-            os.link(source, target)
+            (os.link if link else shutil.copyfile)(source, target)
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if not link or error.errno == errno.ENOSPC:
                 raise
-            copy(source, target)
+            shutil.copyfile(source, target)
 
 
 def write_text(target: Path, text: str) -> None:

@@ -17,7 +17,6 @@ from compressor.files import (
     copy,
     file_sha256,
     json_sha256,
-    link_or_copy,
     scratch,
 )
 from compressor.graph.costs import model_bytes
@@ -203,7 +202,7 @@ def stage_artifacts(artifacts: Sequence[Artifact], output: Path, staged: Path) -
                 continue
             name = str(file["name"])
             alone = artifact.exporter.one_name and name != artifact.path.name
-            (copy if alone else link_or_copy)(artifact.path.parent / name, staged / name)
+            copy(artifact.path.parent / name, staged / name, link=not alone)
 
 
 def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
