@@ -21,7 +21,7 @@ from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable, load_symbol
 from compressor.types.carrier import Carrier
 from compressor.types.data import Source, SourceInfo
-from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
+from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, samples_in, unstackable
 
 _BATCH = 32
 
@@ -74,6 +74,12 @@ class Data:
             DataError: there are none.
         """
         for batch in self.source.batches(samples, samples):
+            if not samples_in(batch):
+                raise DataError(
+                    f"{self.role} data",
+                    f"are transformed to no samples, of the first {samples}",
+                    "let transform return a sample for each that it is given",
+                ).at(self.where)
             return batch if self.recurrence is None else self.recurrence.first(batch)
         raise DataError(f"{self.role} data", "has no samples", "check the source").at(self.where)
 

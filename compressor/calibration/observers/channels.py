@@ -184,6 +184,17 @@ class MagnitudeSums:
     count: int  # how many values each is over
 
 
+def _check_rank(axis: int, values: torch.Tensor) -> None:
+    if axis >= values.ndim:
+        raise ValueError(f"axis {axis} of values of rank {values.ndim}")
+
+
+def _check_lengths(first: torch.Tensor, second: torch.Tensor) -> None:
+    if first.shape != second.shape:
+        lengths = f"{first.numel()} and {second.numel()}"
+        raise ValueError(f"the axis of channels is {lengths} long")
+
+
 class ChannelMagnitude(Sum[MagnitudeSums, torch.Tensor]):
     """The mean of absolute values at each position of an axis.
 
@@ -202,8 +213,7 @@ class ChannelMagnitude(Sum[MagnitudeSums, torch.Tensor]):
         Raises:
             ValueError: a value is not finite, or the axis is missing or of another length.
         """
-        if self.axis >= values.ndim:
-            raise ValueError(f"axis {self.axis} of values of rank {values.ndim}")
+        _check_rank(self.axis, values)
         if not values.numel():
             return state
         extrema(values)
@@ -214,9 +224,7 @@ class ChannelMagnitude(Sum[MagnitudeSums, torch.Tensor]):
 
     def added(self, first: MagnitudeSums, second: MagnitudeSums) -> MagnitudeSums:
         """Return the sums over both streams; raises ``ValueError`` where their channels differ."""
-        if first.total.shape != second.total.shape:
-            lengths = f"{first.total.numel()} and {second.total.numel()}"
-            raise ValueError(f"the axis of channels is {lengths} long")
+        _check_lengths(first.total, second.total)
         return MagnitudeSums(first.total + second.total, first.count + second.count)
 
     def result(self, state: MagnitudeSums | None) -> torch.Tensor | None:
@@ -281,8 +289,7 @@ class ChannelSpan(Sum[SpanSums, ChannelSpans]):
         Raises:
             ValueError: a value is not finite, or the axis is missing or of another length.
         """
-        if self.axis >= values.ndim:
-            raise ValueError(f"axis {self.axis} of values of rank {values.ndim}")
+        _check_rank(self.axis, values)
         if not values.numel():
             return state
         each = values.movedim(self.axis, 1)
@@ -298,9 +305,7 @@ class ChannelSpan(Sum[SpanSums, ChannelSpans]):
 
     def added(self, first: SpanSums, second: SpanSums) -> SpanSums:
         """Return the state of both streams; raises ``ValueError`` where their channels differ."""
-        if first.power.shape != second.power.shape:
-            lengths = f"{first.power.numel()} and {second.power.numel()}"
-            raise ValueError(f"the axis of channels is {lengths} long")
+        _check_lengths(first.power, second.power)
         return first + second
 
     def result(self, state: SpanSums | None) -> ChannelSpans | None:

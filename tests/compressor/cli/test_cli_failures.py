@@ -259,14 +259,24 @@ def start(work: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_end_the_process_in_order(number: signal.Signals) -> None:
-    with start("print('ready', flush=True); time.sleep(60)") as process:
+RESUMES = b"interrupted; the same command resumes\n"
+
+
+def signalled(work: str, number: signal.Signals, after: float = 0.0) -> tuple[int, bytes, bytes]:
+    """Send a signal to a process that says it is ready; return its code, output and errors."""
+    with start(work) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
+        time.sleep(after)
         process.send_signal(number)
-        _, error = process.communicate(timeout=30)
-    assert (process.returncode, error) == (130, b"interrupted; the same command resumes\n")
+        out, error = process.communicate(timeout=30)
+    return process.returncode, out, error
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_end_the_process_in_order(number: signal.Signals) -> None:
+    work = "print('ready', flush=True); time.sleep(60)"
+    assert signalled(work, number) == (130, b"", RESUMES)
 
 
 # C code that takes minutes and does not hold Python's lock.
@@ -274,12 +284,7 @@ LONG = "import hashlib; print('ready', flush=True); hashlib.pbkdf2_hmac('sha1', 
 
 
 def test_termination_ends_long_work_outside_of_python() -> None:
-    with start(LONG) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=30)
-    assert (process.returncode, error) == (130, b"interrupted; the same command resumes\n")
+    assert signalled(LONG, signal.SIGTERM) == (130, b"", RESUMES)
 
 
 # C code that holds Python's lock, and looks for no signal.
@@ -287,14 +292,9 @@ DEAF = "import itertools; print('ready', flush=True); sum(itertools.repeat(0{tim
 
 
 def test_termination_ends_work_that_holds_the_lock() -> None:
-    with start(DEAF.format(times="")) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.2)  # until it is deaf
-        process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGKILL
-    assert error == b"interrupted; the same command resumes\n"
+    # It takes a moment until it is deaf.
+    ended = signalled(DEAF.format(times=""), signal.SIGTERM, after=0.2)
+    assert ended == (-signal.SIGKILL, b"", RESUMES)
 
 
 SAVING = f"""
@@ -305,12 +305,7 @@ SAVING = f"""
 
 
 def test_what_saves_its_state_is_left_alone() -> None:
-    with start(SAVING) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(signal.SIGTERM)
-        out, error = process.communicate(timeout=30)
-    assert (process.returncode, out, error) == (0, b"True\n", b"")
+    assert signalled(SAVING, signal.SIGTERM) == (0, b"True\n", b"")
 
 
 def test_no_process_is_left_of_a_command() -> None:

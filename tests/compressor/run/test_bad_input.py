@@ -52,6 +52,14 @@ def test_specs(on_onnx: Project, spoil: Spoil, code: int, parts: tuple[str, ...]
     check(on_onnx, spoil, code, *parts)
 
 
+def test_data_that_are_transformed_to_no_samples(on_onnx: Project):
+    """Half of the samples of a batch is none of one."""
+    code = "def half(batch):\n    return {n: a[: len(a) // 2] for n, a in batch.items()}\n"
+    (on_onnx.folder / "halving.py").write_text(code)
+    spoil = setting("data.evaluation.transform", "halving:half")
+    check(on_onnx, spoil, 3, "evaluation data", "are transformed to no samples, of the first 1")
+
+
 def test_a_spec_that_is_not_there(tmp_path: Path):
     result = CliRunner().invoke(application, ["run", str(tmp_path / "gone.yaml")])
     assert result.exit_code == 2
