@@ -219,7 +219,8 @@ def apply_pass(
             return direct.apply(carrier, replace(context, blocks=blocks, samples=samples), {})
     if statistics is None:
         statistics = calibrate(workspace, declared.name, carrier, survey.requests)
-    total = data.runs if data is not None and declared.replays else None
+    replays = declared.replays or declared.replays_given
+    total = data.runs if data is not None and replays else None
     again = partial(calibrate, workspace, declared.name) if survey.requests else None
     with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance, carrier)

@@ -85,11 +85,13 @@ class Survey:
         layers: one entry for each layer that the pass looks at.
         requests: the statistics it needs.
         notes: things the user should know, one sentence each.
+        memory: bytes of statistics that the pass gathers by itself.
     """
 
     layers: tuple[LayerPlan, ...]
     requests: tuple[Request, ...] = ()
     notes: tuple[str, ...] = ()
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,11 @@ class Pass(Options, ABC):
 
         The run then hands the data over as :attr:`PassContext.samples`.
         """
+        return ""
+
+    @property
+    def replays_given(self) -> str:
+        """What the pass runs calibration data for where there are some; it does without them."""
         return ""
 
     @property

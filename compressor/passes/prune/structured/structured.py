@@ -16,18 +16,22 @@ from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import size_notes
 from compressor.models.threads import on_threads
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
-from compressor.passes.prune.structured import groups, masking, scores
+from compressor.passes.prune.maths.least_squares import Fit
+from compressor.passes.prune.structured import groups, masking, reconstruction, scores
+from compressor.passes.prune.structured.consumers import possible_consumers
+from compressor.passes.prune.structured.reconstruction import reconstructed
+from compressor.passes.prune.structured.remaining import remaining_scores
 from compressor.passes.prune.structured.selection import Selector, search_latency
 from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.channels import ChannelMap, Flags
 from compressor.types.data import Samples, calibration_batch
 from compressor.types.layer_rules import plan_layers
-from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
+from compressor.types.passes import GraphPass, Outcome, PassContext, Survey
 from compressor.types.tensors import Batch, samples_in
 
-_LAYOUT = "compressed-tensors"
 _PROOF_SAMPLES = 4
 _SCAN_SAMPLES = 32
 _TIMED_SAMPLES = 32
@@ -48,7 +52,9 @@ class PruneStructured(GraphPass):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
-        "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771) for criteria"
+        "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
+        "2024 (arXiv:2403.12983) for criteria; Luo et al. 2017 (arXiv:1707.06342), He et al. 2017 "
+        "(arXiv:1707.06168) for reconstruction"
     )
 
     target: groups.Target = Field(description="how much to remove")
@@ -56,14 +62,17 @@ class PruneStructured(GraphPass):
         default="l2",
         description="how channels are ranked: by the norm of all weights that write and read "
         "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
-        "to the outputs to first order (taylor), by mean absolute activations (activation), or "
-        "at random as a baseline; taylor and activation read the calibration data",
+        "to the outputs to first order (taylor), by mean absolute activations (activation), by "
+        "the error that remains once the layers that read them are solved (reconstruction; l2 "
+        "where none can be), or at random as a baseline; taylor, activation and reconstruction "
+        "read the calibration data",
     )
     scope: groups.Scope | None = Field(
         default=None,
-        description="how a target other than ratio is spread over groups: global (the default) "
-        "ranks all channels by their score over their group's mean; local takes the same share of "
-        "each group; sensitivity takes of each until it alone would cost the outputs the same",
+        description="how a target other than ratio is spread over groups: global ranks all "
+        "channels by their score over their group's mean; local takes the same share of each "
+        "group; sensitivity takes of each until it alone would cost the outputs the same; if left "
+        "out, sensitivity where there are calibration data, else global",
     )
     round_to: int = Field(
         default=1, ge=1, description="a layer's remaining channels are a multiple of it"
@@ -72,9 +81,15 @@ class PruneStructured(GraphPass):
         default=0.1,
         description="least that remains of each group: a share (0.1) or a number (8) of channels",
     )
+    reconstruct: bool | None = Field(
+        default=None,
+        description="solve the layers that read removed channels by least squares on the "
+        "calibration data, so that they give what they gave; if left out, where there are such",
+    )
     re_estimate: bool = Field(
         default=False,
-        description="estimate batch-norm statistics anew on the calibration data afterwards",
+        description="estimate batch-norm statistics anew on the calibration data afterwards; "
+        "without effect where layers are reconstructed, for their biases are solved with them",
     )
     sensitivity: bool = Field(
         default=False,
@@ -95,11 +110,18 @@ class PruneStructured(GraphPass):
     def replays(self) -> str:
         """What calibration data are run for."""
         purposes = {
-            "to score by taylor": self.criterion == "taylor",
+            f"to score by {self.criterion}": self.criterion in ("taylor", "reconstruction"),
             "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
             "to re-estimate batch-norm statistics": self.re_estimate,
+            "to reconstruct layers": self.reconstruct is True,
         }
         return " and ".join(purpose for purpose, needed in purposes.items() if needed)
+
+    @property
+    def replays_given(self) -> str:
+        """What is better with data."""
+        ranked = self.scope is not None or self.target.kind == "ratio"
+        return "" if self.reconstruct is False and ranked else "to lose less"
 
     @property
     def estimated(self) -> bool:
@@ -132,18 +154,15 @@ class PruneStructured(GraphPass):
             if self.criterion == "activation"
             else ()
         )
-        notes = (*groups.frozen_notes(choice.channels), *self._layout_notes(carrier, context))
-        return Survey(rows, requests, notes)
-
-    def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
-        named = carrier.folder is not None and _LAYOUT in context.targets
-        if self.target.kind == "ratio" or not named:
-            return ()
-        return (
-            f"with a target of {self.target.kind} layers of one kind may keep different numbers of "
-            f"channels, which config.json cannot state, and the layout {_LAYOUT} is refused then: "
-            "a target ratio takes the same share of each",
+        notes = (
+            *groups.frozen_notes(choice.channels),
+            *groups.layout_notes(self.target, carrier, context),
         )
+        if self.reconstruct is False or not context.shapes:
+            return Survey(rows, requests, notes)
+        consumers, kept = possible_consumers(carrier, removable)
+        notes += reconstruction.unsolved_notes(kept)
+        return Survey(rows, requests, notes, reconstruction.memory(graph, consumers))
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -178,7 +197,7 @@ class PruneStructured(GraphPass):
                 f"is {self.scope}, but a ratio applies to each group by itself",
                 "remove scope, or set target macs, parameters or latency",
             )
-        if self.re_estimate and next(masking.batch_norms(graph), None) is None:
+        if self.re_estimate and next(batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
                 "is true, but the model has no batch normalization",
@@ -223,12 +242,38 @@ class _Pruning:
         after = self._carrier.with_channels(smaller, kept, probe=probe)
         self._describe(after)
         self._prove(removed, smaller)
-        if self._options.re_estimate and self._samples is not None:
-            after = masking.re_estimated(after, self._samples.batches())
+        fits: Mapping[str, Fit] = {}
+        if self._fed and self._options.reconstruct is not False:
+            assert self._samples is not None
+            graphs = (self._graph, smaller)
+            after, solved = reconstructed(after, graphs, kept, self._samples.batches())
+            fits = solved.fits
+            self._notes.append(solved.note())
+        elif self._options.re_estimate and self._samples is not None:
+            after = re_estimated(after, self._samples.batches())
             self._notes.append("batch-norm statistics were estimated anew on the calibration data")
         if sensitivities:
             self._notes.append(scores.ranking_note(sensitivities))
-        return Outcome(after, self._layers(removed, sensitivities), tuple(self._notes))
+        details: dict[str, dict[str, Any]] = {
+            name: {"reconstruction": [fit.before, fit.after]} for name, fit in fits.items()
+        }
+        for cost in sensitivities:
+            details.setdefault(cost.name, {})["sensitivity_db"] = list(cost.sqnr_db)
+        layers = groups.outcomes(self._channels, self._carrier.layers(), removed, details)
+        return Outcome(after, layers, tuple(self._notes))
+
+    @property
+    def _fed(self) -> bool:
+        """Whether there are calibration data."""
+        return self._samples is not None and not self._samples.made_up
+
+    @property
+    def _scope(self) -> groups.Scope:
+        if self._options.scope is not None:
+            return self._options.scope
+        if self._options.target.kind == "ratio" or not self._fed or self._masked.unfed:
+            return "global"
+        return "sensitivity"
 
     def _scores(self) -> list[Scores]:
         graph, channels = self._graph, self._channels
@@ -237,6 +282,12 @@ class _Pruning:
         match self._options.criterion:
             case "l1" | "l2" as norm:
                 return scores.magnitude_scores(graph, channels, removable, weighed, int(norm[1]))
+            case "reconstruction":
+                assert self._samples is not None
+                batches = self._samples.batches
+                left = remaining_scores(self._carrier, channels, removable, batches)
+                plain = scores.magnitude_scores(graph, channels, removable, weighed, 2)
+                return [p if x is None else x for x, p in zip(left, plain, strict=True)]
             case "batch-norm":
                 scales = scores.norm_scales(removable)
                 return scores.magnitude_scores(graph, channels, removable, scales, 1)
@@ -247,13 +298,13 @@ class _Pruning:
         assert self._samples is not None
         distinct = list(dict.fromkeys(member for members in weighed for member in members))
         # What the outputs lose compares across groups by itself.
-        batches = self._samples.batches()
-        whole = normalized(scores.taylor_scores(graph, channels, distinct, batches, self._seed))
+        data = self._samples.batches()
+        whole = normalized(scores.taylor_scores(graph, channels, distinct, data, self._seed))
         return [whole[group.units] for group in removable]
 
     def _sensitivities(self, queues: Sequence[Queue]) -> tuple[scores.Sensitivity, ...]:
         options = self._options
-        if self._samples is None or not (options.sensitivity or options.scope == "sensitivity"):
+        if self._samples is None or not (options.sensitivity or self._scope == "sensitivity"):
             return ()
         batch = self._samples.probe(_SCAN_SAMPLES)
         named = [
@@ -271,7 +322,7 @@ class _Pruning:
         selector, kind = self._selector, self._options.target.kind
         if kind == "ratio":
             return selector.by_ratio(queues)
-        ranking = selector.ranking(queues, self._options.scope or "global", sensitivities)
+        ranking = selector.ranking(queues, self._scope, sensitivities)
         if kind != "latency":
             return selector.cut(ranking)
         with on_threads(1):  # more would measure how many cores are free
@@ -339,24 +390,3 @@ class _Pruning:
                 "that executes the graph takes its place"
             )
         self._notes += size_notes(before, after)
-
-    def _layers(
-        self, removed: Flags, sensitivities: Sequence[scores.Sensitivity]
-    ) -> tuple[LayerOutcome, ...]:
-        costs = {cost.name: cost for cost in sensitivities}
-        outcomes = []
-        for layer in self._carrier.layers():
-            change = groups.layer_change(self._channels, layer, removed)
-            changed = [
-                (name, *sizes) for name, sizes in sorted(change.items()) if len(set(sizes)) > 1
-            ]
-            details: dict[str, Any] = {}
-            for name, before, after in changed:
-                details |= {f"{name}_before": before, f"{name}_after": after}
-            if layer.name in costs:
-                details["sensitivity_db"] = list(costs[layer.name].sqnr_db)
-            if details:
-                sizes = [f"{after} of {before} {name}" for name, before, after in changed[:1]]
-                scheme = ", ".join([layer.dtype, *sizes])
-                outcomes.append(LayerOutcome(layer.name, scheme, details=details))
-        return tuple(outcomes)
