@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import Field
 
@@ -19,6 +19,18 @@ from compressor.types.training import Training
 _SILENT = Silent()
 Collect: TypeAlias = Callable[[Carrier, Sequence[Request]], Mapping[str, Any]]
 """Returns statistics of a model over the calibration data, by ``Request.key``."""
+
+
+class Kept(Protocol):
+    """Numbers that a run keeps beside its results, such as times that were measured once."""
+
+    def read(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what was kept under an identity, on this machine with these versions, if any."""
+        ...
+
+    def write(self, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+        """Keep JSON in place of what was kept under the identity before."""
+        ...
 
 
 class LayerRule(Options):
@@ -46,6 +58,7 @@ class PassContext:
         blocks: the model's blocks with their statistics, for a pass :attr:`Pass.by_block`.
         collect: for a pass that changes a model and then needs statistics of what it became; a
             plan has none.
+        kept: what was measured on this machine before; a plan has none.
     """
 
     seed: int = 0
@@ -56,6 +69,7 @@ class PassContext:
     samples: Samples | None = field(default=None, compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
     collect: Collect | None = field(default=None, compare=False, repr=False)
+    kept: Kept | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,15 @@ def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
                 yield node
 
 
+def with_batch_statistics(model: ir.Model) -> ir.Model:
+    """Return a copy that normalizes each batch by its own statistics."""
+    copy = model.clone()
+    editor = Editor(copy)
+    for node in list(batch_norms(copy)):
+        _written_out(editor, node)
+    return copy
+
+
 def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
     """Return the model with running statistics of the data; batches weigh by their samples.
 

@@ -47,8 +47,8 @@ class Target(OneOf):
         default=None,
         gt=0,
         le=1,
-        description="time of one batch that remains, as a share; candidates are measured in ONNX "
-        "Runtime on this machine",
+        description="time of one sample (of a batch, if the model's is fixed) that remains, as a "
+        "share; widths and dropped blocks are chosen by times measured on this machine",
     )
 
     @property
@@ -86,6 +86,7 @@ class Choice:
     # for each layer by name, the numbers of the groups that lie on its output
     writers: Mapping[str, tuple[int, ...]]
     reasons: Mapping[int, str]  # why groups cannot, by their number
+    ruled: frozenset[str] = frozenset()  # layers that a rule keeps, or takes a share of
 
     def kept_reason(self, layer: Layer) -> str:
         """Return why a layer keeps all of its output channels; empty if it need not."""
@@ -135,7 +136,10 @@ def choose(
             continue
         ratios = [rule.ratio for rule in group_rules if rule.ratio is not None]
         prunable.append(Prunable(group, counts, min(ratios, default=None)))
-    return Choice(channels, tuple(prunable), writers, reasons)
+    ruled = frozenset(
+        name for name, r in layer_rules.items() if r is not None and (r.skip or r.ratio is not None)
+    )
+    return Choice(channels, tuple(prunable), writers, reasons, ruled)
 
 
 def _writers(channels: ChannelMap, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:

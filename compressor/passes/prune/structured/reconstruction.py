@@ -9,25 +9,32 @@ enters one block, and the moments of the layers that are solved together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.errors import DataError, listed
+from compressor.errors import DataError, ModelError, listed
 from compressor.files import scratch
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.channels.slicing import Kept
 from compressor.models.element_types import from_numpy
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, pairs, solve
-from compressor.passes.prune.structured.consumers import Consumer, find_consumers, upstream
+from compressor.passes.prune.structured.consumers import (
+    Consumer,
+    find_consumers,
+    possible_consumers,
+    upstream,
+)
 from compressor.run.blockwise import Activations
 from compressor.types.carrier import Carrier
+from compressor.types.channels import ChannelGroup
 from compressor.types.tensors import Array, Batch, samples_in
 
 _PLACES = 64  # of a feature map or a sequence that are looked at in each sample at least
@@ -45,14 +52,22 @@ class Solved:
         changes: new values of parameters, in their stored shape and type.
         fits: by layer name.
         samples: how many it was solved on.
+        problem: why nothing was.
     """
 
     changes: dict[str, Tensor] = field(default_factory=dict)
     fits: dict[str, Fit] = field(default_factory=dict)
     samples: int = 0
+    problem: str = ""
+
+    def details(self) -> dict[str, dict[str, Any]]:
+        """Return what was solved for the report, by layer name."""
+        return {n: {"reconstruction": [fit.before, fit.after]} for n, fit in self.fits.items()}
 
     def note(self) -> str:
         """Return what it gains, in a sentence."""
+        if self.problem:
+            return f"no layer that reads removed channels was solved: {self.problem}"
         fits = [fit for fit in self.fits.values() if fit.penalty is not None]
         if not fits:
             return "no layer that reads removed channels was solved: nothing was gained by it"
@@ -65,7 +80,12 @@ class Solved:
 
 
 def reconstructed(
-    after: Carrier, graphs: tuple[ir.Model, ir.Model], kept: Kept, batches: Iterable[Batch]
+    after: Carrier,
+    graphs: tuple[ir.Model, ir.Model],
+    kept: Kept,
+    batches: Iterable[Batch],
+    *,
+    required: bool,
 ) -> tuple[Carrier, Solved]:
     """Solve layers in the order of execution, each on what those before it give by then.
 
@@ -74,40 +94,43 @@ def reconstructed(
         graphs: those of the model before pruning, and after it; values have the same names.
         kept: the positions that remain of parameters' axes.
         batches: the calibration data; read once.
+        required: it is an error if ONNX Runtime does not run a model, and else no layer is solved.
 
     Raises:
         DataError: there are no samples, or a value is not finite.
+        ModelError: a model is not run, and must be.
     """
     consumers, _ = find_consumers(graphs[1], kept, after.tensors().keys())
     if not consumers:
         return after, Solved()
-    with scratch() as folder:
-        solved = _Walk(graphs, consumers, folder).walked(batches)
+    try:
+        with scratch() as folder:
+            solved = _Walk(graphs, consumers, folder).walked(batches)
+    except ModelError as error:
+        if required:
+            raise
+        return after, Solved(problem=f"{error.subject} {error.problem}")
     return (after.with_weights(solved.changes) if solved.changes else after), solved
 
 
-def memory(model: ir.Model, consumers: Sequence[Consumer]) -> int:
-    """Return the bytes that solving takes at most: moments of a block's layers, and one solution.
+def planned(carrier: Carrier, groups: Sequence[ChannelGroup]) -> tuple[tuple[str, ...], int]:
+    """Return which readers of groups will not be solved and why, and the bytes that solving takes.
 
-    Args:
-        model: the model before pruning.
-        consumers: the layers that may lose inputs.
+    These are at most the moments of a block's layers, and what one solution needs.
     """
-    squares = {c.layer.weight: _DOUBLE * c.layer.columns**2 for c in consumers}
-    blocks = partition(model, past_sizes=True)
-    together = (sum(squares.get(name, 0) for name in block.weights) for block in blocks)
-    return _FOLDS * max(together, default=0) + _WORKING * max(squares.values(), default=0)
-
-
-def unsolved_notes(reasons: Mapping[str, str]) -> tuple[str, ...]:
-    """Return which layers are cut without being solved, and why, a sentence for each reason."""
+    consumers, reasons = possible_consumers(carrier, groups)
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
-    return tuple(
+    notes = tuple(
         f"where inputs of {listed(layers, 3)} go, what remains is not solved: {reason}"
         for reason, layers in names.items()
     )
+    squares = {c.layer.weight: _DOUBLE * c.layer.columns**2 for c in consumers}
+    blocks = partition(carrier.graph(), past_sizes=True)
+    together = (sum(squares.get(name, 0) for name in block.weights) for block in blocks)
+    bound = _FOLDS * max(together, default=0) + _WORKING * max(squares.values(), default=0)
+    return notes, bound
 
 
 class _Walk:
@@ -126,25 +149,26 @@ class _Walk:
 
     def walked(self, batches: Iterable[Batch]) -> Solved:
         blocks = _common_blocks(*self._models)
-        names = sorted({name for block in blocks for name in block.inputs})
+        names = sorted({name for pair in blocks for block in pair for name in block.inputs})
         for batch in batches:
             self._solved.samples += samples_in(batch)
             for name in names:
                 self._inputs.append(name, np.asarray(batch[name]))
         if not self._solved.samples:
             raise DataError("calibration data", "has no samples", "give at least one batch")
-        for index, block in enumerate(blocks):
-            inside = [c for c in self._consumers if c.layer.weight in block.weights]
+        for index, pair in enumerate(blocks):
+            inside = [c for c in self._consumers if c.layer.weight in pair[1].weights]
             for level in self._levels(inside):
-                self._solve(block, level)
+                self._solve(pair, level)
             if not self._unsolved():
                 break
-            for model, entries in zip(self._models, self._entries, strict=True):
+            for place, (block, entries) in enumerate(zip(pair, self._entries, strict=True)):
                 if block.exit is not None and block.exit not in _given(block):
-                    for values in self._run(model, block, [block.exit]):
+                    for values in self._run(place, block, [block.exit]):
                         entries.append(block.exit, values[block.exit])
                 entries.keep([block.exit] if block.exit else [])
-            self._inputs.keep({name for later in blocks[index + 1 :] for name in later.inputs})
+            later = (block for rest in blocks[index + 1 :] for block in rest)
+            self._inputs.keep({name for block in later for name in block.inputs})
         return self._solved
 
     def _unsolved(self) -> bool:
@@ -171,15 +195,14 @@ class _Walk:
         place = next(i for i, c in enumerate(self._consumers) if c is consumer)
         return all(index < place for index in self._upstream.get(consumer.beside, ()))
 
-    def _run(self, model: ir.Model, block: GraphBlock, names: Sequence[str]) -> Iterator[Batch]:
+    def _run(self, place: int, block: GraphBlock, names: Sequence[str]) -> Iterator[Batch]:
         """Run a block of one of the models over all samples; yields values by name."""
-        place = self._models.index(model)
         given, wanted = _given(block), list(dict.fromkeys(names))
         outputs = [name for name in wanted if name not in given]
         changes = self._solved.changes if place else {}
         runner = None
         if outputs:
-            part = extract_block(model, block, outputs, changes)
+            part = extract_block(self._models[place], block, outputs, changes)
             title = f"after {block.entry!r}" if block.entry else "at the inputs"
             runner = graph_runner(part, subject=f"the block {title}")
         parts = [self._inputs.batches(block.inputs)] if block.inputs else []
@@ -189,7 +212,7 @@ class _Walk:
             feed = {name: array for batch in batches for name, array in batch.items()}
             yield feed if runner is None else {**feed, **runner.run(feed)}
 
-    def _solve(self, block: GraphBlock, level: Sequence[Consumer]) -> None:
+    def _solve(self, pair: Sequence[GraphBlock], level: Sequence[Consumer]) -> None:
         """Gather the moments of some layers in one run over the samples, and solve them."""
         beside = {c.layer.name: c.beside for c in level if c.beside and self._settled(c)}
         targets = [*(c.layer.output for c in level), *beside.values()]
@@ -199,8 +222,7 @@ class _Walk:
             c.layer.name: [Sums(c.layer.columns, c.layer.rows) for _ in range(_FOLDS)]
             for c in level
         }
-        whole, pruned = self._models
-        runs = zip(self._run(whole, block, targets), self._run(pruned, block, sources), strict=True)
+        runs = zip(self._run(0, pair[0], targets), self._run(1, pair[1], sources), strict=True)
         for number, (exact, given) in enumerate(runs):
             for c in level:
                 name = c.layer.name
@@ -252,14 +274,20 @@ class _Walk:
         return from_numpy(tensor)
 
 
-def _common_blocks(whole: ir.Model, pruned: ir.Model) -> list[GraphBlock]:
+def _common_blocks(whole: ir.Model, pruned: ir.Model) -> list[tuple[GraphBlock, GraphBlock]]:
     """Cut both models at the same values."""
-    exits = {block.exit for block in partition(whole, past_sizes=True)}
+    blocks = [partition(model, past_sizes=True) for model in (whole, pruned)]
+    exits = {block.exit for block in blocks[0]} & {block.exit for block in blocks[1]}
+    return list(zip(*(_joined(part, exits) for part in blocks), strict=True))
+
+
+def _joined(blocks: Sequence[GraphBlock], exits: Collection[str | None]) -> list[GraphBlock]:
+    """Join blocks that do not end at one of some values with those that follow."""
     joined: list[GraphBlock] = []
     waiting: list[GraphBlock] = []
-    for block in partition(pruned, past_sizes=True):
+    for block in blocks:
         waiting.append(block)
-        if block.exit is None or block.exit in exits:
+        if block.exit in exits:
             joined.append(
                 replace(
                     waiting[0],

@@ -26,11 +26,15 @@ def remaining_scores(
     channels: ChannelMap,
     groups: Sequence[ChannelGroup],
     batches: Callable[[], Iterable[Batch]],
-) -> list[Scores | None]:
-    """Return for each group the loss at which each unit goes; ``None`` if no reader is solved.
+    plain: Sequence[Scores],
+) -> list[Scores]:
+    """Return for each group the loss at which each unit goes.
 
     Groups are looked at in portions, so that memory holds the moments of a few layers; the data
     are read once for each portion.
+
+    Args:
+        plain: scores of groups of which no reader can be solved.
     """
     consumers, _ = possible_consumers(carrier, groups)
     by_weight = {c.layer.weight: c for c in consumers}
@@ -44,13 +48,15 @@ def remaining_scores(
         )
         for group in groups
     ]
-    scores: list[Scores | None] = []
+    scores: list[Scores] = []
     for start, end in _portions([sum(map(_bytes, part)) for part in readers]):
         wanted = list(dict.fromkeys(c for part in readers[start:end] for c in part))
         sums = _gathered(carrier, wanted, batches()) if wanted else {}
-        for group, part in zip(groups[start:end], readers[start:end], strict=True):
+        for group, part, other in zip(
+            groups[start:end], readers[start:end], plain[start:end], strict=True
+        ):
             read = [_reader(carrier, channels, group, c, sums[c.layer.name]) for c in part]
-            scores.append(_scored(read, len(group.units)) if read else None)
+            scores.append(_scored(read, len(group.units)) if read else other)
     return scores
 
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.errors import DataError
+from compressor.errors import DataError, ModelError
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.prune.structured import reconstruction
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array
@@ -196,3 +197,15 @@ def test_sensitivity_is_the_scope_where_there_are_data(residual):
     assert shapes(with_data) == shapes(said)
     ranked = step.model_copy(update={"scope": "global"})
     assert shapes(pruned(step, residual).carrier) == shapes(pruned(ranked, residual).carrier)
+
+
+def test_what_the_runtime_does_not_run_is_cut_unless_solving_was_asked_for(residual, monkeypatch):
+    def refused(*_, **__):
+        raise ModelError("the block", "has no kernel", "")
+
+    monkeypatch.setattr(reconstruction, "graph_runner", refused)
+    outcome = pruned(HALF, residual, data(1))
+    (note,) = [n for n in outcome.notes if "was solved" in n]
+    assert note.endswith("was solved: the block has no kernel")
+    with pytest.raises(ModelError, match="has no kernel"):
+        pruned(HALF.model_copy(update={"reconstruct": True}), residual, data(1))
