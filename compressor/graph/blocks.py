@@ -12,6 +12,7 @@ from onnx_ir import tensor_adapters
 
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator
 
 _CUT = 1  # values that may be live where the graph is cut
 
@@ -36,7 +37,7 @@ class GraphBlock:
     reads: frozenset[str]
 
 
-def partition(model: ir.Model) -> tuple[GraphBlock, ...]:
+def partition(model: ir.Model, *, past_sizes: bool = False) -> tuple[GraphBlock, ...]:
     """Cut a graph into blocks, each with at least one layer that multiplies.
 
     Model outputs do not keep values alive, since blocks only show what flows into layers. A graph
@@ -44,8 +45,10 @@ def partition(model: ir.Model) -> tuple[GraphBlock, ...]:
 
     Args:
         model: sorted topologically, as ONNX wants it.
+        past_sizes: cut also where the size of an input, such as its batch, is read further on:
+            blocks that need it read the input again.
     """
-    nodes = list(model.graph)
+    nodes = [n for n in model.graph if not (past_sizes and _reads_size(n))]
     inputs = model.graph.inputs
     sources = frozenset(v for v in inputs if v.dtype is not None and v.dtype.is_floating_point())
     flowing = _flowing(nodes, sources, tables=True)
@@ -110,6 +113,11 @@ def _flowing(
             carried.update(node.outputs)
             flowing.append(node)
     return flowing
+
+
+def _reads_size(node: ir.Node) -> bool:
+    value = node.inputs[0] if node.inputs else None
+    return operator(node).family == "shape" and value is not None and value.is_graph_input()
 
 
 def _multiplies(node: ir.Node) -> bool:

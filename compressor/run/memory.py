@@ -28,13 +28,16 @@ _NO_WIDTH = (None, ir.DataType.UNDEFINED, ir.DataType.STRING)
 
 
 def peak_memory(
-    carrier: Carrier, data: Mapping[str, Data], passes: Sequence[tuple[Sequence[Request], bool]]
+    carrier: Carrier,
+    data: Mapping[str, Data],
+    passes: Sequence[tuple[Sequence[Request], bool, int]],
 ) -> int:
     """Return the bytes of memory that a run takes at most.
 
     Args:
         carrier: the float model.
-        passes: what each pass asks for, and whether it is calibrated block by block.
+        passes: what each pass asks for, whether it is calibrated block by block, and the bytes of
+            statistics that it gathers by itself.
     """
     if Capability.GRAPH not in carrier.offers:
         return _RUNTIME_BYTES + _STREAMED_BYTES
@@ -45,7 +48,8 @@ def peak_memory(
         _RUNNING * batch * max(sizes.values(), default=0),
         _LOOKED_AT * _portion(2 * sum(outputs), batch),
     ]
-    for requests, blockwise in passes:
+    for requests, blockwise, gathered in passes:
+        needs.append(gathered + _RUNNING * batch * max(sizes.values(), default=0))
         taps = [sizes.get(name, 0) for name in {t for r in requests for t in r.tensors}]
         if blockwise:  # few values are there at once; which ones, the blocks decide
             needs.append(2 * batch * _BLOCK_VALUES * max(taps, default=0))

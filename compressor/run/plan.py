@@ -39,6 +39,7 @@ class PassPlan:
     Attributes:
         bytes: of the model's tensors after it.
         estimate: they depend on weights or data, of this pass or of one before it.
+        memory: of statistics that the pass gathers by itself.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PassPlan:
     replays: str = ""
     trains: bool = False
     estimate: bool = False
+    memory: int = 0
 
     @property
     def reads_data(self) -> bool:
@@ -178,7 +180,7 @@ def make_plan(spec: Spec) -> Plan:
         parameters=model_parameters(float_model),
         macs=model_macs(float_model),
         peak_memory=peak_memory(
-            float_model, data, [(step.requests, step.blockwise) for step in passes]
+            float_model, data, [(p.requests, p.blockwise, p.memory) for p in passes]
         ),
         warnings=_warnings(spec, exports, shrinks=_shrinks(passes, size)),
         training_metric=training_metric,
@@ -355,10 +357,8 @@ def _plan_pass(
         raise SpecError(f"pass {step.name!r}", problem, "add data.calibration")
     if isinstance(step, TrainPass):
         _check_training(step, data.get("training"))
-    placeholders = {
-        r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests
-    }
-    after = step.preview(carrier, context, placeholders)
+    empty = {r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests}
+    after = step.preview(carrier, context, empty)
     plan = PassPlan(
         step.name,
         survey.layers,
@@ -366,8 +366,9 @@ def _plan_pass(
         notes,
         model_bytes(after),
         step.by_block,
-        step.replays,
+        step.replays or (step.replays_given if "calibration" in data else ""),
         isinstance(step, TrainPass),
+        memory=survey.memory,
     )
     return plan, after
 

@@ -30,6 +30,18 @@ class Collect(Protocol):
         ...
 
 
+class Kept(Protocol):
+    """Numbers that a run keeps beside its results, such as times that were measured once."""
+
+    def read(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what was kept under an identity, on this machine with these versions, if any."""
+        ...
+
+    def write(self, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+        """Keep JSON in place of what was kept under the identity before."""
+        ...
+
+
 class LayerRule(Options):
     """A per-layer rule; the first whose ``match`` fits a layer's name wins."""
 
@@ -55,6 +67,7 @@ class PassContext:
         blocks: the model's blocks with their statistics, for a pass :attr:`Pass.by_block`.
         collect: for a pass that changes a model and then needs statistics of what it became; a
             plan has none.
+        kept: what was measured on this machine before; a plan has none.
     """
 
     seed: int = 0
@@ -65,6 +78,7 @@ class PassContext:
     samples: Samples | None = field(default=None, compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
     collect: Collect | None = field(default=None, compare=False, repr=False)
+    kept: Kept | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -96,11 +110,13 @@ class Survey:
         layers: one entry for each layer that the pass looks at.
         requests: the statistics it needs.
         notes: things the user should know, one sentence each.
+        memory: bytes of statistics that the pass gathers by itself.
     """
 
     layers: tuple[LayerPlan, ...]
     requests: tuple[Request, ...] = ()
     notes: tuple[str, ...] = ()
+    memory: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,6 +200,11 @@ class Pass(Options, ABC):
 
         The run then hands the data over as :attr:`PassContext.samples`.
         """
+        return ""
+
+    @property
+    def replays_given(self) -> str:
+        """What the pass runs calibration data for where there are some; it does without them."""
         return ""
 
     @property

@@ -10,8 +10,8 @@ whose shortcuts are 1x1 convolutions with weights of zero and one, which compute
 ("as convolutions"). It takes the least of each that leaves no fewer multiply-accumulates than the
 target; since it cannot meet a target exactly, what it leaves is then our target. Ours meets each
 with the same channels: "inner" skips what joins the residual stream, "as it is" prunes that, too.
-Scope sensitivity, which Torch-Pruning has not, is measured on the first training images, at the
-target itself.
+Scope sensitivity and reconstruction, which Torch-Pruning has not, use the first training images
+without their labels, at the target itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.ort_runner import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.structured.masking import re_estimated
+from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.run.timing import already_open, measure
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
@@ -58,6 +58,7 @@ COARSE_TARGET = 0.65
 BLOCK = 16  # channels that ONNX Runtime's convolutions take at once, with AVX-512
 EPOCHS, BATCH, RATE, MOMENTUM = 2, 64, 0.01, 0.9
 SEEDS = (0, 1, 2)
+CALIBRATED = 512  # images, of which no label is read
 THREADS = 1
 
 
@@ -216,24 +217,31 @@ class Contender:
 
 
 class Calibration:
-    """The training images as they are, for what is measured while pruning."""
+    """The first training images as they are, for what is measured and solved while pruning."""
 
     made_up = False
 
     def __init__(self) -> None:
-        self._data = images("cifar10_train4000.npz")
+        data = images("cifar10_train4000.npz")
+        self._data = {name: array[:CALIBRATED] for name, array in data.items()}
 
     def probe(self, count: int) -> Batch:
         """Return the first images."""
         return normalize({"image": self._data["image"][:count]})
 
     def batches(self) -> Iterator[Batch]:
-        """Yield all images."""
+        """Yield all of them."""
         return batches(self._data)
 
 
 def ours(
-    carrier: TorchCarrier, scope: str, share: float, skipped: list[str], step: int = 1
+    carrier: TorchCarrier,
+    scope: str,
+    share: float,
+    skipped: list[str],
+    step: int = 1,
+    *,
+    solved: bool = False,
 ) -> Contender:
     """Prune to a share of the multiply-accumulates, but not what some layers write."""
     chosen = catalog.load("pass", "prune-structured").model_validate(
@@ -242,6 +250,7 @@ def ours(
             "scope": scope,
             "criterion": "l2",
             "round_to": step,
+            "reconstruct": solved,
             "layers": tuple({"match": name, "skip": True} for name in skipped),
         }
     )
@@ -250,6 +259,7 @@ def ours(
     assert isinstance(result, TorchCarrier)
     name = f"compressor {scope}, {'inner' if skipped else 'as it is'}"
     name += f", multiples of {step}" if step > 1 else ""
+    name += ", reconstructed" if solved else ""
     return Contender(name, result, time.perf_counter() - start)
 
 
@@ -272,8 +282,8 @@ def contenders(carrier: TorchCarrier) -> Iterator[Contender]:
             theirs = TorchCarrier(found.requires_grad_(False), INPUTS)
             yield Contender(f"Torch-Pruning {scope}, {name}", theirs, seconds)
             yield ours(carrier, scope, macs(theirs.graph()) / whole, kept)
-    for kept in (stream, []):
-        yield ours(carrier, "sensitivity", TARGET, kept)
+    for kept, solved in itertools.product((stream, []), (False, True)):
+        yield ours(carrier, "sensitivity", TARGET, kept, solved=solved)
     for scope in ("sensitivity", "global"):  # what of 16 to 64 channels can go by sixteen
         yield ours(carrier, scope, COARSE_TARGET, [], BLOCK)
 

@@ -215,3 +215,22 @@ def test_changed_weights_are_used_and_the_others_shared():
     bias = graph.graph.initializers["down.0.bias"].const_value
     assert bias is not None
     np.testing.assert_allclose(found, stream + hidden + bias.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_size_of_an_input_joins_blocks_unless_it_is_read_again():
+    """A batch that is read at the start and used at the end lives as long as anything else."""
+
+    class Flattened(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 3)
+            self.head = nn.Linear(5 * 16, 2)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            x = torch.relu(self.second(torch.relu(self.first(image))))
+            return self.head(x.view(image.size(0), -1))
+
+    model = TorchCarrier(Flattened().eval(), [IMAGE]).graph()
+    blocks = partition(model, past_sizes=True)
+    assert len(partition(model)) < len(blocks) == 3
+    assert [block.inputs for block in blocks if block.inputs] == [("image",), ("image",)]

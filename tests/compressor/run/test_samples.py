@@ -63,7 +63,9 @@ def test_the_data_can_be_read_again_and_tell_how_far_they_are():
 
 
 def test_a_run_hands_over_its_calibration_data(on_torch: Project):
-    on_torch.spec["passes"] = [{**PRUNE, "re-estimate": True, "sensitivity": True}]
+    on_torch.spec["passes"] = [
+        {**PRUNE, "reconstruct": False, "re-estimate": True, "sensitivity": True}
+    ]
     on_torch.spec["exports"] = [{"format": "safetensors"}]
     assert on_torch.run().exit_code is ExitCode.DONE
     (step,) = on_torch.report()["passes"]
@@ -88,8 +90,9 @@ def test_a_run_without_data_proves_on_made_up_inputs(on_onnx: Project):
 
 def test_other_data_make_another_result_only_where_they_count(on_torch: Project):
     on_torch.spec["exports"] = [{"format": "safetensors"}]
-    for options, counts in (({}, False), ({"re-estimate": True}, True)):
-        on_torch.spec["passes"] = [{**PRUNE, **options}]
+    cut = {**PRUNE, "reconstruct": False}
+    for prune, counts in ((cut, False), ({**cut, "re-estimate": True}, True), (PRUNE, True)):
+        on_torch.spec["passes"] = [prune]
         np.savez(on_torch.folder / "calib.npz", image=sample_images(2))
         on_torch.run()
         np.savez(on_torch.folder / "calib.npz", image=3 * sample_images(7))
@@ -102,6 +105,7 @@ def test_other_data_make_another_result_only_where_they_count(on_torch: Project)
     ("options", "message"),
     [
         ({"re-estimate": True}, "needs data to re-estimate batch-norm statistics"),
+        ({"reconstruct": True}, "needs data to reconstruct layers"),
         ({"criterion": "taylor"}, "needs data to score by taylor"),
         ({"criterion": "activation"}, r"needs statistics of \d+ tensors"),
     ],

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from compressor.errors import SpecError
+from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.sparse.layers import choose_layers
 from compressor.passes.prune.sparse.patterns import Pattern, n_of_m
 from compressor.passes.prune.sparse.pruning import Criterion, Pruner, requests_for
@@ -105,6 +106,11 @@ class PatternPruning(WeightPass):
     def _criterion(self) -> Criterion:
         """How weights are chosen."""
 
+    @property
+    def _solves(self) -> bool:
+        """Whether weights that stay are solved once they are chosen."""
+        return False
+
     @abstractmethod
     def _patterns(self, carrier: Carrier) -> dict[str, Treatment]:
         """Return the pattern of each layer, or why it is kept."""
@@ -119,7 +125,7 @@ class PatternPruning(WeightPass):
     @property
     def by_block(self) -> bool:
         """Whether the criterion needs to see what flows into each block once others are pruned."""
-        return self._criterion != "magnitude"
+        return self._criterion != "magnitude" or self._solves
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:
         """Return each layer's pattern, and what the criterion has to know of its input.
@@ -129,10 +135,12 @@ class PatternPruning(WeightPass):
         """
         treatments = self._patterns(carrier)
         patterns = {name: t.setting for name, t in treatments.items() if not t.kept}
-        requests = requests_for(carrier, patterns, self._criterion) if patterns else {}
+        requests = {}
+        if patterns:
+            requests = requests_for(carrier, patterns, self._criterion, solves=self._solves)
         orders = plan_orders(carrier, patterns) if self.permute else None
         stay = {} if orders is None else orders.reasons
-        pruner = Pruner(self._criterion, orders)
+        pruner = Pruner(self._criterion, self._solves, orders)
         for name in patterns:
             unseen = UNOBSERVED if self.by_block and name not in requests else ""
             remark = "; ".join(filter(None, (unseen, stay.get(name, ""))))
@@ -207,6 +215,8 @@ class PruneNm(PatternPruning):
     `magnitude` keeps the largest weights and needs nothing else. `wanda` counts each weight times
     the norm of its input; `sparsegpt` also changes the weights that stay, to make up for those
     that go. Both need calibration data and a model that runs, and work through it block by block.
+    So does `reconstruct`, which solves the weights that stay once they are chosen, whatever the
+    criterion.
 
     With `permute` channels change places first, in everything that writes, normalizes and reads
     them, so that the largest weights are spread over the groups. The plan says which layers'
@@ -217,12 +227,22 @@ class PruneNm(PatternPruning):
     source: ClassVar[str] = (
         "Mishra et al. 2021 (arXiv:2104.08378); TensorRT Developer Guide, Structured Sparsity; "
         "wanda: Sun et al. 2023 (arXiv:2306.11695); sparsegpt: Frantar & Alistarh 2023 "
-        "(arXiv:2301.00774); permute: Pool & Yu 2021 (NeurIPS)"
+        "(arXiv:2301.00774); reconstruct: Meng et al. 2024 (arXiv:2406.07831); permute: Pool & Yu "
+        "2021 (NeurIPS)"
     )
 
     n: int = Field(default=2, ge=1, description="how many of every m weights stay")
     m: int = Field(default=4, ge=2, description="weights in a group")
     criterion: Criterion = Field(default="magnitude", description="which weights of a group stay")
+    reconstruct: bool = Field(
+        default=False,
+        description="solve the weights that stay, each row by least squares, so that the layer's "
+        "output changes least on the calibration data",
+    )
+    re_estimate: bool = Field(
+        default=False,
+        description="estimate batch-norm statistics anew on the calibration data afterwards",
+    )
     layers: tuple[NmRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
     )
@@ -230,6 +250,46 @@ class PruneNm(PatternPruning):
     @property
     def _criterion(self) -> Criterion:
         return self.criterion
+
+    @property
+    def _solves(self) -> bool:
+        return self.reconstruct
+
+    @property
+    def required(self) -> frozenset[Capability]:
+        """What estimates statistics anew needs a model that runs."""
+        runs = {Capability.RUN, Capability.GRAPH} if self.re_estimate else set()
+        return super().required | runs
+
+    @property
+    def replays(self) -> str:
+        """What calibration data are run for."""
+        return "to re-estimate batch-norm statistics" if self.re_estimate else ""
+
+    def choose(self, carrier: Carrier, context: PassContext) -> Choice:
+        """Return each layer's pattern, and what the criterion has to know of its input.
+
+        Raises:
+            SpecError: see above, or there are no statistics that could be estimated anew.
+        """
+        if self.re_estimate and next(batch_norms(carrier.graph()), None) is None:
+            raise SpecError(
+                "re-estimate",
+                "is true, but the model has no batch normalization",
+                "remove it, or put this pass before fuse",
+            )
+        return super().choose(carrier, context)
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        """Return the pruned model, its batch-norm statistics estimated anew if that is wanted."""
+        outcome = super().apply(carrier, context, statistics)
+        if not self.re_estimate or context.samples is None:
+            return outcome
+        note = "batch-norm statistics were estimated anew on the calibration data"
+        after = re_estimated(outcome.carrier, context.samples.batches())
+        return replace(outcome, carrier=after, notes=(*outcome.notes, note))
 
     def _patterns(self, carrier: Carrier) -> dict[str, Treatment]:
         return choose_layers(carrier, nm_pattern(self.n, self.m), self.layers, self._of_rule)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from compressor.errors import DataError, SpecError
 from compressor.models.layer_uses import input_moments
+from compressor.passes.prune.maths.masked import solve_kept
 from compressor.passes.prune.sparse.layers import input_channels, positions
 from compressor.passes.prune.sparse.patterns import (
     Pattern,
@@ -31,27 +32,30 @@ _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which mo
 
 
 def requests_for(
-    carrier: Carrier, names: Mapping[str, Pattern], criterion: Criterion
+    carrier: Carrier, names: Mapping[str, Pattern], criterion: Criterion, *, solves: bool = False
 ) -> dict[str, Request]:
     """Return what a criterion has to know of each layer's input, by layer name.
+
+    To solve the weights that stay takes the inputs' second moment, whatever the criterion.
 
     Layers whose input calibration does not see have none; they are pruned by magnitude.
 
     Raises:
         SpecError: the criterion needs to see what flows into layers, and can for none.
     """
-    if criterion == "magnitude":
+    if criterion == "magnitude" and not solves:
         return {}
     requests = {
         name: request for name, request in input_moments(carrier.graph()).items() if name in names
     }
     if not requests:
         raise SpecError(
-            f"criterion {criterion!r}",
+            f"criterion {criterion!r}" if criterion != "magnitude" else "reconstruct",
             "needs the input of layers, and calibration sees that of none",
-            "use pass prune-magnitude, or prune-nm with criterion: magnitude",
+            "use pass prune-magnitude, or prune-nm with criterion: magnitude and reconstruct: "
+            "false",
         )
-    if criterion == "wanda":
+    if criterion == "wanda" and not solves:
         return {
             name: replace(request, observer="column-norm") for name, request in requests.items()
         }
@@ -64,6 +68,7 @@ class Pruner:
     """Prunes one layer after the other."""
 
     criterion: Criterion  # how weights are chosen
+    solves: bool = False  # those that stay are solved then
     orders: Orders | None = None  # which channels may change places, if any are to
     # their new places, in which groups are counted; found once weights are read
     reordered: Reordered | None = None
@@ -95,7 +100,7 @@ class Pruner:
             pruned = _masked(ordered, ordered.abs(), pattern)
         else:
             observed = statistics.get(request.key)
-            kind = Tensor if self.criterion == "wanda" else Moments
+            kind = Tensor if self.criterion == "wanda" and not self.solves else Moments
             if not isinstance(observed, kind):
                 raise DataError(
                     f"layer {layer.name!r}",
@@ -124,6 +129,10 @@ class Pruner:
             norms = observed[group]
             scores = wanda_scores(rows, norms if order is None else norms[order])
             return _masked(rows, scores, pattern)
+        if self.solves:
+            moment = observed.second[group]
+            moment = moment if order is None else moment[order][:, order]
+            return solve_kept(rows, self._started(rows, moment, pattern), moment)
         place = (group, b"" if order is None else order.numpy().tobytes())
         if self.last is None or self.last[0] is not observed or self.last[1] != place:
             moment = observed.second[group]
@@ -135,6 +144,18 @@ class Pruner:
         if curved is None:
             return _masked(rows, rows.abs(), pattern)
         return sparsegpt(rows, curved, pattern)
+
+    def _started(self, rows: Tensor, moment: Tensor, pattern: Pattern) -> Tensor:
+        """Return rows with zeros, before what stays is solved."""
+        if self.criterion == "wanda":
+            norms = moment.diagonal().clamp(min=0.0).sqrt()
+            return _masked(rows, wanda_scores(rows, norms), pattern)
+        curved = curvature(moment) if self.criterion == "sparsegpt" else None
+        return (
+            _masked(rows, rows.abs(), pattern)
+            if curved is None
+            else sparsegpt(rows, curved, pattern)
+        )
 
     def _order(self, layer: Layer, pattern: Pattern) -> Tensor | None:
         """Columns in the order in which groups are counted; ``None`` if that is as they are."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -15,13 +15,18 @@ from pydantic import Field
 from compressor.errors import listed
 from compressor.graph.costs import parameters
 from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
+from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.options import OneOf
-from compressor.types.passes import LayerRule
+from compressor.types.passes import LayerOutcome, LayerRule, PassContext
 
-Criterion: TypeAlias = Literal["l2", "l1", "batch-norm", "taylor", "activation", "random"]
+_LAYOUT = "compressed-tensors"
+
+Criterion: TypeAlias = Literal[
+    "l2", "l1", "batch-norm", "taylor", "activation", "reconstruction", "random"
+]
 Scope: TypeAlias = Literal["global", "local", "sensitivity"]
 Minimum: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
 
@@ -42,8 +47,8 @@ class Target(OneOf):
         default=None,
         gt=0,
         le=1,
-        description="time of one batch that remains, as a share; candidates are measured in ONNX "
-        "Runtime on this machine",
+        description="time of one sample (of a batch, if the model's is fixed) that remains, as a "
+        "share; widths and dropped blocks are chosen by times measured on this machine",
     )
 
     @property
@@ -81,6 +86,7 @@ class Choice:
     # for each layer by name, the numbers of the groups that lie on its output
     writers: Mapping[str, tuple[int, ...]]
     reasons: Mapping[int, str]  # why groups cannot, by their number
+    ruled: frozenset[str] = frozenset()  # layers that a rule keeps, or takes a share of
 
     def kept_reason(self, layer: Layer) -> str:
         """Return why a layer keeps all of its output channels; empty if it need not."""
@@ -130,7 +136,10 @@ def choose(
             continue
         ratios = [rule.ratio for rule in group_rules if rule.ratio is not None]
         prunable.append(Prunable(group, counts, min(ratios, default=None)))
-    return Choice(channels, tuple(prunable), writers, reasons)
+    ruled = frozenset(
+        name for name, r in layer_rules.items() if r is not None and (r.skip or r.ratio is not None)
+    )
+    return Choice(channels, tuple(prunable), writers, reasons, ruled)
 
 
 def _writers(channels: ChannelMap, layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
@@ -187,6 +196,28 @@ def layer_change(channels: ChannelMap, layer: Layer, removed: Flags) -> dict[str
     }
 
 
+def outcomes(
+    channels: ChannelMap,
+    layers: Iterable[Layer],
+    removed: Flags,
+    details: Mapping[str, Mapping[str, Any]],
+) -> tuple[LayerOutcome, ...]:
+    """Return what became of layers that have lost something, or of which ``details`` are told."""
+    done = []
+    for layer in layers:
+        change = layer_change(channels, layer, removed)
+        changed = [(name, *sizes) for name, sizes in sorted(change.items()) if len(set(sizes)) > 1]
+        facts: dict[str, Any] = {}
+        for name, before, after in changed:
+            facts |= {f"{name}_before": before, f"{name}_after": after}
+        facts |= details.get(layer.name, {})
+        if facts:
+            sizes = [f"{after} of {before} {name}" for name, before, after in changed[:1]]
+            scheme = ", ".join([layer.dtype, *sizes])
+            done.append(LayerOutcome(layer.name, scheme, details=facts))
+    return tuple(done)
+
+
 def frozen_notes(channels: ChannelMap) -> tuple[str, ...]:
     """Return which operators keep channels from being removed, a sentence for each reason."""
     nodes: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -196,4 +227,16 @@ def frozen_notes(channels: ChannelMap) -> tuple[str, ...]:
     return tuple(
         f"{op_type} keeps channels from being removed: {reason} ({listed(names, 3)})"
         for (op_type, reason), names in nodes.items()
+    )
+
+
+def layout_notes(target: Target, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
+    """Return what an export that states sizes in a configuration will not take, in a sentence."""
+    named = carrier.folder is not None and _LAYOUT in context.targets
+    if target.kind == "ratio" or not named:
+        return ()
+    return (
+        f"with a target of {target.kind} layers of one kind may keep different numbers of "
+        f"channels, which config.json cannot state, and the layout {_LAYOUT} is refused then: "
+        "a target ratio takes the same share of each",
     )

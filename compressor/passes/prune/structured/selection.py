@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -156,57 +156,3 @@ def _valued(queue: criteria.Queue, scope: Scope, losses: Sequence[float]) -> cri
     if scope == "local":
         return criteria.by_share(queue)
     return criteria.by_loss(queue, SHARES, losses) if scope == "sensitivity" else queue
-
-
-_MOST_STEPS = 6
-_CLOSE = 0.02  # of the float model's time; timings repeat no better than that
-
-
-def search_latency(
-    ranking: criteria.Ranking,
-    macs: Callable[[Flags], float],
-    measured: Callable[[Flags], float],
-    target: float,
-) -> tuple[int, float]:
-    """Find the mildest measured candidate whose latency ratio is at most ``target``.
-
-    Bisects over multiply-accumulates, since time roughly follows them, and starts at the
-    target itself. At most seven models are measured.
-
-    ``measured`` returns a model's time over the whole model's, which is noisy.
-
-    Returns:
-        How much of the order is removed, and the measured ratio.
-
-    Raises:
-        SpecError: even with the whole order gone, the model is slower than that.
-    """
-    whole, least = macs(ranking.removed(0)), macs(ranking.removed(len(ranking)))
-    low, high = least / whole, 1.0  # shares of MACs: of the last too small, and too large
-    best: tuple[int, float] | None = None
-    share = max(target, low)
-    for _ in range(_MOST_STEPS):
-        length = ranking.cut(macs, share * whole)
-        ratio = measured(ranking.removed(length))
-        if ratio <= target:
-            if best is None or length < best[0]:
-                best = length, ratio
-            low = share
-            if ratio > target - _CLOSE:
-                break
-        else:
-            high = share
-        if high - low < _CLOSE / 2:
-            break
-        share = (low + high) / 2
-    if best is not None:
-        return best
-    ratio = measured(ranking.removed(len(ranking)))
-    if ratio <= target:
-        return len(ranking), ratio
-    raise SpecError(
-        "target.latency",
-        f"is {target:g}, and {ratio:.2f} was measured with every removable unit but the minimum "
-        "gone",
-        f"set it to {ratio + _CLOSE:.2f} or more, or lower minimum",
-    )

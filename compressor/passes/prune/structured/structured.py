@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from math import lcm
 from typing import Any, ClassVar
 
 import onnx_ir as ir
@@ -14,25 +14,26 @@ from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import size_notes
+from compressor.graph.residuals import ResidualBlock
 from compressor.models.threads import on_threads
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.criteria import Queue, Ranking, Scores, normalized
-from compressor.passes.prune.structured import groups, masking, scores
-from compressor.passes.prune.structured.selection import Selector, search_latency
-from compressor.run.timing import already_open, measure
+from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
+from compressor.passes.prune.criteria import Queue, Scores, normalized
+from compressor.passes.prune.structured import groups, latency, reconstruction, scores
+from compressor.passes.prune.structured.reconstruction import reconstructed
+from compressor.passes.prune.structured.remaining import remaining_scores
+from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal
+from compressor.passes.prune.structured.segments import Variant
+from compressor.passes.prune.structured.selection import Selector
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.channels import ChannelMap, Flags
+from compressor.types.channels import ChannelMap
 from compressor.types.data import Samples, calibration_batch
 from compressor.types.layer_rules import plan_layers
-from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
-from compressor.types.tensors import Batch, samples_in
+from compressor.types.passes import GraphPass, Outcome, PassContext, Survey
 
-_LAYOUT = "compressed-tensors"
-_PROOF_SAMPLES = 4
 _SCAN_SAMPLES = 32
-_TIMED_SAMPLES = 32
-_TIMING_BUDGET = 1.0  # seconds for each candidate
-_TIMING_PRECISION = 0.01
+_ANY = PassContext()
+_TENSORRT_MULTIPLE = 8  # of channels that its kernels for float16 are made for
 
 
 class PruneStructured(GraphPass):
@@ -48,7 +49,9 @@ class PruneStructured(GraphPass):
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
-        "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771) for criteria"
+        "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
+        "2024 (arXiv:2403.12983) for criteria; Luo et al. 2017 (arXiv:1707.06342), He et al. 2017 "
+        "(arXiv:1707.06168) for reconstruction"
     )
 
     target: groups.Target = Field(description="how much to remove")
@@ -56,14 +59,23 @@ class PruneStructured(GraphPass):
         default="l2",
         description="how channels are ranked: by the norm of all weights that write and read "
         "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
-        "to the outputs to first order (taylor), by mean absolute activations (activation), or "
-        "at random as a baseline; taylor and activation read the calibration data",
+        "to the outputs to first order (taylor), by mean absolute activations (activation), by "
+        "the error that remains once the layers that read them are solved (reconstruction; l2 "
+        "where none can be), or at random as a baseline; taylor, activation and reconstruction "
+        "read the calibration data",
     )
     scope: groups.Scope | None = Field(
         default=None,
-        description="how a target other than ratio is spread over groups: global (the default) "
-        "ranks all channels by their score over their group's mean; local takes the same share of "
-        "each group; sensitivity takes of each until it alone would cost the outputs the same",
+        description="how a target other than ratio is spread over groups: global ranks all "
+        "channels by their score over their group's mean; local takes the same share of each "
+        "group; sensitivity takes of each until it alone would cost the outputs the same; if left "
+        "out, sensitivity where there are calibration data, else global; a latency always weighs "
+        "measured losses against measured times",
+    )
+    drop_blocks: bool = Field(
+        default=True,
+        description="let a target of latency drop whole residual blocks: branches that are added "
+        "to what they read",
     )
     round_to: int = Field(
         default=1, ge=1, description="a layer's remaining channels are a multiple of it"
@@ -72,9 +84,15 @@ class PruneStructured(GraphPass):
         default=0.1,
         description="least that remains of each group: a share (0.1) or a number (8) of channels",
     )
+    reconstruct: bool | None = Field(
+        default=None,
+        description="solve the layers that read removed channels by least squares on the "
+        "calibration data, so that they give what they gave; if left out, where there are such",
+    )
     re_estimate: bool = Field(
         default=False,
-        description="estimate batch-norm statistics anew on the calibration data afterwards",
+        description="estimate batch-norm statistics anew on the calibration data afterwards; "
+        "without effect where layers are reconstructed, for their biases are solved with them",
     )
     sensitivity: bool = Field(
         default=False,
@@ -88,18 +106,27 @@ class PruneStructured(GraphPass):
     @property
     def required(self) -> frozenset[Capability]:
         """What needs data needs a model that runs."""
-        runs = self.replays or self.criterion == "activation" or self.target.kind == "latency"
+        runs = self.replays or self.criterion == "activation"
         return self.needs | ({Capability.RUN} if runs else set())
 
     @property
     def replays(self) -> str:
         """What calibration data are run for."""
         purposes = {
-            "to score by taylor": self.criterion == "taylor",
-            "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
+            f"to score by {self.criterion}": self.criterion in ("taylor", "reconstruction"),
+            "to measure sensitivity": self.sensitivity
+            or self.scope == "sensitivity"
+            or self.target.kind == "latency",
             "to re-estimate batch-norm statistics": self.re_estimate,
+            "to reconstruct layers": self.reconstruct is True,
         }
         return " and ".join(purpose for purpose, needed in purposes.items() if needed)
+
+    @property
+    def replays_given(self) -> str:
+        """What is better with data."""
+        ranked = self.scope is not None or self.target.kind == "ratio"
+        return "" if self.reconstruct is False and ranked else "to lose less"
 
     @property
     def estimated(self) -> bool:
@@ -111,7 +138,7 @@ class PruneStructured(GraphPass):
         """Find the channels that can go; exact counts where all groups lose the same share."""
         graph = carrier.graph()
         self._check(graph)
-        selector = self.selector(carrier, map_channels(graph))
+        selector = self.selector(carrier, map_channels(graph), context)
         choice = selector.choice
         actions: dict[str, str] = {}
         reasons = {layer.name: choice.kept_reason(layer) for layer in carrier.layers()}
@@ -132,18 +159,15 @@ class PruneStructured(GraphPass):
             if self.criterion == "activation"
             else ()
         )
-        notes = (*groups.frozen_notes(choice.channels), *self._layout_notes(carrier, context))
-        return Survey(rows, requests, notes)
-
-    def _layout_notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
-        named = carrier.folder is not None and _LAYOUT in context.targets
-        if self.target.kind == "ratio" or not named:
-            return ()
-        return (
-            f"with a target of {self.target.kind} layers of one kind may keep different numbers of "
-            f"channels, which config.json cannot state, and the layout {_LAYOUT} is refused then: "
-            "a target ratio takes the same share of each",
+        notes = (
+            *groups.frozen_notes(choice.channels),
+            *groups.layout_notes(self.target, carrier, context),
+            *self._latency_notes(carrier, selector, context),
         )
+        if self.reconstruct is False or not context.shapes:
+            return Survey(rows, requests, notes)
+        unsolved, memory = reconstruction.planned(carrier, removable)
+        return Survey(rows, requests, (*notes, *unsolved), memory)
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -159,7 +183,7 @@ class PruneStructured(GraphPass):
             raise SpecError(
                 f"pass {self.name!r}", "has options that need calibration data", "give it samples"
             )
-        return _Pruning(self, carrier, context.seed, statistics, samples).outcome()
+        return _Pruning(self, carrier, context, statistics, samples).outcome()
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -167,7 +191,7 @@ class PruneStructured(GraphPass):
         """Remove as many channels, though not the same: no weight is looked at."""
         graph = carrier.graph()
         analysis = analyse(graph)
-        planned = self.selector(carrier, analysis.channels).planned()
+        planned = self.selector(carrier, analysis.channels, context).planned()
         smaller, kept = remove_channels(graph, analysis, planned)
         return carrier.with_channels(smaller, kept, planned=True)
 
@@ -178,20 +202,42 @@ class PruneStructured(GraphPass):
                 f"is {self.scope}, but a ratio applies to each group by itself",
                 "remove scope, or set target macs, parameters or latency",
             )
-        if self.re_estimate and next(masking.batch_norms(graph), None) is None:
+        if self.re_estimate and next(batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
                 "is true, but the model has no batch normalization",
                 "remove it, or put this pass before fuse",
             )
 
-    def selector(self, carrier: Carrier, channels: ChannelMap) -> Selector:
+    def _untimed(self, context: PassContext) -> bool:
+        """Whether a latency is wanted in TensorRT, which is not timed here."""
+        return self.target.kind == "latency" and context.targets == {"tensorrt"}
+
+    def blocks(self, carrier: Carrier, choice: groups.Choice) -> tuple[ResidualBlock, ...]:
+        """Return the residual blocks that the target may drop."""
+        if self.target.kind != "latency" or not self.drop_blocks:
+            return ()
+        return latency.droppable_blocks(carrier.graph(), choice.ruled)
+
+    def _latency_notes(
+        self, carrier: Carrier, selector: Selector, context: PassContext
+    ) -> tuple[str, ...]:
+        if self.target.kind != "latency":
+            return ()
+        blocks = self.blocks(carrier, selector.choice)
+        latency.check_reachable(selector, carrier.graph(), blocks)
+        return latency.plan_notes(blocks, context, self.scope, untimed=self._untimed(context))
+
+    def selector(
+        self, carrier: Carrier, channels: ChannelMap, context: PassContext = _ANY
+    ) -> Selector:
         """Return what may be removed of a model, and what chooses among it.
 
         Raises:
             SpecError: a rule matches no layer.
         """
-        layers, limits = carrier.layers(), (self.criterion, self.minimum, self.round_to)
+        multiple = lcm(self.round_to, _TENSORRT_MULTIPLE if self._untimed(context) else 1)
+        layers, limits = carrier.layers(), (self.criterion, self.minimum, multiple)
         choice = groups.choose(channels, layers, self.layers, *limits)
         tensors = groups.tensors_of(carrier.graph(), channels)
         return Selector(choice, self.target, tensors, self.minimum)
@@ -203,7 +249,7 @@ class _Pruning:
 
     _options: PruneStructured
     _carrier: Carrier
-    _seed: int
+    _context: PassContext
     _statistics: Mapping[str, Any]
     _samples: Samples | None
 
@@ -211,24 +257,56 @@ class _Pruning:
         self._graph = self._carrier.graph()
         self._analysis = analyse(self._graph)
         self._channels = self._analysis.channels
-        self._selector = self._options.selector(self._carrier, self._channels)
+        options = self._options
+        self._selector = options.selector(self._carrier, self._channels, self._context)
+        self._blocks = options.blocks(self._carrier, self._selector.choice)
+        self._removal = Removal(self._carrier, self._analysis, self._blocks)
         self._notes: list[str] = []
 
     def outcome(self) -> Outcome:
         queues = self._selector.queues(self._scores())
         sensitivities = self._sensitivities(queues)
-        removed = self._removed(queues, sensitivities)
-        smaller, kept = remove_channels(self._graph, self._analysis, removed)
-        probe = calibration_batch(self._samples, _PROOF_SAMPLES)
-        after = self._carrier.with_channels(smaller, kept, probe=probe)
-        self._describe(after)
-        self._prove(removed, smaller)
-        if self._options.re_estimate and self._samples is not None:
-            after = masking.re_estimated(after, self._samples.batches())
+        variant = self._chosen(queues, sensitivities)
+        smaller, kept = self._removal.smaller(variant)
+        probe = calibration_batch(self._samples, PROOF_SAMPLES)
+        if variant.dropped:
+            after = self._carrier.with_trainable_graph(smaller, (), probe=probe)
+        else:
+            after = self._carrier.with_channels(smaller, kept, probe=probe)
+        self._describe(after, variant)
+        self._notes += self._removal.proof(variant, smaller, self._samples)
+        details: dict[str, dict[str, Any]] = {}
+        if self._fed and self._options.reconstruct is not False:
+            assert self._samples is not None
+            graphs, data = (self._graph, smaller), self._samples.batches()
+            required = self._options.reconstruct is True
+            after, solved = reconstructed(after, graphs, kept, data, required=required)
+            details = solved.details()
+            self._notes.append(solved.note())
+        elif self._options.re_estimate and self._samples is not None:
+            after = re_estimated(after, self._samples.batches())
             self._notes.append("batch-norm statistics were estimated anew on the calibration data")
         if sensitivities:
             self._notes.append(scores.ranking_note(sensitivities))
-        return Outcome(after, self._layers(removed, sensitivities), tuple(self._notes))
+        for cost in sensitivities:
+            details.setdefault(cost.name, {})["sensitivity_db"] = list(cost.sqnr_db)
+        gone = {name for i in variant.dropped for name in self._blocks[i].layers}
+        left = [layer for layer in self._carrier.layers() if layer.name not in gone]
+        layers = groups.outcomes(self._channels, left, variant.removed, details)
+        return Outcome(after, layers, tuple(self._notes))
+
+    @property
+    def _fed(self) -> bool:
+        """Whether there are calibration data."""
+        return self._samples is not None and not self._samples.made_up
+
+    @property
+    def _scope(self) -> groups.Scope:
+        if self._options.scope is not None:
+            return self._options.scope
+        ranked = self._options.target.kind not in ("ratio", "latency")
+        measured = ranked and self._fed and not self._removal.masked.unfed
+        return "sensitivity" if measured else "global"
 
     def _scores(self) -> list[Scores]:
         graph, channels = self._graph, self._channels
@@ -237,100 +315,80 @@ class _Pruning:
         match self._options.criterion:
             case "l1" | "l2" as norm:
                 return scores.magnitude_scores(graph, channels, removable, weighed, int(norm[1]))
+            case "reconstruction":
+                assert self._samples is not None
+                plain = scores.magnitude_scores(graph, channels, removable, weighed, 2)
+                batches = self._samples.batches
+                return remaining_scores(self._carrier, channels, removable, batches, plain)
             case "batch-norm":
                 scales = scores.norm_scales(removable)
                 return scores.magnitude_scores(graph, channels, removable, scales, 1)
             case "activation":
                 return scores.activation_scores(channels, removable, self._statistics)
             case "random":
-                return scores.random_scores(channels, removable, self._seed)
+                return scores.random_scores(channels, removable, self._context.seed)
         assert self._samples is not None
         distinct = list(dict.fromkeys(member for members in weighed for member in members))
         # What the outputs lose compares across groups by itself.
-        batches = self._samples.batches()
-        whole = normalized(scores.taylor_scores(graph, channels, distinct, batches, self._seed))
+        data = self._samples.batches()
+        seed = self._context.seed
+        whole = normalized(scores.taylor_scores(graph, channels, distinct, data, seed))
         return [whole[group.units] for group in removable]
 
     def _sensitivities(self, queues: Sequence[Queue]) -> tuple[scores.Sensitivity, ...]:
         options = self._options
-        if self._samples is None or not (options.sensitivity or options.scope == "sensitivity"):
+        if self._samples is None or not (options.sensitivity or self._scope == "sensitivity"):
             return ()
         batch = self._samples.probe(_SCAN_SAMPLES)
         named = [
             (p.group.name, queue) for p, queue in zip(self._selector.prunable, queues, strict=True)
         ]
         return scores.scan(
-            lambda flags: self._masked.run(batch, flags), named, self._channels.count
+            lambda flags: self._removal.masked.run(batch, Variant(flags)),
+            named,
+            self._channels.count,
         )
 
-    @cached_property
-    def _masked(self) -> masking.MaskedModel:
-        return masking.MaskedModel(self._carrier, self._channels)
-
-    def _removed(self, queues: list[Queue], sensitivities: tuple[scores.Sensitivity, ...]) -> Flags:
+    def _chosen(
+        self, queues: list[Queue], sensitivities: tuple[scores.Sensitivity, ...]
+    ) -> Variant:
         selector, kind = self._selector, self._options.target.kind
         if kind == "ratio":
-            return selector.by_ratio(queues)
-        ranking = selector.ranking(queues, self._options.scope or "global", sensitivities)
-        if kind != "latency":
-            return selector.cut(ranking)
-        with on_threads(1):  # more would measure how many cores are free
-            return self._fast_enough(ranking)
+            return Variant(selector.by_ratio(queues))
+        if kind == "latency":
+            return self._fast_enough(queues)
+        ranking = selector.ranking(queues, self._scope, sensitivities)
+        return Variant(selector.cut(ranking))
 
-    def _fast_enough(self, ranking: Ranking) -> Flags:
+    def _fast_enough(self, queues: list[Queue]) -> Variant:
         assert self._samples is not None
-        batch = self._samples.probe(_TIMED_SAMPLES)
-        whole = self._carrier.runner()
-
-        def measured(flags: Flags) -> float:
-            smaller = self._carrier.with_graph(self._smaller(flags)).runner()
-            runners = {"whole": whole, "smaller": smaller}
-            times = measure(already_open(runners), [batch], _TIMING_BUDGET, _TIMING_PRECISION)
-            return float(times.ratio("smaller", "whole")["value"])
-
-        target = self._options.target.value
-        length, ratio = search_latency(ranking, self._channels.macs, measured, target)
-        samples = samples_in(batch)
-        self._notes.append(
-            f"latency at batch {samples}, measured beside the model before pruning: "
-            f"{ratio:.2f} of its time; the target is {target:g}"
+        wanted = latency.LatencyTarget(
+            self._carrier,
+            self._analysis,
+            self._selector,
+            self._blocks,
+            queues,
+            self._samples,
+            self._context,
+            self._options.re_estimate,
         )
-        return ranking.removed(length)
+        with on_threads(latency.THREADS):
+            variant, notes = wanted.chosen(self._options.target.value)
+        self._notes += notes
+        return variant
 
-    def _smaller(self, flags: Flags) -> ir.Model:
-        return remove_channels(self._graph, self._analysis, flags)[0]
-
-    def _prove(self, removed: Flags, smaller: ir.Model) -> None:
-        if self._samples is None:
-            self._notes.append("no removal was proved: the model was not run")
-            return
-        unfed = self._masked.unfed
-        if unfed:
-            self._notes.append(f"no removal was proved: {unfed}")
-            return
-        batch = self._samples.probe(_PROOF_SAMPLES)
-
-        def sliced(flags: Flags) -> ir.Model:
-            return smaller if (flags == removed).all() else self._smaller(flags)
-
-        def compared(flags: Flags) -> tuple[Batch, Batch]:
-            runner = self._carrier.with_graph(sliced(flags)).runner()
-            return self._masked.run(batch, flags), runner.run(batch)
-
-        def exactly(flags: Flags) -> tuple[Batch, Batch]:
-            masked = self._masked.run_in_doubles(batch, flags)
-            return masked, masking.in_doubles(sliced(flags), batch)
-
-        proof = masking.prove(compared, exactly, self._channels, removed)
-        self._notes.append(proof.note(self._samples.made_up))
-
-    def _describe(self, after: Carrier) -> None:
+    def _describe(self, after: Carrier, variant: Variant) -> None:
         before = self._carrier
         rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (before, after)]
         if after.kind != before.kind:
             self._notes.append(
                 "no sizes of the module make it compute what its graph does: the graph takes its "
                 "place, and cannot be trained"
+            )
+        elif rebuilt == [False, True] and variant.dropped:
+            self._notes.append(
+                "the module still has the blocks that were dropped: a module that executes the "
+                "graph takes its place"
             )
         elif rebuilt == [False, True]:
             self._notes.append(
@@ -339,24 +397,3 @@ class _Pruning:
                 "that executes the graph takes its place"
             )
         self._notes += size_notes(before, after)
-
-    def _layers(
-        self, removed: Flags, sensitivities: Sequence[scores.Sensitivity]
-    ) -> tuple[LayerOutcome, ...]:
-        costs = {cost.name: cost for cost in sensitivities}
-        outcomes = []
-        for layer in self._carrier.layers():
-            change = groups.layer_change(self._channels, layer, removed)
-            changed = [
-                (name, *sizes) for name, sizes in sorted(change.items()) if len(set(sizes)) > 1
-            ]
-            details: dict[str, Any] = {}
-            for name, before, after in changed:
-                details |= {f"{name}_before": before, f"{name}_after": after}
-            if layer.name in costs:
-                details["sensitivity_db"] = list(costs[layer.name].sqnr_db)
-            if details:
-                sizes = [f"{after} of {before} {name}" for name, before, after in changed[:1]]
-                scheme = ", ".join([layer.dtype, *sizes])
-                outcomes.append(LayerOutcome(layer.name, scheme, details=details))
-        return tuple(outcomes)

@@ -14,7 +14,7 @@ from torch import nn
 from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.structured.masking import PooledMoments, batch_norms, re_estimated
+from compressor.passes.prune.batch_statistics import PooledMoments, batch_norms, re_estimated
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Batch, TensorSpec
 

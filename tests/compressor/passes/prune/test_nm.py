@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.passes.prune.sparse.passes import PruneNm
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
+from tests.compressor.passes.prune import structured_models
 from tests.compressor.passes.prune.sparse_models import (
     ANY,
     all_but,
@@ -143,9 +145,55 @@ def test_criteria_that_see_data_lose_less(tmp_path: Path, build: Any, name: str)
     assert lost["wanda"] < lost["magnitude"]
 
 
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize(
+    ("build", "name"), [(language, "down.0"), (pictures, "grouped"), (pictures, "point")]
+)
+def test_what_stays_can_be_solved(tmp_path: Path, build: Any, name: str, criterion: str):
+    model = build()
+    given = {"criterion": criterion, "layers": all_but(model, name)}
+    plain = applied(prune(**given), model, tmp_path).carrier
+    solved = applied(prune(**given, reconstruct=True), model, tmp_path).carrier
+    weight = weights(solved)[name]
+    assert float((weight == 0).float().mean()) == 0.5
+    if criterion == "magnitude":  # moments are those of fewer inputs than norms
+        assert torch.equal(weight == 0, weights(plain)[name] == 0)
+    share = output_error(model, solved, name) / output_error(model, plain, name)
+    assert share < (1.0 if criterion == "sparsegpt" else 0.8)
+
+
+def test_groups_in_another_order_are_solved_in_it(tmp_path: Path):
+    model = pictures()
+    given = {"permute": True, "layers": all_but(model, "point")}
+    plain, solved = (
+        applied(prune(**given, reconstruct=flag), model, tmp_path).carrier for flag in (False, True)
+    )
+    assert torch.equal(weights(plain)["point"] == 0, weights(solved)["point"] == 0)
+    assert output_error(model, solved, "point") < 0.8 * output_error(model, plain, "point")
+
+
+def test_statistics_are_estimated_anew_on_request(tmp_path: Path):
+    model = structured_models.carrier(structured_models.Residual())
+    context = PassContext(samples=structured_models.data())
+    step = prune(re_estimate=True)
+    assert step.replays == "to re-estimate batch-norm statistics"
+    assert step.required == {"weights", "run", "graph"}
+    outcome = step.apply(model, context, {})
+    plain = prune().apply(model, context, {}).carrier
+    wanted = re_estimated(plain, structured_models.data().batches()).tensors()
+    changed = [n for n, t in outcome.carrier.tensors().items() if "running_mean" in n]
+    assert changed
+    for name in changed:
+        assert torch.equal(outcome.carrier.tensors()[name].read(), wanted[name].read()), name
+    assert "batch-norm statistics were estimated anew on the calibration data" in outcome.notes
+    with pytest.raises(SpecError, match="the model has no batch normalization"):
+        step.survey(language(), ANY)
+
+
 def test_what_it_needs_depends_on_the_criterion():
     assert prune().required == {"weights"}
     assert prune(criterion="wanda").required == {"weights", "run", "graph"}
+    assert prune(reconstruct=True).required == {"weights", "run", "graph"}
 
 
 @pytest.mark.parametrize(

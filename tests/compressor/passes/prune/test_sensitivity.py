@@ -1,17 +1,14 @@
-"""What pruning each group alone costs, and the search for a latency."""
+"""What pruning each group alone costs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from compressor.errors import SpecError
-from compressor.passes.prune.criteria import Queue, Ranking, allowed_counts, by_score, by_share
+from compressor.passes.prune.criteria import Queue, allowed_counts, by_score
 from compressor.passes.prune.structured.scores import SHARES, ranking_note, relative_error, scan
-from compressor.passes.prune.structured.selection import search_latency
 from compressor.types.channels import Flags
 from compressor.types.tensors import Batch
-from tests.compressor.passes.prune.channel_maps import chain
 
 
 def queue(start: int, count: int) -> Queue:
@@ -58,33 +55,3 @@ def test_no_change_is_no_loss():
     (found,) = scan(lambda _: x, [("g", queue(0, 4))], 4)
     assert found.sqnr_db == (None,) * len(SHARES)
     assert "g no change" in ranking_note([found])
-
-
-def shares() -> tuple[Ranking, object]:
-    channels = chain([32, 32, 2], frozen=frozenset({2}))
-    queues = tuple(by_share(queue(32 * i, 32)) for i in range(2))
-    return Ranking(queues, channels.count, np.zeros(0, np.int64)), channels.macs
-
-
-@pytest.mark.parametrize("target", [0.3, 0.5, 0.8, 0.97])
-@pytest.mark.parametrize("overhead", [0.0, 0.2])
-def test_the_latency_is_met_with_little_to_spare(target, overhead):
-    ranking, macs = shares()
-    whole = macs(ranking.removed(0))
-    measured = []
-
-    def time(removed: Flags) -> float:
-        measured.append(overhead + (1 - overhead) * macs(removed) / whole)
-        return measured[-1]
-
-    _, ratio = search_latency(ranking, macs, time, target)
-    assert len(measured) <= 7
-    assert target - 0.05 < ratio <= target
-    assert ratio in measured
-
-
-def test_a_latency_out_of_reach_says_what_was_measured():
-    ranking, macs = shares()
-    with pytest.raises(SpecError, match=r"target.latency: is 0.5, and 0.90 was measured") as raised:
-        search_latency(ranking, macs, lambda _: 0.9, 0.5)
-    assert "0.92" in raised.value.remedy

@@ -1,0 +1,222 @@
+"""Weights solved by ridge regression, so that a layer with fewer inputs gives what it gave.
+
+That what remains of a pruned layer's consumer is solved by least squares on unlabelled samples is
+from J.-H. Luo et al., ThiNet, 2017 (arXiv:1707.06342), section 3.2, and Y. He et al., Channel
+pruning for accelerating very deep neural networks, 2017 (arXiv:1707.06168), section 3.1. All is in
+float64, and nothing grows with the number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+"""Shares of the mean input power that are tried as the penalty."""
+_WIDE = 1024  # columns up to which products of single inputs are in float64, too
+_DEAD = 1e-12  # of the largest input power: what has less is taken to be always zero
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a convolution sees of its input, a number for each spatial axis.
+
+    Attributes:
+        pads: zeros before and after, as ONNX orders them: all beginnings, then all ends.
+        dilations: steps between the elements of a patch.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+
+def pairs(
+    inputs: Tensor, outputs: Sequence[Tensor], window: Window | None, wanted: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Return what a layer multiplies its weight with, and what belongs to its outputs there.
+
+    They are looked at on an even grid, for neighbours are almost the same.
+
+    >>> x, (y,) = pairs(torch.zeros(2, 5, 3), [torch.zeros(2, 5, 7)], None, wanted=9)
+    >>> x.shape, y.shape
+    (torch.Size([2, 5, 3]), torch.Size([2, 5, 7]))
+
+    Args:
+        inputs: of a convolution ``[batch, channels, *lengths]``, else ``[batch, ..., columns]``.
+        outputs: values in the form of the layer's output, with its batch and its lengths.
+        wanted: places to look at in each sample, if it has as many.
+
+    Returns:
+        ``[batch, places, columns]``, and ``[batch, places, rows]`` of each output.
+    """
+    if window is None:
+        flat = [v.reshape(len(v), prod(v.shape[1:-1]), v.shape[-1]) for v in (inputs, *outputs)]
+        step = max(1, flat[0].shape[1] // wanted)
+        first, *rest = (v[:, ::step] for v in flat)
+        return first, rest
+    rank, lengths = len(window.kernel), outputs[0].shape[2:]
+    step = max(1, int((prod(lengths) / wanted) ** (1 / rank)))
+    grid = (slice(None), slice(None), *[slice(None, None, step)] * rank)
+    chosen = [v[grid].flatten(2).transpose(1, 2) for v in outputs]
+    ends = zip(window.pads[:rank], window.pads[rank:], strict=True)
+    padded = functional.pad(inputs, [n for pair in reversed(list(ends)) for n in pair])
+    for axis, (length, stride, gap) in enumerate(
+        zip(window.kernel, window.strides, window.dilations, strict=True)
+    ):
+        padded = padded.unfold(2 + axis, gap * (length - 1) + 1, stride * step)[..., ::gap]
+    order = (0, *range(2, 2 + rank), 1, *range(2 + rank, 2 + 2 * rank))
+    patches = padded.permute(order)
+    columns = inputs.shape[1] * prod(window.kernel)
+    return patches.reshape(len(inputs), -1, columns), chosen
+
+
+class Sums:
+    """Moments of a stream of inputs ``x`` and of the targets ``t`` that they are to give.
+
+    Attributes:
+        inputs: ``Σ x xᵀ``, ``[columns, columns]``.
+        cross: ``Σ t xᵀ``, ``[rows, columns]``.
+        input_sum: ``Σ x``, ``[columns]``.
+        target_sum: ``Σ t``, ``[rows]``.
+        power: ``Σ t²``, ``[rows]``.
+        count: how many pairs there were.
+    """
+
+    def __init__(self, columns: int, rows: int):
+        self.inputs = torch.zeros(columns, columns, dtype=torch.float64)
+        self.cross = torch.zeros(rows, columns, dtype=torch.float64)
+        self.input_sum = torch.zeros(columns, dtype=torch.float64)
+        self.target_sum = torch.zeros(rows, dtype=torch.float64)
+        self.power = torch.zeros(rows, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, inputs: Tensor, targets: Tensor) -> None:
+        """Take in pairs, ``[count, columns]`` and ``[count, rows]``."""
+        if inputs.shape[1] <= _WIDE:
+            inputs, targets = inputs.to(torch.float64), targets.to(torch.float64)
+        self.inputs += inputs.T @ inputs
+        self.cross += targets.T @ inputs
+        self.input_sum += inputs.sum(0, dtype=torch.float64)
+        self.target_sum += targets.sum(0, dtype=torch.float64)
+        self.power += targets.to(torch.float64).square().sum(0)
+        self.count += len(inputs)
+
+    def __add__(self, other: Sums) -> Sums:
+        """Return the sums of both streams."""
+        joined = Sums(len(self.input_sum), len(self.target_sum))
+        for name in ("inputs", "cross", "input_sum", "target_sum", "power", "count"):
+            setattr(joined, name, getattr(self, name) + getattr(other, name))
+        return joined
+
+    def errors(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return the squared error of ``weight x + bias`` in each row, ``[rows]``."""
+        squared = ((weight @ self.inputs - 2 * self.cross) * weight).sum(1)
+        shifted = bias * (2 * (weight @ self.input_sum - self.target_sum) + self.count * bias)
+        return (self.power + squared + shifted).clamp(min=0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A layer as it is before it is solved.
+
+    Attributes:
+        weight: float64 ``[rows, columns]``.
+        bias: float64 ``[rows]``.
+        shifts: the bias may change, too.
+        importance: how much a squared error in each row counts, ``[rows]``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    shifts: bool
+    importance: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A solved layer.
+
+    Attributes:
+        weight: float64 ``[rows, columns]``.
+        bias: float64 ``[rows]``.
+        penalty: the share of the mean input power that was chosen; ``None`` if the weight is the
+            given one.
+        before: squared error with the given weight and bias, as a share of the targets' variance.
+        after: the same with the solved ones, never more.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    penalty: float | None
+    before: float
+    after: float
+
+
+def solve(start: Start, parts: Sequence[Sums], penalties: Sequence[float] = PENALTIES) -> Fit:
+    """Solve a layer's weight, and its bias with it, for targets.
+
+    It minimizes ``Σ ‖W x + b - t‖² + penalty ‖W - W₀‖²``, where ``W₀`` is the weight as it is: so
+    the squared error never grows, and what the inputs do not tell (of dead channels, or with fewer
+    samples than columns) stays as it was. The penalty is the one that does best on the part of the
+    samples that was not solved on, by turns; the weight as it is competes.
+
+    Args:
+        parts: sums over disjoint parts of the samples.
+        penalties: those to choose from, as shares of the mean power of inputs that are not dead.
+    """
+    whole = sum(parts[1:], parts[0])
+    variance = whole.power - whole.target_sum.square() / max(whole.count, 1)
+    scale = float((start.importance * variance.clamp(min=0.0)).sum()) or 1.0
+    chosen = _chosen(start, parts, penalties)
+    weight, bias = start.weight, start.bias
+    if chosen is not None:
+        ((weight, bias),) = _solved(start, whole, [chosen])
+    before, after = (
+        float((start.importance * whole.errors(w, b)).sum()) / scale
+        for w, b in ((start.weight, start.bias), (weight, bias))
+    )
+    return Fit(weight, bias, chosen, before, after)
+
+
+def _chosen(start: Start, parts: Sequence[Sums], penalties: Sequence[float]) -> float | None:
+    """Return the penalty that does best on what was held out; ``None`` if none is better."""
+    errors = torch.zeros(1 + len(penalties), dtype=torch.float64)
+    for index, held in enumerate(parts):
+        rest = [part for place, part in enumerate(parts) if place != index and part.count]
+        if not rest or not held.count:
+            return None
+        fits = _solved(start, sum(rest[1:], rest[0]), penalties)
+        for place, (weight, bias) in enumerate([(start.weight, start.bias), *fits]):
+            errors[place] += (start.importance * held.errors(weight, bias)).sum()
+    best = int(errors.argmin())
+    return None if best == 0 else penalties[best - 1]
+
+
+def _solved(start: Start, sums: Sums, penalties: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
+    """Return weight and bias for each penalty."""
+    mean, target = sums.input_sum / sums.count, sums.target_sum / sums.count
+    inputs, cross = sums.inputs, sums.cross - torch.outer(start.bias, sums.input_sum)
+    if start.shifts:
+        inputs = sums.inputs - torch.outer(mean, sums.input_sum)
+        cross = sums.cross - torch.outer(target, sums.input_sum)
+    missing = (cross - start.weight @ inputs).T
+    powers = inputs.diagonal()
+    alive = powers > _DEAD * powers.max()
+    power = float(powers[alive].mean()) if bool(alive.any()) else 1.0
+    results = []
+    for penalty in penalties:
+        ridged = inputs.clone()
+        ridged.diagonal().add_(penalty * power)
+        factor, failed = torch.linalg.cholesky_ex(ridged)
+        weight = start.weight
+        if not bool(failed):  # too little is added to what rounding has left of a singular matrix
+            weight = weight + torch.cholesky_solve(missing, factor).T
+        results.append((weight, target - weight @ mean if start.shifts else start.bias))
+    return results

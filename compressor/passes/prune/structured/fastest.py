@@ -1,0 +1,354 @@
+"""Find widths, and blocks to drop, that reach a latency at the least loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from compressor.errors import SpecError
+from compressor.passes.prune.criteria import Queue
+from compressor.passes.prune.structured.knapsack import Options, cheapest
+from compressor.passes.prune.structured.segments import Segment, Variant
+from compressor.types.channels import Flags, Units
+
+_COARSE = 8  # widths of a group that are timed first, at least
+_TELLS = 0.04  # of the time of a group's segments: what neighbouring widths must differ by
+_STEEP = 1.5  # times the mean slope, from which on a step is looked for
+_SAME = 0.01  # of it: what timings do not tell apart
+_HALVINGS = 3
+_APPROACHES = (1 / 3, 2 / 3, 1.0)  # shares of the way to the target
+_ATTEMPTS = 6
+_SAMPLED = 4  # widths of a group at which a loss is measured, besides all
+_CHECKS = 3  # of whole networks
+_CLOSE = 0.01
+_MOST_COMBINATIONS = 1000
+
+Timed = Callable[[Sequence[tuple[Segment, Variant]]], list[float]]
+
+
+@dataclass(frozen=True)
+class State:
+    """How many units of each group remain, and which blocks are gone."""
+
+    widths: tuple[int, ...]
+    dropped: frozenset[int] = frozenset()
+
+    def narrowed(self, group: int, width: int) -> State:
+        """Return the state with another number of a group's units."""
+        return replace(self, widths=(*self.widths[:group], width, *self.widths[group + 1 :]))
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What can be chosen in a network.
+
+    Attributes:
+        segments: its parts whose times add up.
+        queues: the order in which each group's units go, and how many may remain.
+        blocks: for each block that may be dropped, the groups that go with it.
+        count: number of units.
+        gone: units that go in any case.
+    """
+
+    segments: tuple[Segment, ...]
+    queues: tuple[Queue, ...]
+    blocks: Mapping[int, tuple[int, ...]]
+    count: int
+    gone: Flags
+
+    def variant(self, state: State) -> Variant:
+        """Return what is taken away in a state."""
+        removed = self.gone.copy()
+        for queue, width in zip(self.queues, state.widths, strict=True):
+            removed[queue.units[: len(queue.units) - width]] = True
+        return Variant(removed, state.dropped)
+
+    @property
+    def full(self) -> State:
+        """The state in which everything remains that may."""
+        return State(tuple(len(q.units) for q in self.queues))
+
+    @property
+    def least(self) -> State:
+        """The state in which everything is gone that can be."""
+        return State(tuple(int(q.remaining[0]) for q in self.queues), frozenset(self.blocks))
+
+    @cached_property
+    def places(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the segments that depend on each group."""
+        return tuple(
+            tuple(i for i, s in enumerate(self.segments) if s.units[q.units].any())
+            for q in self.queues
+        )
+
+    def place(self, block: int) -> int:
+        """Return the number of the segment in which a block ends."""
+        return next(i for i, s in enumerate(self.segments) if block in s.blocks)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The choice.
+
+    Attributes:
+        predicted: its share of the time, by the table.
+        measured: its share of the time of a run of the whole network.
+        widths: for each group, those that were told apart.
+    """
+
+    state: State
+    predicted: float
+    measured: float
+    widths: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Class:
+    """Options of which one is taken: what a state becomes, and what that costs."""
+
+    states: tuple[Callable[[State], State], ...]
+    options: Options
+
+
+class Search:
+    """Looks for the state of a network that meets a target.
+
+    Args:
+        timed: returns seconds of segments.
+        whole: returns seconds of the whole network.
+        loss: returns what a state costs.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        timed: Timed,
+        whole: Callable[[Variant], float],
+        loss: Callable[[Variant], float],
+    ):
+        self._network, self._timed, self._whole = network, timed, whole
+        self._measured_loss, self._losses = loss, dict[State, float]()
+
+    def find(self, target: float) -> Found:
+        """Return the choice with the least loss whose share of the time is at most ``target``.
+
+        Times of a layer depend on the widths before and behind it, so a knapsack is solved with
+        the times around the last choice, until that no longer changes. Where a run of the whole
+        network differs from the sum of its segments, the budget is corrected by that.
+
+        Raises:
+            SpecError: even with everything gone that can be, the network takes longer.
+        """
+        network = self._network
+        full = self._total(network.full)
+        self._check(target, full)
+        state, factor = network.full, 1.0
+        for share in _APPROACHES:
+            state = self._settled(state, (1 - share * (1 - target)) * full)
+        best: Found | None = None
+        for _ in range(_CHECKS):
+            predicted = self._total(state) / full * factor
+            measured = self._measured(state)
+            found = Found(state, predicted, measured, self.widths)
+            if best is None or (measured > target, -measured) < (
+                best.measured > target,
+                -best.measured,
+            ):
+                best = found
+            if target - 2 * _CLOSE <= measured <= target:
+                break
+            factor *= measured / predicted
+            state = self._settled(state, (target - _CLOSE / 2) / factor * full)
+        assert best is not None
+        return best
+
+    def _measured(self, state: State) -> float:
+        network = self._network
+        return self._whole(network.variant(state)) / self._whole(network.variant(network.full))
+
+    def _check(self, target: float, full: float) -> None:
+        network = self._network
+        least = self._total(network.least) / full
+        if least <= target:
+            return
+        dropped = f" and {len(network.blocks)} blocks dropped" if network.blocks else ""
+        raise SpecError(
+            "target.latency",
+            f"is {target:g}, and {least:.2f} of the time was measured with every removable unit "
+            f"but the minimum gone{dropped}",
+            f"set it to {np.ceil(least * 100 + 1) / 100:.2f} or more, or lower minimum",
+        )
+
+    def _total(self, state: State) -> float:
+        variant = self._network.variant(state)
+        return sum(self._timed([(s, variant) for s in self._network.segments]))
+
+    def _settled(self, state: State, budget: float) -> State:
+        """Solve knapsacks, each with the times around the last choice, until it stays.
+
+        Losses are those around the state before.
+        """
+        tried: dict[State, float] = {}
+        slack, around = 0.0, state
+        for _ in range(_ATTEMPTS):
+            state = self._chosen(state, around, budget - slack)
+            total = self._total(state)
+            if state in tried:
+                break
+            tried[state] = total
+            slack = max(0.0, slack + total - budget)  # what interactions cost
+        fitting = [s for s, total in tried.items() if total <= budget * (1 + _CLOSE)]
+        return min(fitting or tried, key=self.loss if fitting else tried.__getitem__)
+
+    def loss(self, state: State) -> float:
+        """Return what a state costs, measured once."""
+        if state not in self._losses:
+            self._losses[state] = self._measured_loss(self._network.variant(state))
+        return self._losses[state]
+
+    def _narrowing(self, state: State, group: int, line: Sequence[int]) -> list[float]:
+        """Return what it costs to change a group to each of some widths, interpolated."""
+        places = np.unique(np.linspace(0, len(line) - 1, _SAMPLED).round().astype(int))
+        measured = [self.loss(state.narrowed(group, line[i])) for i in places]
+        before = self.loss(state)
+        return [float(x) - before for x in np.interp(line, [line[i] for i in places], measured)]
+
+    def _chosen(self, state: State, around: State, budget: float) -> State:
+        classes = list(self._classes(state, around))
+        chosen = cheapest([c.options for c in classes], budget - self._total(state))
+        if chosen is None:  # by these times; the least that they allow is a step towards it
+            chosen = [int(np.argmin(c.options.times)) for c in classes]
+        for made, option in zip(classes, chosen, strict=True):
+            state = made.states[option](state)
+        return state
+
+    def _classes(self, state: State, around: State) -> Iterable[_Class]:
+        inside = [g for groups in self._network.blocks.values() for g in groups]
+        alone = [g for g in range(len(state.widths)) if g not in inside]
+        for block, groups in self._network.blocks.items():
+            yield self._class_of(state, around, groups, block)
+        for group in alone:
+            yield self._class_of(state, around, (group,), None)
+
+    def _class_of(
+        self, state: State, around: State, groups: Sequence[int], block: int | None
+    ) -> _Class:
+        """Return every combination of some groups' widths, and the end of their block."""
+        gone = frozenset() if block is None else frozenset({block})
+        whole, kept = (replace(s, dropped=s.dropped - gone) for s in (state, around))
+        places = {p for g in groups for p in self._network.places[g]}
+        places |= {self._network.place(b) for b in gone}
+        before = self._seconds(places, [state, whole])
+        widths = [self._few(group, len(groups)) for group in groups]
+        lost, slower = [], []
+        for group, line in zip(groups, widths, strict=True):
+            seconds = self._seconds(places, [whole.narrowed(group, w) for w in line])
+            slower.append([s - before[1] for s in seconds])
+            lost.append(self._narrowing(kept, group, line))
+        base = self.loss(kept) - self.loss(around)
+        times, losses, states = [], [], list[_Setting]()
+        for indices in product(*(range(len(line)) for line in widths)):
+            pairs = [(g, line[i]) for g, line, i in zip(groups, widths, indices, strict=True)]
+            times.append(_summed(slower, indices) + before[1] - before[0])
+            losses.append(_summed(lost, indices) + base)
+            states.append(_Setting(tuple(pairs), block, gone=False))
+        if gone:
+            dropped = replace(state, dropped=state.dropped | gone)
+            times.append(self._seconds(places, [dropped])[0] - before[0])
+            end = replace(around, dropped=around.dropped | gone)
+            losses.append(self.loss(end) - self.loss(around))
+            states.append(_Setting((), block, gone=True))
+        return _Class(tuple(states), Options(np.array(times), np.array(losses)))
+
+    def _few(self, group: int, groups: int) -> Sequence[int]:
+        most = max(2, int(_MOST_COMBINATIONS ** (1 / groups)))
+        line = self.widths[group]
+        return [line[i] for i in np.unique(np.linspace(0, len(line) - 1, most).round().astype(int))]
+
+    def _seconds(self, places: Iterable[int], states: Sequence[State]) -> list[float]:
+        """Return the seconds of some segments together, in each state."""
+        segments = [self._network.segments[i] for i in sorted(places)]
+        variants = [self._network.variant(state) for state in states]
+        flat = self._timed([(s, v) for v in variants for s in segments])
+        size = len(segments)
+        return [sum(flat[i * size : (i + 1) * size]) for i in range(len(states))]
+
+    @cached_property
+    def widths(self) -> tuple[tuple[int, ...], ...]:
+        """The widths of each group that its kernels tell apart, ascending.
+
+        A few are timed, and then those between two of them that differ. A width stays only if all
+        that are wider take longer.
+        """
+        lines = [_coarse(queue.remaining) for queue in self._network.queues]
+        self._times(enumerate(lines))
+        for _ in range(_HALVINGS):
+            lines = [self._refined(i, line) for i, line in enumerate(lines)]
+        return tuple(self._apart(i, line) for i, line in enumerate(lines))
+
+    def _times(self, lines: Iterable[tuple[int, Sequence[int]]]) -> list[list[float]]:
+        full = self._network.full
+        return [
+            self._seconds(self._network.places[i], [full.narrowed(i, w) for w in line])
+            for i, line in lines
+        ]
+
+    def _refined(self, group: int, line: Sequence[int]) -> list[int]:
+        """Add a width between neighbours where time rises faster than over the whole line."""
+        (seconds,) = self._times([(group, line)])
+        remaining = self._network.queues[group].remaining
+        slope = (seconds[-1] - seconds[0]) / max(line[-1] - line[0], 1)
+        finer = list(line)
+        for low, high, before, after in zip(line, line[1:], seconds, seconds[1:], strict=False):
+            between = remaining[(remaining > low) & (remaining < high)]
+            least = max(_TELLS * seconds[-1], _STEEP * slope * (high - low))
+            if between.size and after - before > least:
+                finer.append(int(between[between.size // 2]))
+        return sorted(finer)
+
+    def _apart(self, group: int, line: Sequence[int]) -> tuple[int, ...]:
+        (seconds,) = self._times([(group, line)])
+        stay, least = list[int](), np.inf
+        for width, time in zip(reversed(line), reversed(seconds), strict=True):
+            if time < least - _SAME * seconds[-1] or not stay:
+                stay.append(width)
+                least = min(least, time)
+        return tuple(reversed(stay))
+
+
+def _summed(lines: Sequence[Sequence[float]], indices: Sequence[int]) -> float:
+    return sum(line[i] for line, i in zip(lines, indices, strict=True))
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Sets some groups' widths, or drops their block."""
+
+    widths: tuple[tuple[int, int], ...]
+    block: int | None
+    gone: bool
+
+    def __call__(self, state: State) -> State:
+        if self.block is not None:
+            dropped = state.dropped | {self.block} if self.gone else state.dropped - {self.block}
+            state = replace(state, dropped=dropped)
+        for group, width in self.widths:
+            state = state.narrowed(group, width)
+        return state
+
+
+def _coarse(remaining: Units) -> list[int]:
+    """Return about eight to sixteen of the numbers that may remain, the least and all included.
+
+    Round numbers, in multiples of a power of two: most kernels compute so many channels at a time.
+    """
+    total = int(remaining[-1])
+    step = 1 << max(0, int(np.log2(max(total / _COARSE, 1))))
+    chosen = remaining[remaining % step == 0]
+    if chosen.size < _COARSE // 2:
+        chosen = remaining[:: max(1, remaining.size // _COARSE)]
+    return sorted({int(remaining[0]), *map(int, chosen), total})

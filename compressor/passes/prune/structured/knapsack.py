@@ -1,0 +1,81 @@
+"""Choose one option of each class, at the least loss within a budget of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+_MOST_POINTS = 4000
+_TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What one class offers.
+
+    Attributes:
+        times: of each option, ``[n]``; they may be negative where they are differences.
+        losses: of each option, ``[n]``.
+    """
+
+    times: Numbers
+    losses: Numbers
+
+
+def cheapest(classes: Sequence[Options], budget: float) -> list[int] | None:
+    """Return the option of each class whose times fit a budget at the least sum of losses.
+
+    The multiple-choice knapsack problem, by dynamic programming over dominance (H. Kellerer,
+    U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 11.5): of all choices among the
+    first classes, those remain than which none is both faster and better. Where more than 4,000
+    remain, times are told apart no finer than the range over 4,000; sums stay exact, so a choice
+    never exceeds the budget.
+
+    >>> half = Options(np.array([2.0, 1.0]), np.array([0.0, 1.0]))
+    >>> cheapest([half, half], 3.0)
+    [0, 1]
+
+    Returns:
+        The option of each class; ``None`` if even the fastest of each take longer.
+    """
+    times, losses = np.zeros(1), np.zeros(1)
+    steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    least = [float(options.times.min()) for options in classes]
+    for index, options in enumerate(classes):
+        rest = sum(least[index + 1 :])
+        total = (times[:, None] + options.times).ravel()
+        loss = (losses[:, None] + options.losses).ravel()
+        stay = _undominated(total, loss, budget - rest)
+        if not stay.size:
+            return None
+        steps.append((stay // len(options.times), stay % len(options.times)))
+        times, losses = total[stay], loss[stay]
+    place = int(np.lexsort((times, losses))[0])
+    chosen = []
+    for before, option in reversed(steps):
+        chosen.append(int(option[place]))
+        place = int(before[place])
+    return chosen[::-1]
+
+
+def _undominated(times: Numbers, losses: Numbers, most: float) -> NDArray[np.int64]:
+    """Return the places of points that no other beats in both, by ascending time."""
+    order: NDArray[np.int64] = np.lexsort((losses, times))
+    order = order[times[order] <= most + _TOLERANCE * abs(most)]
+    if not order.size:
+        return order
+    below = np.minimum.accumulate(losses[order])
+    places: NDArray[np.int64] = order[np.append(True, below[1:] < below[:-1])]
+    if places.size <= _MOST_POINTS:
+        return places
+    # The best of each stretch of times is its last; the fastest of all stays, too.
+    span = times[places[-1]] - times[places[0]]
+    stretch = ((times[places] - times[places[0]]) / span * (_MOST_POINTS - 1)).astype(np.int64)
+    last = np.append(stretch[1:] != stretch[:-1], True)
+    last[0] = True
+    stay: NDArray[np.int64] = places[last]
+    return stay

@@ -1,0 +1,332 @@
+"""Solve the layers that read removed channels, block by block, so that they give what they gave.
+
+Each of them gets the weight with which it comes nearest to what the float model gives there, on
+what the pruned layers before it give: J.-H. Luo et al., ThiNet, 2017 (arXiv:1707.06342), section
+3.2; Y. He et al., 2017 (arXiv:1707.06168), section 3. At the end of a residual branch the target is
+the sum less what the shortcut gives now (section 3.3 there). No labels are used. Memory holds what
+enters one block, and the moments of the layers that are solved together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from compressor.errors import DataError, ModelError, listed
+from compressor.files import scratch
+from compressor.graph.blocks import GraphBlock, extract_block, partition
+from compressor.graph.channels.slicing import Kept
+from compressor.models.element_types import from_numpy
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, pairs, solve
+from compressor.passes.prune.structured.consumers import (
+    Consumer,
+    find_consumers,
+    possible_consumers,
+    upstream,
+)
+from compressor.run.blockwise import Activations
+from compressor.types.carrier import Carrier
+from compressor.types.channels import ChannelGroup
+from compressor.types.tensors import Array, Batch, samples_in
+
+_PLACES = 64  # of a feature map or a sequence that are looked at in each sample at least
+_ROWS_PER_COLUMN = 16  # of all samples together, if they have as many places
+_FOLDS = 2
+_DOUBLE = 8  # bytes
+_WORKING = 4  # matrices that are there while one layer is solved
+
+
+@dataclass
+class Solved:
+    """What has been solved.
+
+    Attributes:
+        changes: new values of parameters, in their stored shape and type.
+        fits: by layer name.
+        samples: how many it was solved on.
+        problem: why nothing was.
+    """
+
+    changes: dict[str, Tensor] = field(default_factory=dict)
+    fits: dict[str, Fit] = field(default_factory=dict)
+    samples: int = 0
+    problem: str = ""
+
+    def details(self) -> dict[str, dict[str, Any]]:
+        """Return what was solved for the report, by layer name."""
+        return {n: {"reconstruction": [fit.before, fit.after]} for n, fit in self.fits.items()}
+
+    def note(self) -> str:
+        """Return what it gains, in a sentence."""
+        if self.problem:
+            return f"no layer that reads removed channels was solved: {self.problem}"
+        fits = [fit for fit in self.fits.values() if fit.penalty is not None]
+        if not fits:
+            return "no layer that reads removed channels was solved: nothing was gained by it"
+        before, after = (sum(getattr(f, n) for f in fits) / len(fits) for n in ("before", "after"))
+        return (
+            f"{len(fits)} of {len(self.fits)} layers that read removed channels were solved on "
+            f"{self.samples} calibration samples: the squared error of their outputs is "
+            f"{100 * after:.1f} % of their variance on average, and was {100 * before:.1f} %"
+        )
+
+
+def reconstructed(
+    after: Carrier,
+    graphs: tuple[ir.Model, ir.Model],
+    kept: Kept,
+    batches: Iterable[Batch],
+    *,
+    required: bool,
+) -> tuple[Carrier, Solved]:
+    """Solve layers in the order of execution, each on what those before it give by then.
+
+    Args:
+        after: the model without its removed channels.
+        graphs: those of the model before pruning, and after it; values have the same names.
+        kept: the positions that remain of parameters' axes.
+        batches: the calibration data; read once.
+        required: it is an error if ONNX Runtime does not run a model, and else no layer is solved.
+
+    Raises:
+        DataError: there are no samples, or a value is not finite.
+        ModelError: a model is not run, and must be.
+    """
+    consumers, _ = find_consumers(graphs[1], kept, after.tensors().keys())
+    if not consumers:
+        return after, Solved()
+    try:
+        with scratch() as folder:
+            solved = _Walk(graphs, consumers, folder).walked(batches)
+    except ModelError as error:
+        if required:
+            raise
+        return after, Solved(problem=f"{error.subject} {error.problem}")
+    return (after.with_weights(solved.changes) if solved.changes else after), solved
+
+
+def planned(carrier: Carrier, groups: Sequence[ChannelGroup]) -> tuple[tuple[str, ...], int]:
+    """Return which readers of groups will not be solved and why, and the bytes that solving takes.
+
+    These are at most the moments of a block's layers, and what one solution needs.
+    """
+    consumers, reasons = possible_consumers(carrier, groups)
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    notes = tuple(
+        f"where inputs of {listed(layers, 3)} go, what remains is not solved: {reason}"
+        for reason, layers in names.items()
+    )
+    squares = {c.layer.weight: _DOUBLE * c.layer.columns**2 for c in consumers}
+    blocks = partition(carrier.graph(), past_sizes=True)
+    together = (sum(squares.get(name, 0) for name in block.weights) for block in blocks)
+    bound = _FOLDS * max(together, default=0) + _WORKING * max(squares.values(), default=0)
+    return notes, bound
+
+
+class _Walk:
+    """Visits the blocks of both models in the order of execution."""
+
+    def __init__(
+        self, models: tuple[ir.Model, ir.Model], consumers: Sequence[Consumer], folder: Path
+    ):
+        self._models, self._consumers = models, consumers
+        self._upstream = upstream(models[1], consumers)
+        self._solved = Solved()
+        folders = [folder / name for name in ("inputs", "whole", "pruned")]
+        for each in folders:
+            each.mkdir()
+        self._inputs, *self._entries = map(Activations, folders)
+
+    def walked(self, batches: Iterable[Batch]) -> Solved:
+        blocks = _common_blocks(*self._models)
+        names = sorted({name for pair in blocks for block in pair for name in block.inputs})
+        for batch in batches:
+            self._solved.samples += samples_in(batch)
+            for name in names:
+                self._inputs.append(name, np.asarray(batch[name]))
+        if not self._solved.samples:
+            raise DataError("calibration data", "has no samples", "give at least one batch")
+        for index, pair in enumerate(blocks):
+            inside = [c for c in self._consumers if c.layer.weight in pair[1].weights]
+            for level in self._levels(inside):
+                self._solve(pair, level)
+            if not self._unsolved():
+                break
+            for place, (block, entries) in enumerate(zip(pair, self._entries, strict=True)):
+                if block.exit is not None and block.exit not in _given(block):
+                    for values in self._run(place, block, [block.exit]):
+                        entries.append(block.exit, values[block.exit])
+                entries.keep([block.exit] if block.exit else [])
+            later = (block for rest in blocks[index + 1 :] for block in rest)
+            self._inputs.keep({name for block in later for name in block.inputs})
+        return self._solved
+
+    def _unsolved(self) -> bool:
+        return any(c.layer.name not in self._solved.fits for c in self._consumers)
+
+    def _levels(self, inside: Sequence[Consumer]) -> list[list[Consumer]]:
+        """Split consumers so that no two of a part depend on each other."""
+        numbers = {id(consumer): index for index, consumer in enumerate(self._consumers)}
+        levels: list[list[Consumer]] = []
+        for consumer in inside:
+            read = [consumer.input, *([consumer.beside] if self._settled(consumer) else [])]
+            needed = frozenset[int]().union(
+                *(self._upstream.get(name, ()) for name in read if name)
+            )
+            if not levels or not needed.isdisjoint(numbers[id(c)] for c in levels[-1]):
+                levels.append([])
+            levels[-1].append(consumer)
+        return levels
+
+    def _settled(self, consumer: Consumer) -> bool:
+        """Whether what is added to a consumer's output depends on no later consumer."""
+        if consumer.beside is None:
+            return False
+        place = next(i for i, c in enumerate(self._consumers) if c is consumer)
+        return all(index < place for index in self._upstream.get(consumer.beside, ()))
+
+    def _run(self, place: int, block: GraphBlock, names: Sequence[str]) -> Iterator[Batch]:
+        """Run a block of one of the models over all samples; yields values by name."""
+        given, wanted = _given(block), list(dict.fromkeys(names))
+        outputs = [name for name in wanted if name not in given]
+        changes = self._solved.changes if place else {}
+        runner = None
+        if outputs:
+            part = extract_block(self._models[place], block, outputs, changes)
+            title = f"after {block.entry!r}" if block.entry else "at the inputs"
+            runner = graph_runner(part, subject=f"the block {title}")
+        parts = [self._inputs.batches(block.inputs)] if block.inputs else []
+        if block.entry:
+            parts.append(self._entries[place].batches([block.entry]))
+        for batches in zip(*parts, strict=True):
+            feed = {name: array for batch in batches for name, array in batch.items()}
+            yield feed if runner is None else {**feed, **runner.run(feed)}
+
+    def _solve(self, pair: Sequence[GraphBlock], level: Sequence[Consumer]) -> None:
+        """Gather the moments of some layers in one run over the samples, and solve them."""
+        beside = {c.layer.name: c.beside for c in level if c.beside and self._settled(c)}
+        targets = [*(c.layer.output for c in level), *beside.values()]
+        sources = [*(c.input for c in level), *beside.values()]
+        scales = {c.layer.name: c.scale() for c in level}
+        sums = {
+            c.layer.name: [Sums(c.layer.columns, c.layer.rows) for _ in range(_FOLDS)]
+            for c in level
+        }
+        runs = zip(self._run(0, pair[0], targets), self._run(1, pair[1], sources), strict=True)
+        for number, (exact, given) in enumerate(runs):
+            for c in level:
+                name = c.layer.name
+                inputs, target = self._pairs(c, exact, given, beside.get(name), scales[name])
+                _add(sums[name], inputs, target, number)
+        for c in level:
+            _check_finite(c, sums[c.layer.name])
+            self._keep(c, solve(self._start(c, scales[c.layer.name]), sums[c.layer.name]))
+
+    def _pairs(
+        self, c: Consumer, exact: Batch, given: Batch, beside: str | None, scale: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what a layer reads, and what it is to give there: ``[batch, places, n]``."""
+        outputs = [_chosen(c, exact[c.layer.output])]
+        if beside is not None:
+            outputs += [_chosen(c, exact[beside]), _tensor(given[beside])]
+        wanted = max(_PLACES, -(-_ROWS_PER_COLUMN * c.layer.columns // self._solved.samples))
+        inputs, (target, *both) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
+        if both:
+            factor = scale.to(target.dtype)
+            missing = torch.where(factor == 0, 0.0, (both[0] - both[1]) / factor)
+            target = target + missing
+        return inputs, target
+
+    def _start(self, c: Consumer, scale: Tensor) -> Start:
+        weight = c.layer.canonical(self._parameter(c.layer.weight)).to(torch.float64)
+        value = c.node.inputs[2] if len(c.node.inputs) > 2 else None
+        bias = torch.zeros(c.layer.rows, dtype=torch.float64)
+        if value is not None:
+            bias = self._parameter(value.name or "").to(torch.float64)
+        return Start(weight, bias, c.shift is not None, scale.square())
+
+    def _keep(self, c: Consumer, fit: Fit) -> None:
+        solved, layer = self._solved, c.layer
+        solved.fits[layer.name] = fit
+        if fit.penalty is None:
+            return
+        start = self._start(c, torch.ones(()))
+        old = self._parameter(layer.weight)
+        solved.changes[layer.weight] = layer.stored(fit.weight).to(old.dtype)
+        if c.shift is not None:
+            held = self._parameter(c.shift.parameter)
+            moved = held.to(torch.float64) + c.shift.sign * (fit.bias - start.bias)
+            solved.changes[c.shift.parameter] = moved.to(held.dtype)
+
+    def _parameter(self, name: str) -> Tensor:
+        tensor = self._models[1].graph.initializers[name].const_value
+        assert tensor is not None
+        return from_numpy(tensor)
+
+
+def _common_blocks(whole: ir.Model, pruned: ir.Model) -> list[tuple[GraphBlock, GraphBlock]]:
+    """Cut both models at the same values."""
+    blocks = [partition(model, past_sizes=True) for model in (whole, pruned)]
+    exits = {block.exit for block in blocks[0]} & {block.exit for block in blocks[1]}
+    return list(zip(*(_joined(part, exits) for part in blocks), strict=True))
+
+
+def _joined(blocks: Sequence[GraphBlock], exits: Collection[str | None]) -> list[GraphBlock]:
+    """Join blocks that do not end at one of some values with those that follow."""
+    joined: list[GraphBlock] = []
+    waiting: list[GraphBlock] = []
+    for block in blocks:
+        waiting.append(block)
+        if block.exit in exits:
+            joined.append(
+                replace(
+                    waiting[0],
+                    exit=block.exit,
+                    inputs=tuple(dict.fromkeys(n for b in waiting for n in b.inputs)),
+                    weights=tuple(dict.fromkeys(n for b in waiting for n in b.weights)),
+                    reads=frozenset[str]().union(*(b.reads for b in waiting)),
+                )
+            )
+            waiting = []
+    return joined
+
+
+def _given(block: GraphBlock) -> list[str]:
+    return [*([block.entry] if block.entry else []), *block.inputs]
+
+
+def _tensor(array: Array) -> Tensor:
+    dtype = np.float64 if array.dtype == np.float64 else np.float32
+    return torch.from_numpy(np.array(array, dtype))
+
+
+def _chosen(c: Consumer, array: Array) -> Tensor:
+    """Return a value of the whole model at the outputs that remain."""
+    axis = 1 if c.layer.is_convolution else array.ndim - 1
+    return _tensor(array if c.kept is None else np.take(array, c.kept, axis))
+
+
+def _check_finite(c: Consumer, folds: Sequence[Sums]) -> None:
+    if not all(bool(torch.isfinite(m).all()) for sums in folds for m in (sums.inputs, sums.cross)):
+        raise DataError(
+            f"input or output of layer {c.layer.name!r}",
+            "is not finite on the calibration data",
+            "look for NaN and very large values in the data, or set reconstruct: false",
+        )
+
+
+def _add(folds: Sequence[Sums], inputs: Tensor, target: Tensor, number: int) -> None:
+    """Add one half of a batch's samples to either part; a single sample by turns."""
+    half = len(inputs) // 2
+    for fold, part in enumerate((slice(None, half), slice(half, None))):
+        folds[(fold + number) % _FOLDS].add(inputs[part].flatten(0, 1), target[part].flatten(0, 1))

@@ -1,0 +1,137 @@
+"""Take units and residual blocks away, and prove that nothing else changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.errors import ModelError
+from compressor.graph.channels.analysis import Analysis
+from compressor.graph.channels.slicing import Kept, remove_channels
+from compressor.graph.residuals import ResidualBlock, drop_blocks, gated
+from compressor.passes.prune.batch_statistics import with_batch_statistics
+from compressor.passes.prune.structured import masking
+from compressor.passes.prune.structured.segments import Variant
+from compressor.types.carrier import Carrier
+from compressor.types.channels import ChannelMap, Flags
+from compressor.types.data import Samples
+from compressor.types.tensors import Batch
+
+PROOF_SAMPLES = 4
+
+
+class GatedModel:
+    """A model that runs with any units zeroed and any branches multiplied by zero.
+
+    Args:
+        statistics: normalize each batch by its own statistics, as if they were estimated anew.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        channels: ChannelMap,
+        blocks: Sequence[ResidualBlock],
+        *,
+        statistics: bool = False,
+    ):
+        graph, self._gates = gated(carrier.graph(), blocks)
+        if statistics:
+            graph = with_batch_statistics(graph)
+        types = {value.name: value.dtype for value in graph.graph.inputs}
+        self._types = [t.numpy() if (t := types[name]) else np.float32 for name in self._gates]
+        self._model = masking.MaskedModel(carrier.with_graph(graph), channels)
+
+    @property
+    def unfed(self) -> str:
+        """Why its units cannot be zeroed; empty if they can."""
+        return self._model.unfed
+
+    def run(self, batch: Batch, variant: Variant) -> Batch:
+        """Run one batch without what a variant takes away."""
+        return self._model.run({**batch, **self._opened(variant)}, variant.removed)
+
+    def run_in_doubles(self, batch: Batch, variant: Variant) -> Batch:
+        """Do the same in double precision."""
+        return self._model.run_in_doubles({**batch, **self._opened(variant)}, variant.removed)
+
+    def _opened(self, variant: Variant) -> Batch:
+        gates = zip(self._gates, self._types, strict=True)
+        return {n: np.asarray(i not in variant.dropped, t) for i, (n, t) in enumerate(gates)}
+
+
+class Removal:
+    """Removes from one model.
+
+    Args:
+        blocks: residual blocks, which variants drop by their numbers.
+    """
+
+    def __init__(self, carrier: Carrier, analysis: Analysis, blocks: Sequence[ResidualBlock]):
+        self._carrier, self._analysis, self._blocks = carrier, analysis, blocks
+
+    @cached_property
+    def masked(self) -> GatedModel:
+        """The model with zeros in place of what is removed."""
+        return GatedModel(self._carrier, self._analysis.channels, self._blocks)
+
+    def smaller(self, variant: Variant) -> tuple[ir.Model, Kept]:
+        """Return the graph without a variant's units and blocks, and what remains of parameters."""
+        graph = self._carrier.graph()
+        smaller, kept = remove_channels(graph, self._analysis, variant.removed)
+        return self._without_blocks(smaller, variant), kept
+
+    def _without_blocks(self, model: ir.Model, variant: Variant) -> ir.Model:
+        return drop_blocks(model, [self._blocks[i] for i in sorted(variant.dropped)])
+
+    def proof(self, variant: Variant, smaller: ir.Model, samples: Samples | None) -> list[str]:
+        """Compare the smaller model with the masked one; return what was found, in sentences.
+
+        Raises:
+            ModelError: they are not the same function.
+        """
+        if samples is None:
+            return ["no removal was proved: the model was not run"]
+        if self.masked.unfed:
+            return [f"no removal was proved: {self.masked.unfed}"]
+        batch = samples.probe(PROOF_SAMPLES)
+        notes = [self._blocks_proof(batch, variant)] if variant.dropped else []
+
+        def sliced(flags: Flags) -> ir.Model:
+            if (flags == variant.removed).all():
+                return smaller
+            return self.smaller(Variant(flags, variant.dropped))[0]
+
+        def compared(flags: Flags) -> tuple[Batch, Batch]:
+            runner = self._carrier.with_graph(sliced(flags)).runner()
+            return self.masked.run(batch, Variant(flags, variant.dropped)), runner.run(batch)
+
+        def exactly(flags: Flags) -> tuple[Batch, Batch]:
+            masked = self.masked.run_in_doubles(batch, Variant(flags, variant.dropped))
+            return masked, masking.in_doubles(sliced(flags), batch)
+
+        if variant.removed.any() or not notes:
+            proof = masking.prove(compared, exactly, self._analysis.channels, variant.removed)
+            notes.append(proof.note(samples.made_up))
+        return notes
+
+    def _blocks_proof(self, batch: Batch, variant: Variant) -> str:
+        """Compare the model without its blocks with the one whose branches give zeros."""
+        only = Variant(np.zeros_like(variant.removed), variant.dropped)
+        without = self._carrier.with_graph(self._without_blocks(self._carrier.graph(), variant))
+        outputs = without.runner().run(batch)
+        error, limit = masking.worst_difference(self.masked.run(batch, only), outputs)
+        if error > limit:
+            raise ModelError(
+                f"block {self._blocks[min(variant.dropped)].name!r} and others",
+                f"cannot be dropped: the outputs without them differ by {error:.1e} of the largest "
+                f"from those with zeros in their place, and the limit is {limit:.0e}",
+                "report it with the model; until then set drop-blocks: false",
+            )
+        return (
+            f"{len(variant.dropped)} dropped blocks were proved: the model without them differs by "
+            f"at most {error:.1e} of the largest output from the one whose branches give zeros"
+        )

@@ -1,0 +1,72 @@
+"""Units that go one by one: what is lost is what remains once everything else is solved."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compressor.passes.prune.maths.elimination import Reader, eliminate
+
+
+def reader(seed: int, owners: list[int], rows: int = 3) -> Reader:
+    torch.manual_seed(seed)
+    columns = len(owners)
+    inputs = torch.randn(4 * columns, columns, dtype=torch.float64)
+    inputs = inputs @ torch.randn(columns, columns, dtype=torch.float64)
+    weight = torch.randn(rows, columns, dtype=torch.float64)
+    return Reader(weight, inputs.T @ inputs, torch.tensor(owners))
+
+
+def share_lost(one: Reader, gone: list[int]) -> float:
+    """Solve a weight without some units directly; the error's share of the output's power."""
+    stays = torch.tensor([int(unit) not in gone for unit in one.owners])
+    moment = one.moment + 1e-3 * one.moment.diagonal().mean() * torch.eye(len(one.moment))
+    solved = torch.zeros_like(one.weight)
+    cross = (one.weight @ moment)[:, stays]
+    solved[:, stays] = torch.linalg.solve(moment[stays][:, stays], cross.T).T
+    change = solved - one.weight
+    power = ((one.weight @ one.moment) * one.weight).sum()
+    return float(((change @ moment) * change).sum() / power)
+
+
+@given(st.integers(0, 999), st.lists(st.integers(-1, 5), min_size=6, max_size=14))
+def test_losses_are_those_of_weights_that_are_solved_anew(seed, owners):
+    """Units have different numbers of columns, or none, and some columns are nobody's."""
+    readers = [reader(seed, owners), reader(seed + 1, owners[::-1], rows=2)]
+    order, losses = eliminate(readers, 6)
+    assert sorted(order) == list(range(6))
+    assert losses == sorted(losses)
+    for count in range(1, 7):
+        wanted = sum(share_lost(one, order[:count]) for one in readers)
+        assert losses[count - 1] == pytest.approx(wanted, rel=1e-6, abs=1e-9)
+    first = [sum(share_lost(one, [unit]) for one in readers) for unit in range(6)]
+    assert losses[0] == pytest.approx(min(first), rel=1e-6, abs=1e-9)
+
+
+def alike(units: int) -> tuple[Reader, Tensor]:
+    """Return a reader of units of which each pair of neighbours is the same but for its size."""
+    torch.manual_seed(0)
+    inputs = torch.randn(3 * units, units // 2, dtype=torch.float64).repeat_interleave(2, 1)
+    weight = 1.0 + torch.rand(4, units, dtype=torch.float64)
+    return Reader(weight, inputs.T @ inputs, torch.arange(units)), inputs
+
+
+@pytest.mark.parametrize("units", [20, 300])
+def test_of_two_that_are_alike_one_goes_for_free_and_the_other_last(units):
+    """Also where several go at a time: no pair may go together while others have both."""
+    one, _ = alike(units)
+    order, losses = eliminate([one], units)
+    half = units // 2
+    assert {unit // 2 for unit in order[:half]} == set(range(half))
+    assert losses[half - 1] < 2e-3
+    assert losses[-1] == pytest.approx(1.0, abs=2e-2)
+
+
+def test_a_weight_of_zeros_and_inputs_of_zeros_lose_nothing():
+    one = reader(0, [0, 1, 2])
+    silent = Reader(torch.zeros_like(one.weight), one.moment, one.owners)
+    unfed = Reader(one.weight, torch.zeros_like(one.moment), one.owners)
+    assert eliminate([silent, unfed], 3)[1] == pytest.approx([0.0, 0.0, 0.0])

@@ -1,0 +1,126 @@
+"""The search for widths and blocks, on tables that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.errors import SpecError
+from compressor.passes.prune.criteria import allowed_counts, by_score
+from compressor.passes.prune.structured.fastest import Network, Search, State
+from compressor.passes.prune.structured.segments import Segment, Variant
+
+GROUPS, SIZE, BLOCK = 4, 32, 16
+
+
+def network() -> Network:
+    """Four segments in sequence: each one's time grows with two groups' widths, and three end in a
+    block that holds the group of that number."""
+    count = GROUPS * SIZE
+    queues, segments = [], []
+    for i in range(GROUPS):
+        units = np.arange(i * SIZE, (i + 1) * SIZE)
+        queues.append(by_score(units, np.arange(SIZE, dtype=float), allowed_counts(SIZE, 1, 2)))
+        flags = np.zeros(count, dtype=bool)
+        flags[units] = True
+        flags[-SIZE:] = True  # all read the last group
+        blocks = (i,) if i < GROUPS - 1 else ()
+        segments.append(Segment((), (f"v{i}",), (), blocks, flags, ""))
+    inside = {i: (i,) for i in range(GROUPS - 1)}
+    return Network(tuple(segments), tuple(queues), inside, count, np.zeros(count, dtype=bool))
+
+
+def blocks_of(width: int) -> int:
+    return ceil(width / BLOCK)
+
+
+def seconds(segment: Segment, variant: Variant) -> float:
+    """Kernels that compute sixteen channels at a time, and some time whatever is left."""
+    if {*segment.blocks} & variant.dropped:
+        return 0.1
+    index = int(segment.exits[0][1:])
+    left = (~variant.removed).reshape(GROUPS, SIZE).sum(1)
+    return 0.5 + blocks_of(left[index]) * (1 + blocks_of(left[-1]))
+
+
+def search(weights: Sequence[float], correction: float = 1.0) -> Search:
+    made = network()
+
+    def timed(wanted: Sequence[tuple[Segment, Variant]]) -> list[float]:
+        return [seconds(*one) for one in wanted]
+
+    def whole(variant: Variant) -> float:
+        total = sum(timed([(s, variant) for s in made.segments]))
+        return total * (correction if variant.removed.any() or variant.dropped else 1.0)
+
+    def loss(variant: Variant) -> float:
+        gone = variant.removed.reshape(GROUPS, SIZE).mean(1)
+        kept = [i not in variant.dropped for i in range(GROUPS)]
+        narrow = sum(w * g**2 for w, g, k in zip(weights, gone, kept, strict=True) if k)
+        return float(narrow + sum(2 * weights[i] for i in variant.dropped))
+
+    return Search(made, timed, whole, loss)
+
+
+def share(made: Search, state: State) -> float:
+    total, full = (made._total(s) for s in (state, network().full))
+    return total / full
+
+
+weights_of = st.lists(st.floats(0.1, 10), min_size=GROUPS, max_size=GROUPS)
+
+
+def test_only_steps_of_the_kernels_remain():
+    assert set(search([1.0] * GROUPS).widths) == {(16, 32)}
+
+
+@settings(max_examples=30)
+@given(weights=weights_of, target=st.floats(0.2, 0.95))
+def test_the_target_is_met_and_no_worse_than_by_uniform_widths(weights, target):
+    made = search(weights)
+    found = made.find(target)
+    assert found.measured <= target
+    assert found.predicted == pytest.approx(found.measured)
+    assert found.predicted == pytest.approx(share(made, found.state))
+    uniform = [State((w,) * GROUPS) for w in range(2, SIZE + 1)]
+    fitting = [made.loss(s) for s in uniform if share(made, s) <= target - 0.01]
+    if fitting:
+        assert made.loss(found.state) <= min(fitting) * 1.05 + 1e-9
+
+
+@settings(max_examples=15)
+@given(weights=weights_of, target=st.floats(0.3, 0.9))
+def test_a_milder_target_costs_no_more(weights, target):
+    made = search(weights)
+    strict, mild = (made.find(t).state for t in (target, min(target + 0.2, 1.0)))
+    assert made.loss(mild) <= made.loss(strict) * 1.05 + 1e-9
+
+
+def test_a_block_that_does_nothing_is_dropped_first():
+    found = search([5.0, 1e-6, 5.0, 5.0]).find(0.85)
+    assert found.state.dropped == {1}
+    assert found.state.widths[0] == found.state.widths[2] == SIZE
+
+
+def test_what_the_whole_network_takes_corrects_the_table():
+    found = search([1.0, 2.0, 3.0, 4.0], correction=1.15).find(0.6)
+    assert found.measured <= 0.6
+    assert found.predicted == pytest.approx(found.measured, rel=0.1)
+
+
+def test_a_target_below_everything_gone_says_what_was_measured():
+    # Of 4 (0.5 + 2 (1 + 2)) = 26, three times 0.1 remains and 0.5 + 1 (1 + 1).
+    with pytest.raises(SpecError, match=r"target.latency: is 0.05, and 0.11 of the time") as raised:
+        search([1.0] * GROUPS).find(0.05)
+    assert "3 blocks dropped" in raised.value.problem
+    assert "0.12 or more" in raised.value.remedy
+
+
+def test_the_same_table_gives_the_same_choice():
+    first, second = (search([1.0, 2.0, 3.0, 4.0]).find(0.5) for _ in range(2))
+    assert vars(first) == vars(second)

@@ -1,0 +1,69 @@
+"""The multiple-choice knapsack against trying everything."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from compressor.passes.prune.structured import knapsack
+from compressor.passes.prune.structured.knapsack import Options, cheapest
+
+numbers = st.integers(-20, 40).map(lambda n: n / 4)
+
+
+@st.composite
+def classes(draw: st.DrawFn) -> list[Options]:
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+
+    def line(n: int) -> np.ndarray:
+        return np.array(draw(st.lists(numbers, min_size=n, max_size=n)))
+
+    return [Options(line(n), line(n)) for n in sizes]
+
+
+def totals(offered: list[Options], chosen: list[int] | tuple[int, ...]) -> tuple[float, float]:
+    pairs = list(zip(offered, chosen, strict=True))
+    return sum(o.times[i] for o, i in pairs), sum(o.losses[i] for o, i in pairs)
+
+
+@given(offered=classes(), budget=numbers)
+def test_no_choice_within_the_budget_loses_less(offered, budget):
+    every = [totals(offered, c) for c in product(*(range(len(o.times)) for o in offered))]
+    fitting = [loss for time, loss in every if time <= budget]
+    chosen = cheapest(offered, budget)
+    if not fitting:
+        assert chosen is None
+        return
+    assert chosen is not None
+    time, loss = totals(offered, chosen)
+    assert time <= budget
+    assert loss == min(fitting)
+
+
+@given(offered=classes(), budget=numbers, more=st.integers(0, 20))
+def test_more_time_never_costs_more(offered, budget, more):
+    chosen = cheapest(offered, budget)
+    assume(chosen is not None)
+    larger = cheapest(offered, budget + more)
+    assert larger is not None
+    assert totals(offered, larger)[1] <= totals(offered, chosen)[1]
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 1000))
+def test_times_told_apart_coarsely_still_fit(seed):
+    """Ten classes of ten options have more sums than are kept."""
+    rng = np.random.default_rng(seed)
+    offered = [Options(rng.random(10), rng.random(10)) for _ in range(10)]
+    chosen = cheapest(offered, 4.0)
+    assert chosen is not None
+    assert totals(offered, chosen)[0] <= 4.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(knapsack, "_MOST_POINTS", 10**9)
+        exact = cheapest(offered, 4.0)
+    assert exact is not None
+    assert totals(offered, chosen)[1] <= totals(offered, exact)[1] + 0.02

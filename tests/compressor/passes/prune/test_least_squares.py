@@ -1,0 +1,123 @@
+"""Weights solved by least squares: against numpy's, and what they never do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from compressor.passes.prune.maths.least_squares import Start, Sums, Window, pairs, solve
+
+
+def problem(seed: int, samples: int, columns: int, rows: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Return inputs ``[samples, columns]``, targets ``[samples, rows]`` and a weight."""
+    torch.manual_seed(seed)
+    inputs = torch.randn(samples, columns, dtype=torch.float64) @ torch.randn(
+        columns, columns, dtype=torch.float64
+    )
+    targets = torch.randn(samples, rows, dtype=torch.float64)
+    return inputs + 1.0, targets + inputs[:, :1], torch.randn(rows, columns, dtype=torch.float64)
+
+
+def start(weight: Tensor, *, shifts: bool = True) -> Start:
+    rows = len(weight)
+    return Start(weight, torch.ones(rows, dtype=torch.float64), shifts, torch.ones(rows))
+
+
+def sums(inputs: Tensor, targets: Tensor, parts: int = 2) -> list[Sums]:
+    made = [Sums(inputs.shape[1], targets.shape[1]) for _ in range(parts)]
+    for place, part in enumerate(made):
+        part.add(inputs[place::parts], targets[place::parts])
+    return made
+
+
+def error(weight: Tensor, bias: Tensor, inputs: Tensor, targets: Tensor) -> float:
+    return float((inputs @ weight.T + bias - targets).square().sum())
+
+
+@given(st.integers(0, 999), st.integers(40, 90), st.integers(1, 9), st.booleans())
+def test_without_a_penalty_it_is_what_numpy_solves(seed, samples, columns, shifts):
+    inputs, targets, weight = problem(seed, samples, columns)
+    first = start(weight, shifts=shifts)
+    fit = solve(first, sums(inputs, targets), penalties=(0.0,))
+    if fit.penalty is None:
+        return  # the given weight did better on what was held out
+    ones = np.ones((samples, 1)) if shifts else np.zeros((samples, 0))
+    wanted, *_ = np.linalg.lstsq(
+        np.hstack([inputs.numpy(), ones]), (targets - (0 if shifts else 1.0)).numpy(), rcond=None
+    )
+    assert fit.weight.numpy() == pytest.approx(wanted[:columns].T, rel=1e-6, abs=1e-6)
+    assert fit.bias.numpy() == pytest.approx(wanted[columns] if shifts else 1.0, rel=1e-6, abs=1e-6)
+
+
+@given(st.integers(0, 999), st.integers(1, 30), st.integers(1, 20), st.booleans())
+def test_the_squared_error_never_grows(seed, samples, columns, shifts):
+    """With fewer samples than columns, too, and with columns that are always zero or alike."""
+    inputs, targets, weight = problem(seed, samples, columns)
+    inputs[:, ::4] = 0.0
+    inputs[:, 1::4] = inputs[:, :1] * 2
+    first = start(weight, shifts=shifts)
+    fit = solve(first, sums(inputs, targets))
+    before = error(first.weight, first.bias, inputs, targets)
+    assert error(fit.weight, fit.bias, inputs, targets) <= before * (1 + 1e-9) + 1e-9
+    assert fit.after <= fit.before * (1 + 1e-9) + 1e-9
+    assert torch.equal(fit.weight[:, ::4], weight[:, ::4]), "what is always zero tells nothing"
+
+
+@given(st.integers(0, 999), st.integers(1, 4))
+def test_what_others_can_replace_is_replaced(seed, lost):
+    """Removed channels that are sums of kept ones: the output is what it was."""
+    inputs, _, weight = problem(seed, 200, 6)
+    removed = inputs @ torch.randn(6, lost, dtype=torch.float64)
+    targets = torch.cat([inputs, removed], 1) @ torch.randn(6 + lost, 3, dtype=torch.float64)
+    fit = solve(start(weight), sums(inputs, targets))
+    assert fit.after < 1e-6
+
+
+def test_where_nothing_is_learned_the_weight_stays():
+    inputs, _, weight = problem(0, 400, 12)
+    torch.manual_seed(1)
+    noise = torch.randn(400, 3, dtype=torch.float64)
+    exact = inputs @ weight.T + 1.0
+    fit = solve(start(weight), sums(inputs, exact))
+    assert fit.after == pytest.approx(0.0, abs=1e-12)
+    alone = solve(start(weight), sums(inputs[:1], noise[:1], parts=2))
+    assert alone.penalty is None, "with one sample nothing can be held out"
+    assert torch.equal(alone.weight, weight)
+
+
+def test_overfitting_is_seen_on_what_was_held_out():
+    """As many columns as samples: the smallest penalty fits all, and predicts nothing."""
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(40, 40, dtype=torch.float64), torch.zeros(3, 40)
+    targets = torch.randn(40, 3, dtype=torch.float64)
+    fit = solve(start(weight.double()), sums(inputs, targets))
+    assert fit.penalty is None or fit.penalty >= 0.1
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        Window((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+        Window((3, 2), (2, 1), (0, 1, 2, 1), (1, 2)),
+        Window((5,), (2,), (2, 1), (1,)),
+        Window((2, 2, 1), (1, 1, 1), (0,) * 6, (1, 1, 1)),
+    ],
+)
+@pytest.mark.parametrize("wanted", [4, 10_000])
+def test_patches_are_what_a_convolution_sees(window, wanted):
+    rank = len(window.kernel)
+    convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
+    inputs = torch.randn(2, 3, *[11, 9, 5][:rank])
+    weight = torch.randn(4, 3, *window.kernel)
+    ends = list(zip(window.pads[:rank], window.pads[rank:], strict=True))
+    padded = functional.pad(inputs, [n for pair in reversed(ends) for n in pair])
+    outputs = convolve(padded, weight, stride=window.strides, dilation=window.dilations)
+    x, (y,) = pairs(inputs, [outputs], window, wanted)
+    assert torch.allclose(x @ weight.reshape(4, -1).T, y, atol=1e-4)
+    places = outputs[0, 0].numel()
+    assert y.shape[1] == places if wanted > places else wanted <= y.shape[1] <= 4 * places
