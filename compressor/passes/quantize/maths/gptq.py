@@ -10,7 +10,7 @@ has been pruned, and stays zero; the columns after it compensate in its place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,9 +26,23 @@ _SERIAL = 32768  # elements up to which torch does not start threads, which cost
 _RETRIES = (1.0, 10.0, 100.0)  # factors on the damping
 
 
+@dataclass(frozen=True, eq=False)
+class FactoredMoment:
+    """A second moment and its factor, for all layers that read the same input."""
+
+    moment: Tensor
+    ordered: tuple[Tensor, Tensor] | None  # the columns by falling power, and the factor
+
+    @classmethod
+    def of(cls, moment: Tensor, damping: float = 0.01) -> FactoredMoment:
+        """Factorize a moment; raises ``ValueError`` where it is not finite."""
+        _check_finite(moment)
+        return cls(moment, _order_and_factor(moment, damping))
+
+
 def gptq(
     matrix: Tensor,
-    moment: Tensor,
+    moment: Tensor | FactoredMoment,
     scale: Tensor,
     zero_point: Tensor,
     scheme: Scheme,
@@ -42,20 +56,25 @@ def gptq(
 
     Args:
         matrix: the weight, ``[rows, columns]``.
-        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``. In a convolution with
-            groups each group of rows has its own inputs and so is a call of its own.
+        moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``, or that with its factor.
+            In a convolution with groups each group of rows has its own inputs and so is a call of
+            its own.
         scale: ``[rows, groups]`` or ``[1, 1]``.
         zero_point: like ``scale``.
         scheme: how the codes are represented.
-        damping: share of the mean input power that is added to every diagonal element.
+        damping: share of the mean input power that is added to every diagonal element, if there is
+            no factor yet.
 
     Raises:
         ValueError: the moment has another shape or is not finite, or the columns do not divide
             into the scheme's groups.
     """
     nearest = quantize(matrix, scale, zero_point, scheme)
-    _check(matrix, moment)
-    return _from_nearest(matrix, moment, nearest, _order_and_factor(moment, damping))
+    given = moment.moment if isinstance(moment, FactoredMoment) else moment
+    _check_shape(matrix, given)
+    if not isinstance(moment, FactoredMoment):
+        moment = FactoredMoment.of(moment, damping)
+    return _from_nearest(matrix, given, nearest, moment.ordered)
 
 
 def gptq_weights(
@@ -89,7 +108,8 @@ def gptq_weights(
         ValueError: the moment has another shape or is not finite, the columns do not divide into
             the scheme's groups, or an unsigned symmetric scheme meets negative values.
     """
-    _check(matrix, moment)
+    _check_shape(matrix, moment)
+    _check_finite(moment)
     nearest = floating.round_to_nearest(matrix, scheme)
     moment = moment.to(torch.float32)
     ordered = _order_and_factor(moment, damping)
@@ -115,10 +135,13 @@ def output_error(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> 
     return float(row_errors(matrix, quantized, moment).sum())
 
 
-def _check(matrix: Tensor, moment: Tensor) -> None:
+def _check_shape(matrix: Tensor, moment: Tensor) -> None:
     columns = matrix.shape[1]
     if moment.shape != (columns, columns):
         raise ValueError(f"moment {list(moment.shape)} does not fit {columns} columns")
+
+
+def _check_finite(moment: Tensor) -> None:
     if not bool(torch.isfinite(moment).all()):
         raise ValueError("the moment holds values that are not finite")
 

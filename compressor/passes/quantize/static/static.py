@@ -28,7 +28,7 @@ from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import LstmWriter, integer_lstms
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.descent import better_rows
-from compressor.passes.quantize.maths.gptq import gptq, gptq_weights
+from compressor.passes.quantize.maths.gptq import FactoredMoment, gptq, gptq_weights
 from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.reconstruct import (
@@ -282,15 +282,15 @@ class QuantizeStatic(GraphPass):
         model, schemes, stored = decision.model, schemes_of(decision), decision.stored
         layers = {layer.name: layer for layer, _ in decision.placement.layers}
         layers.update({layer.name: layer for layer in decision.layers if layer.name in stored})
-        floats = {name: _matrix(layer, model) for name, layer in layers.items()}
+        floats, latest = {name: _matrix(layer, model) for name, layer in layers.items()}, _Latest()
 
         def rounded(name: str, least: LeastScale = None) -> QuantizedTensor:
-            return self._rounded(floats[name](), schemes[name], moments.get(name), least)
+            read = moments.get(name)
+            latest.forget_all_but(read)
+            return self._rounded(floats[name](), schemes[name], read, least, latest)
 
-        activations, trained = (
-            decision.codes(pixels, statistics, observer),
-            Reconstructed({}, {}, {}),
-        )
+        activations = decision.codes(pixels, statistics, observer)
+        trained = Reconstructed({}, {}, {})
         if train:
             values = {
                 name: RoundedValue(
@@ -329,7 +329,12 @@ class QuantizeStatic(GraphPass):
         return decision, {name: (floats[name], makers[name]) for name in layers}, trained.errors
 
     def _rounded(
-        self, matrix: torch.Tensor, scheme: Scheme, moments: Moments | None, least: LeastScale
+        self,
+        matrix: torch.Tensor,
+        scheme: Scheme,
+        moments: Moments | None,
+        least: LeastScale,
+        latest: _Latest,
     ) -> QuantizedTensor:
         """Quantize a weight ``[rows, columns]``, to nearest where there are no moments."""
         search = self.weights.range or ("min-max" if scheme.bits == _BYTE else "output-error")
@@ -349,11 +354,11 @@ class QuantizeStatic(GraphPass):
         vectors = moments.vectors
         if vectors is not None and len(vectors) > _WIDE * vectors.shape[1]:
             return gptq_from_vectors(matrix, vectors, scale, zero, scheme)
-        second = copy(moments).second  # of a copy, so that it goes: it may take more than vectors
         # The rows of each channel group are rounded by the moment of that group's inputs.
-        rows = matrix.shape[0] // len(second)
+        factored = latest.factored(moments)
+        rows = matrix.shape[0] // len(factored)
         codes = []
-        for index, moment in enumerate(second):
+        for index, moment in enumerate(factored):
             group = slice(index * rows, (index + 1) * rows)
             part = slice(None) if shared else group
             codes.append(gptq(matrix[group], moment, scale[part], zero[part], scheme).codes)
@@ -368,6 +373,28 @@ def _integer_lstms(
     lstms = integer_lstms(decision.model, byte, targets)
     schemes = decision.stored
     return {n: (w, r) for n, (w, r) in lstms.items() if schemes[w.name] == schemes[r.name]}
+
+
+class _Latest:
+    """The factors of what the latest layer read: queries, keys and values read the same."""
+
+    def __init__(self) -> None:
+        self._moments: Moments | None = None
+        self._factored: list[FactoredMoment] = []
+
+    def forget_all_but(self, moments: Moments | None) -> None:
+        """Give back the memory, unless these are the latest moments."""
+        if moments is not self._moments:
+            self._moments, self._factored = None, []
+
+    def factored(self, moments: Moments) -> list[FactoredMoment]:
+        """Return the moment of each channel group with its factor."""
+        self.forget_all_but(moments)
+        if not self._factored:
+            second = copy(moments).second  # of a copy, so that it goes: vectors may take less
+            self._factored = [FactoredMoment.of(moment) for moment in second]
+            self._moments = moments
+        return self._factored
 
 
 def _whole(moments: Moments) -> bool:

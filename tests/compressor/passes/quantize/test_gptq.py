@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.maths.gptq import gptq, inverse_factor, output_error, upper_factor
+from compressor.passes.quantize.maths.gptq import (
+    FactoredMoment,
+    gptq,
+    inverse_factor,
+    output_error,
+    upper_factor,
+)
 from compressor.types.layers import QuantizedTensor, Scheme
 
 SCHEMES = [
@@ -273,3 +279,19 @@ def test_time() -> None:
             gptq(matrix, moment, scale, zero, Scheme(4))
             times.append(time.perf_counter() - begun)
         print(f"gptq {rows}x{columns}: {1e3 * min(times):.1f} ms")
+
+
+def test_a_moment_with_its_factor_gives_the_same_codes():
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randn(400, 96, generator=random)
+    weight = torch.randn(24, 96, generator=random)
+    scheme = Scheme(4)
+    scale, zero = absmax_parameters(weight, scheme)
+    moment = inputs.T @ inputs
+    once = gptq(weight, moment, scale, zero, scheme, damping=0.05)
+    shared = gptq(weight, FactoredMoment.of(moment, 0.05), scale, zero, scheme)
+    assert torch.equal(once.codes, shared.codes)
+    with pytest.raises(ValueError, match="does not fit 95 columns"):
+        gptq(weight[:, 1:], FactoredMoment.of(moment), scale, zero, scheme)
+    with pytest.raises(ValueError, match="not finite"):
+        FactoredMoment.of(moment * float("inf"))

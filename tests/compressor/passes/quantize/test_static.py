@@ -345,3 +345,31 @@ def test_tensorrt_refuses_zero_points(part):
 def test_percentile_without_its_observer_is_an_error():
     with pytest.raises(SpecError, match="observer is auto"):
         static(activations={"percentile": 99.0}).survey(shared(Residual), ORT)
+
+
+class Branches(nn.Module):
+    """Layers that read the same value, and one that reads another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 8), nn.Linear(12, 8)
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.last(torch.relu(self.first(image)) * self.second(image))
+        return answer
+
+
+def test_moments_are_factorized_once_for_all_layers_that_read_a_value(monkeypatch):
+    sizes = []
+    factorize = torch.linalg.cholesky_ex
+
+    def counted(matrix: torch.Tensor) -> object:
+        sizes.append(len(matrix))
+        return factorize(matrix)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", counted)
+    model = shared(Branches, VECTOR)
+    after = quantized(static(prepare="none"), model, spec=VECTOR)
+    assert len(after.layers) == 3
+    assert sizes == [12, 8]
