@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -26,11 +25,6 @@ from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import LstmWriter, integer_lstms
-from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
-from compressor.passes.quantize.maths.descent import better_rows
-from compressor.passes.quantize.maths.gptq import FactoredMoment, gptq, gptq_weights
-from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
-from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.reconstruct import (
     Recipe,
     Reconstructed,
@@ -47,6 +41,7 @@ from compressor.passes.quantize.static.options import (
 )
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of, schemes_of
+from compressor.passes.quantize.static.rounding import Rounding
 from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
 from compressor.passes.quantize.static.writing import (
     LeastScale,
@@ -55,18 +50,15 @@ from compressor.passes.quantize.static.writing import (
 )
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
+from compressor.types.layers import Layer, QuantizedTensor, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
-from compressor.types.statistics import Moments, Request
+from compressor.types.statistics import Request
 
 _Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _BYTE = 8
 _FEW = 4  # bits of a weight; with fewer, the first and last layers keep 8
 _RECIPE = Recipe()
 _MOST_COLUMNS = 5000  # a second moment of more columns takes over 100 MB
-# How many times as many columns as vectors a layer has from which on a matrix of vectors, which
-# changes with each block of columns, costs less than to factorize one of columns.
-_WIDE = 1.5
 
 
 class QuantizeStatic(GraphPass):
@@ -175,11 +167,11 @@ class QuantizeStatic(GraphPass):
         """Quantize the chosen layers."""
         train = self.weights.rounding == "reconstruct"
         prepared = self._prepared(carrier, context, statistics)
-        ready, known = prepared.carrier, prepared.statistics
+        ready, gathered = prepared.carrier, prepared.statistics
         planned = self._settings(context).decide(ready.graph())
-        chosen = choose_observer(ready, planned, known, context)
+        chosen = choose_observer(ready, planned, gathered, context)
         decision, weights, errors = self._quantized(
-            ready, context, known, chosen.observer, train=train
+            ready, context, gathered, chosen.observer, train=train
         )
         scaled = prepared.balance
         outcomes = []
@@ -282,12 +274,11 @@ class QuantizeStatic(GraphPass):
         model, schemes, stored = decision.model, schemes_of(decision), decision.stored
         layers = {layer.name: layer for layer, _ in decision.placement.layers}
         layers.update({layer.name: layer for layer in decision.layers if layer.name in stored})
-        floats, latest = {name: _matrix(layer, model) for name, layer in layers.items()}, _Latest()
+        floats = {name: _matrix(layer, model) for name, layer in layers.items()}
+        rounding = Rounding(self.weights.range)
 
         def rounded(name: str, least: LeastScale = None) -> QuantizedTensor:
-            read = moments.get(name)
-            latest.forget_all_but(read)
-            return self._rounded(floats[name](), schemes[name], read, least, latest)
+            return rounding.quantized(floats[name], schemes[name], moments.get(name), least)
 
         activations = decision.codes(pixels, statistics, observer)
         trained = Reconstructed({}, {}, {})
@@ -328,42 +319,6 @@ class QuantizeStatic(GraphPass):
                 makers[name] = attach_codes(editor, layers[name], scheme, codes).quantized
         return decision, {name: (floats[name], makers[name]) for name in layers}, trained.errors
 
-    def _rounded(
-        self,
-        matrix: torch.Tensor,
-        scheme: Scheme,
-        moments: Moments | None,
-        least: LeastScale,
-        latest: _Latest,
-    ) -> QuantizedTensor:
-        """Quantize a weight ``[rows, columns]``, to nearest where there are no moments."""
-        search = self.weights.range or ("min-max" if scheme.bits == _BYTE else "output-error")
-        find = absmax_parameters if search == "min-max" else mse_parameters
-        scale, zero = find(matrix, scheme)
-        scale = kept_grids(matrix, scale, scheme)
-        shared = scale.shape[0] == 1
-        if search == "output-error" and moments is not None and not shared and _whole(moments):
-            fitted = gptq_weights(matrix, moments.second[0], scheme)
-            kept = quantize(matrix, scale, zero, scheme)
-            return widened(better_rows(matrix, moments.second[0], fitted, kept), least)
-        if least is not None:
-            needed = least()
-            scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)
-        if moments is None:
-            return quantize(matrix, scale, zero, scheme)
-        vectors = moments.vectors
-        if vectors is not None and len(vectors) > _WIDE * vectors.shape[1]:
-            return gptq_from_vectors(matrix, vectors, scale, zero, scheme)
-        # The rows of each channel group are rounded by the moment of that group's inputs.
-        factored = latest.factored(moments)
-        rows = matrix.shape[0] // len(factored)
-        codes = []
-        for index, moment in enumerate(factored):
-            group = slice(index * rows, (index + 1) * rows)
-            part = slice(None) if shared else group
-            codes.append(gptq(matrix[group], moment, scale[part], zero[part], scheme).codes)
-        return QuantizedTensor(torch.cat(codes), scale, zero, scheme)
-
 
 def _integer_lstms(
     decision: Decision, targets: frozenset[str]
@@ -373,33 +328,6 @@ def _integer_lstms(
     lstms = integer_lstms(decision.model, byte, targets)
     schemes = decision.stored
     return {n: (w, r) for n, (w, r) in lstms.items() if schemes[w.name] == schemes[r.name]}
-
-
-class _Latest:
-    """The factors of what the latest layer read: queries, keys and values read the same."""
-
-    def __init__(self) -> None:
-        self._moments: Moments | None = None
-        self._factored: list[FactoredMoment] = []
-
-    def forget_all_but(self, moments: Moments | None) -> None:
-        """Give back the memory, unless these are the latest moments."""
-        if moments is not self._moments:
-            self._moments, self._factored = None, []
-
-    def factored(self, moments: Moments) -> list[FactoredMoment]:
-        """Return the moment of each channel group with its factor."""
-        self.forget_all_but(moments)
-        if not self._factored:
-            second = copy(moments).second  # of a copy, so that it goes: vectors may take less
-            self._factored = [FactoredMoment.of(moment) for moment in second]
-            self._moments = moments
-        return self._factored
-
-
-def _whole(moments: Moments) -> bool:
-    """Whether all rows read the same inputs, whose second moment is known."""
-    return moments.vectors is None and len(moments.second) == 1
 
 
 def _matrix(layer: Layer, model: ir.Model) -> Callable[[], torch.Tensor]:

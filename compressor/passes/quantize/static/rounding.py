@@ -1,0 +1,98 @@
+"""Rounds the weights of a model by the second moments of what they multiply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
+from compressor.passes.quantize.maths.descent import better_rows
+from compressor.passes.quantize.maths.gptq import FactoredMoment, gptq, gptq_weights
+from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
+from compressor.passes.quantize.maths.grids import kept_grids
+from compressor.passes.quantize.static.writing import LeastScale, widened
+from compressor.types.layers import QuantizedTensor, Scheme
+from compressor.types.statistics import Moments
+
+_BYTE = 8
+# How many times as many columns as vectors a layer has from which on a matrix of vectors, which
+# changes with each block of columns, costs less than to factorize one of columns.
+_WIDE = 1.5
+
+
+class Rounding:
+    """Rounds one weight after the other.
+
+    The factors of a second moment are kept for the next weight: queries, keys and values read the
+    same.
+
+    Args:
+        search: how ranges are found: ``min-max``, ``mse`` or ``output-error``; ``None`` for the
+            first at 8 bits and the last below.
+    """
+
+    def __init__(self, search: str | None):
+        self._search = search
+        self._moments: Moments | None = None
+        self._factored: list[FactoredMoment] = []
+
+    def quantized(
+        self,
+        read: Callable[[], Tensor],
+        scheme: Scheme,
+        moments: Moments | None,
+        least: LeastScale = None,
+    ) -> QuantizedTensor:
+        """Quantize a weight, to nearest where there are no moments.
+
+        Args:
+            read: returns the weight, float32 ``[rows, columns]``.
+            scheme: its bits and granularity.
+            moments: of what it multiplies.
+            least: returns the least scale that each row may have.
+        """
+        if moments is not self._moments:  # their memory goes before the weight comes
+            self._moments, self._factored = None, []
+        matrix = read()
+        search = self._search or ("min-max" if scheme.bits == _BYTE else "output-error")
+        find = absmax_parameters if search == "min-max" else mse_parameters
+        scale, zero = find(matrix, scheme)
+        scale = kept_grids(matrix, scale, scheme)
+        shared = scale.shape[0] == 1
+        if search == "output-error" and moments is not None and not shared and _whole(moments):
+            fitted = gptq_weights(matrix, moments.second[0], scheme)
+            kept = quantize(matrix, scale, zero, scheme)
+            return widened(better_rows(matrix, moments.second[0], fitted, kept), least)
+        if least is not None:
+            needed = least()
+            scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)
+        if moments is None:
+            return quantize(matrix, scale, zero, scheme)
+        vectors = moments.vectors
+        if vectors is not None and len(vectors) > _WIDE * vectors.shape[1]:
+            return gptq_from_vectors(matrix, vectors, scale, zero, scheme)
+        # The rows of each channel group are rounded by the moment of that group's inputs.
+        factored = self._factors(moments)
+        rows = matrix.shape[0] // len(factored)
+        codes = []
+        for index, moment in enumerate(factored):
+            group = slice(index * rows, (index + 1) * rows)
+            part = slice(None) if shared else group
+            codes.append(gptq(matrix[group], moment, scale[part], zero[part], scheme).codes)
+        return QuantizedTensor(torch.cat(codes), scale, zero, scheme)
+
+    def _factors(self, moments: Moments) -> list[FactoredMoment]:
+        """Return the moment of each channel group with its factor."""
+        if not self._factored:
+            second = copy(moments).second  # of a copy, so that it goes: vectors may take less
+            self._factored = [FactoredMoment.of(moment) for moment in second]
+            self._moments = moments
+        return self._factored
+
+
+def _whole(moments: Moments) -> bool:
+    """Whether all rows read the same inputs, whose second moment is known."""
+    return moments.vectors is None and len(moments.second) == 1
