@@ -265,12 +265,14 @@ def apply_pass(
     again = partial(calibrate, workspace, declared.name) if survey.requests else None
     with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance, carrier)
-        context = replace(context, samples=samples, collect=again, kept=_Kept(workspace.store))
+        context = replace(
+            context, samples=samples, collect=again, kept=KeptNumbers(workspace.store)
+        )
         return direct.apply(carrier, context, statistics)
 
 
 @dataclass(frozen=True)
-class _Kept:
+class KeptNumbers:
     """Numbers in the store that hold on this machine; see compressor.types.passes.Kept."""
 
     _store: Store

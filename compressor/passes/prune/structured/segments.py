@@ -182,6 +182,9 @@ class Segments:
             graph.inputs.remove(value)
         graph.opset_imports.update(whole.opset_imports)
         feed = {v.name or "": self._fed(v.name or "", only.removed) for v in graph.inputs}
+        for value in (v for v in (*graph.inputs, *graph.outputs) if v.type is None):
+            seen = self._values.get(value.name or "")
+            value.type = None if seen is None else ir.TensorType(ir.DataType.from_numpy(seen.dtype))
         return ir.Model(graph, ir_version=whole.ir_version), feed
 
     def _fed(self, name: str, removed: Flags) -> Array:

@@ -47,6 +47,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
+    version: ClassVar[int] = 2
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -302,11 +303,9 @@ class _Pruning:
 
     @property
     def _scope(self) -> groups.Scope:
-        if self._options.scope is not None:
-            return self._options.scope
         ranked = self._options.target.kind not in ("ratio", "latency")
         measured = ranked and self._fed and not self._removal.masked.unfed
-        return "sensitivity" if measured else "global"
+        return self._options.scope or ("sensitivity" if measured else "global")
 
     def _scores(self) -> list[Scores]:
         graph, channels = self._graph, self._channels
