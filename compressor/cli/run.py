@@ -20,6 +20,7 @@ from compressor.cli.options import (
     shown_progress,
     spec_argument,
 )
+from compressor.errors import SpecError
 
 if TYPE_CHECKING:
     from compressor.run.execute import RunOptions
@@ -138,6 +139,26 @@ def _near(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
+class _Method(click.Choice[str]):
+    """A way to round; those that look at data lead to a spec."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name of a method.
+
+        Raises:
+            SpecError: it is one that a bare checkpoint has too little for.
+        """
+        if value in _CALIBRATED:
+            raise SpecError(
+                "option --method",
+                f"is {value!r}, which runs the model on calibration data, and quantize streams a "
+                "bare checkpoint",
+                "write a spec with compress init, and set quantize-weights to this method there",
+            )
+        return super().convert(value, param, ctx)
+
+
+_CALIBRATED = ("gptq", "awq", "reconstruct")
 _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4")
 
 
@@ -153,7 +174,7 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
 )
 @click.option(
     "--method",
-    type=click.Choice(("rtn", "hqq")),
+    type=_Method(("rtn", "hqq")),
     default="rtn",
     show_default=True,
     help="Round to nearest, or half-quadratic. GPTQ and AWQ need a model that runs: see the "

@@ -217,7 +217,7 @@ def test_a_folder_of_somebody_else_s_by_force(source: Path, tmp_path: Path):
         (["llama", "-o", "out", "--skip", "model.layer.*"], 2, "model.layer.*"),
         (["llama", "-o", "out", "--skip", "*"], 2, "touches no layer"),
         (["llama", "-o", "out", "--preset", "int5"], 2, "int5"),
-        (["llama", "-o", "out", "--method", "gptq"], 2, "gptq"),
+        (["llama", "-o", "out", "--method", "gptq"], 2, "write a spec with compress init, and set"),
         (["llama"], 2, "--output"),
         (["cut", "-o", "out"], 3, "model-00001-of-00004.safetensors"),
         (["missing", "-o", "out"], 3, "model-00002-of-00004.safetensors"),
