@@ -23,10 +23,10 @@ from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms
 from compressor.run.plan import PassPlan
 from compressor.run.references import Reference, save_reference
-from compressor.run.store import Store, compute_versions, result_key
+from compressor.run.store import compute_versions, result_key
 from compressor.run.training import References, begin, end, make_training, training_parts
 from compressor.run.weight_pass import WeightPass
-from compressor.run.workspace import Workspace, machine
+from compressor.run.workspace import KeptNumbers, Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.layers import Layer
@@ -265,30 +265,9 @@ def apply_pass(
     again = partial(calibrate, workspace, declared.name) if survey.requests else None
     with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance, carrier)
-        context = replace(
-            context, samples=samples, collect=again, kept=KeptNumbers(workspace.store)
-        )
+        kept = KeptNumbers(workspace.store)
+        context = replace(context, samples=samples, collect=again, kept=kept)
         return direct.apply(carrier, context, statistics)
-
-
-@dataclass(frozen=True)
-class KeptNumbers:
-    """Numbers in the store that hold on this machine; see compressor.types.passes.Kept."""
-
-    _store: Store
-
-    def read(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what was kept, if anything."""
-        return self._store.read(self._key(identity))
-
-    def write(self, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-        """Keep it in place of what was kept before."""
-        with self._store.write(self._key(identity)) as (_, result):
-            result.update(content)
-
-    @staticmethod
-    def _key(identity: Mapping[str, Any]) -> str:
-        return result_key("kept", "", machine=machine(), **identity)
 
 
 def _direct(declared: Pass) -> GraphPass | WeightPass:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -242,6 +242,26 @@ def environment() -> dict[str, Any]:
         "versions": dict(compute_versions()),
         **machine(),
     }
+
+
+@dataclass(frozen=True)
+class KeptNumbers:
+    """Numbers in the store that hold on this machine; see compressor.types.passes.Kept."""
+
+    _store: Store
+
+    def read(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return what was kept, if anything."""
+        return self._store.read(self._key(identity))
+
+    def write(self, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+        """Keep it in place of what was kept before."""
+        with self._store.write(self._key(identity)) as (_, result):
+            result.update(content)
+
+    @staticmethod
+    def _key(identity: Mapping[str, Any]) -> str:
+        return result_key("kept", "", machine=machine(), **identity)
 
 
 def machine() -> dict[str, Any]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from compressor.run import pipeline
-from compressor.run.pipeline import KeptNumbers
 from compressor.run.store import Store
+from compressor.run.workspace import KeptNumbers
 
 IDENTITY = {"timings": "onnxruntime", "threads": 1}
 
