@@ -24,11 +24,13 @@ ENDED_BADLY: Mapping[str, Mapping[int, tuple[int, ...]]] = {
         7: (297, 6109),
         8: (904,),
         9: (2112,),
+        10: (2441,),
     },
     "npy": {5: (2992,)},
     "ONNX": {4: (43, 269), 5: (422,), 7: (98, 503, 2261, 4035, 5165)},
     "ONNX with external data": {4: (76, 248, 585), 5: (1026, 1349)},
     "single samples": {5: (559,)},
+    "tokenizer": {10: (5229,)},
     "YAML spec": {5: (7,)},
 }
 """By reader and seed, the inputs of earlier rounds that once ended badly."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -23,6 +24,7 @@ _TOGETHER = 8 * PIECE  # characters for one call, in which the library works in 
 _MOST = 1024  # pieces for one call
 _NAME = "tokenizer.json"
 _SETTINGS, _MODEL = "tokenizer_config.json", "config.json"
+_INCOMPLETE = "tokenizer", "cannot encode the text", "save it again; its vocabulary is not complete"
 BESIDE = (_SETTINGS, _MODEL)
 """Files beside a tokenizer that say how it pads and what classes are called."""
 
@@ -87,16 +89,10 @@ def open_line_tokenizer(path: Path, length: int, padding: Padding) -> Tokenizer:
         raise SpecError(
             "length", f"is {length}, and special tokens alone may be {least}", "give more tokens"
         )
-    try:
+    remedy = f"correct its {_SETTINGS}, or fetch it again"
+    with _library(f"tokenizer '{path}'", "does not say how to cut and pad", remedy):
         _set_truncation(tokenizer, settings, length)
         _set_padding(tokenizer, settings, model, length if padding == "length" else None)
-    # The library raises nothing narrower.
-    except Exception as error:
-        raise DataError(
-            f"tokenizer '{path}'",
-            f"does not say how to cut and pad ({str(error).partition(chr(10))[0][:200]})",
-            f"correct its {_SETTINGS}, or fetch it again",
-        ) from error
     return tokenizer
 
 
@@ -165,15 +161,9 @@ def _read(path: Path) -> Tokenizer:
             "needs the package tokenizers, which is not installed",
             'run pip install "compressor[transformers]"',
         ) from error
-    try:
+    remedy = "save it again with a version of tokenizers that is not newer than this one's"
+    with _library(f"tokenizer '{file}'", "cannot be read", remedy):
         return Tokenizer.from_file(str(file))
-    # The library raises nothing narrower.
-    except Exception as error:
-        raise DataError(
-            f"tokenizer '{file}'",
-            f"cannot be read ({str(error).partition(chr(10))[0][:200]})",
-            "save it again with a version of tokenizers that is not newer than this one's",
-        ) from error
 
 
 def token_stream(tokenizer: Tokenizer, pieces: Iterable[str]) -> Iterator[Tokens]:
@@ -190,11 +180,8 @@ def token_stream(tokenizer: Tokenizer, pieces: Iterable[str]) -> Iterator[Tokens
 
 
 def _encoded(tokenizer: Tokenizer, pieces: list[str]) -> Iterator[Tokens]:
-    try:
+    with _library(*_INCOMPLETE):
         encodings = tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-    # The library raises nothing narrower.
-    except Exception as error:
-        raise _incomplete(error) from error
     for encoding in encodings:
         yield np.array(encoding.ids, np.int64)
 
@@ -209,16 +196,18 @@ def encode_lines(tokenizer: Tokenizer, texts: Sequence[Any], *, words: bool) -> 
     Raises:
         DataError: the tokenizer cannot encode them.
     """
-    try:
+    with _library(*_INCOMPLETE):
         return tokenizer.encode_batch(list(texts), is_pretokenized=words)
-    # The library raises nothing narrower.
-    except Exception as error:
-        raise _incomplete(error) from error
 
 
-def _incomplete(error: Exception) -> DataError:
-    return DataError(
-        "tokenizer",
-        f"cannot encode the text ({str(error).partition(chr(10))[0][:200]})",
-        "save it again; its vocabulary is not complete",
-    )
+@contextmanager
+def _library(subject: str, problem: str, remedy: str) -> Iterator[None]:
+    """Turn what the library raises into ``DataError``."""
+    try:
+        yield
+    # It raises nothing narrower, and where its Rust code fails, no Exception at all.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise DataError(subject, f"{problem} ({reason})", remedy) from error

@@ -95,6 +95,10 @@ class Description:
             given = output.is_graph_input() or output.is_initializer()
             if output.producer() is None and not given:
                 _fail(self.subject, f"has the output {output.name!r}, which nothing computes")
+        try:
+            model.graph.sort()
+        except ValueError:
+            _fail(self.subject, "has nodes that form a cycle")
         return model
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError
 from compressor.models.codec.load import load
+from compressor.models.codec.reading import read_description
 
 Change = Callable[[dict[str, Any]], Any]
 
@@ -109,6 +110,10 @@ EDITS: list[tuple[Change, str]] = [
     (_set("tensors", {"first.bias": 3}), "dtype and shape of 'first.bias'"),
     (_node(opType="Mystery"), "Mystery"),
     (_node(input=["nowhere", "first.input_scale", "first.input_zero_point"]), "nowhere"),
+    (
+        _node(input=["output", "first.input_scale", "first.input_zero_point"]),
+        "nodes that form a cycle",
+    ),
     (_node(input=[]), "QuantizeLinear"),
     (_node(attribute=[FILE]), "refers to a file"),
     *((_function(**fields), "refers to a file") for fields in FILES),
@@ -130,6 +135,18 @@ def test_an_edited_description_is_refused(saved: Path, edit: Change, message: st
     save_file(load_file(weights), weights)  # without the description's hash
     with pytest.raises(ModelError, match=message):
         load(saved)
+
+
+def test_nodes_may_stand_in_any_order(saved: Path) -> None:
+    x = torch.ones(2, 64)
+    expected = load(saved)(x)["output"]
+    path, weights = saved / "model.json", saved / "model.safetensors"
+    document = json.loads(path.read_bytes())
+    document["graph"]["graph"]["node"].reverse()
+    path.write_text(json.dumps(document))
+    save_file(load_file(weights), weights)  # without the description's hash
+    assert torch.equal(load(saved)(x)["output"], expected)
+    read_description(path).model().clone()  # which a graph out of order refuses
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"format": "compressor"', "\xff"])
