@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compressor.run import pipeline
+from compressor.run import workspace
 from compressor.run.store import Store
 from compressor.run.workspace import KeptNumbers
 
@@ -26,5 +26,5 @@ def test_numbers_outlive_the_run(tmp_path: Path):
 def test_they_hold_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = KeptNumbers(Store(tmp_path / "store"))
     kept.write(IDENTITY, {"a": 0.5})
-    monkeypatch.setattr(pipeline, "machine", lambda: {"processor": "another"})
+    monkeypatch.setattr(workspace, "machine", lambda: {"processor": "another"})
     assert kept.read(IDENTITY) is None

@@ -18,7 +18,11 @@ from tests.compressor.passes.prepare.networks import stretched
 from tests.compressor.tiny_project import ONNX, Project, sample_images
 
 EVERY = [{"match": "*"}]
-STATIC: dict[str, Any] = {"pass": "quantize-static", "layers": EVERY}
+STATIC: dict[str, Any] = {
+    "pass": "quantize-static",
+    "layers": EVERY,
+    "activations": {"observer": "mse"},  # noises of two runs are compared
+}
 CUT: dict[str, Any] = {
     "pass": "prune-magnitude",
     "sparsity": 0.4,

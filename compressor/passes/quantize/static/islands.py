@@ -8,6 +8,7 @@ converted once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,14 +104,14 @@ def choose(
     chosen = next(c for c in (*simpler, least) if c.time <= _NEAR * least.time)
     if chosen is usual and not any(_is_pool(n) and n not in usual.integer for n in model.graph):
         return None  # everything that moves elements between codes moves codes
-    floats: dict[str, float] = {}
+    ratios: dict[ir.Node, float] = {}
     for island in network.islands(chosen):
-        alone = sum(costs.cost(node).alone for node in island)
-        ratio = (network.turned(chosen, island) - chosen.time + alone) / alone
-        floats.update((kernels.layers[node], ratio) for node in island & layers)
+        alone = math.fsum(costs.cost(node).alone for node in island)  # in whatever order
+        turned = (network.turned(chosen, island) - chosen.time + alone) / alone
+        ratios.update(dict.fromkeys(island, turned))
     return Choice(
         nodes=chosen.integer - layers,
-        floats=floats,
+        floats={name: ratios[n] for n, name in kernels.layers.items() if n in ratios},
         ratio=chosen.time / network.floating,
         integer_ratio=usual.time / network.floating,
     )

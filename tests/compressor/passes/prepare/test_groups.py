@@ -82,6 +82,7 @@ def test_values_without_an_axis_of_samples_keep_their_scale(activation: str):
         }}""",
         {"first.weight": noise(4, 5), "second.weight": noise(5, 3)},
     )
-    step = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
+    declared = {"layers": [{"match": "*"}], "activations": {"observer": "mse"}}
+    step = QuantizeStatic.model_validate(declared, strict=False)
     requests = step.survey(carrier, PassContext()).requests
     assert {request.observer for request in requests} == {"mse", "second-moment"}

@@ -127,14 +127,14 @@ def test_what_stays_float_is_computed_without_codes_of_activations():
 def test_a_rule_for_all_layers_makes_them_integer():
     planned = rows(ALL, hard())
     assert {(row.action, row.reason) for row in planned.values()} == {("int8/channel x uint8", "")}
-    assert not ALL.survey(hard(), ORT).notes
+    assert not any("latency" in note for note in ALL.survey(hard(), ORT).notes)
 
 
 def test_layers_that_are_faster_as_integers_are():
     for declared in (QuantizeStatic(), ALL):
         planned = rows(declared, wide())
         assert {row.action for row in planned.values()} == {"int8/channel x uint8"}
-        assert not declared.survey(wide(), ORT).notes
+        assert not any("latency" in note for note in declared.survey(wide(), ORT).notes)
 
 
 @pytest.mark.parametrize("declared", [{"weights": {"bits": 4}}, {"activations": {"bits": 4}}])
