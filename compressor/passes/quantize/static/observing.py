@@ -9,7 +9,8 @@ exceeds much. A sample that is seen later may: it has the greatest of ``N + 1`` 
 activation with probability ``1 / (N + 1)``, whatever their distribution, since any of them is as
 likely to come last. So the error to expect is that of the calibration samples, and with the
 probability that one of the activations is exceeded that of samples which were held back from
-ranges and exceed them: the quarter with the greatest activations.
+ranges and exceed them: the quarter with the greatest activations. Then half of the
+samples stand for the others.
 """
 
 from __future__ import annotations
@@ -95,23 +96,21 @@ def choose_observer(
         return ObserverChoice()
     data = _Data(carrier, samples)
     simulation = _Simulation(decision.model, tried[0])
-    errors, signals = _output_errors(data, simulation, list(tried.values()), data.kept)
-    count = len(errors[0])
     later = exceeding(len(values), data.seen)
     extremes = data.split(values) if later > _RARELY else None
+    judged = [(1.0, data.kept, list(tried.values()))]
     if extremes is not None and context.collect is not None:
         held, rest = extremes
         requests = [r for value in values for r in decision.range_requests(value)]
         ranges = context.collect(carrier, requests, data.together(rest))
-        codes_held = [decision.codes({}, ranges, index, values) for index in tried]
-        errors_held, signals_held = _output_errors(data, simulation, codes_held, held)
-        shares = (1 - later) / count, later / len(errors_held[0])
-        errors = np.concatenate([shares[0] * errors, shares[1] * errors_held], 1)
-        signals = np.concatenate([shares[0] * signals, shares[1] * signals_held])
+        held_codes: list[_Codes] = [decision.codes({}, ranges, index, values) for index in tried]
+        judged = [(1 - later, data.kept[::2], judged[0][2]), (later, held, held_codes)]
+    errors, signals = _expected_errors(data, simulation, judged)
     with np.errstate(divide="ignore", invalid="ignore"):
         place, gain = best(errors / signals.sum(0))
     index = list(tried)[place]
     result = f"is {gain:.1f} dB less than with {names[0]}" if index else "is not less with another"
+    count = len(data.kept) * (samples_in(data.kept[0]) if data.whole else 1)
     on = f"{count} calibration sample{'s' if count > 1 else ''}"
     return ObserverChoice(index, f"observer {names[index]}: on {on}, the outputs' error {result}")
 
@@ -133,12 +132,12 @@ class _Data:
 
     def __init__(self, carrier: Carrier, samples: Samples):
         self.carrier = carrier
-        self._whole = fixed_batch(carrier.inputs) is not None
+        self.whole = fixed_batch(carrier.inputs) is not None
         self._inputs = carrier.inputs
         names = [spec.name for spec in carrier.inputs]
         batches = (picked(batch, names) for batch in samples.batches())
-        self.kept, places = spread(batches, whole=self._whole)
-        self.seen = places * samples_in(self.kept[0]) if self._whole else places
+        self.kept, places = spread(batches, whole=self.whole)
+        self.seen = places * samples_in(self.kept[0]) if self.whole else places
         while len(self.kept) >= 2 * _FEWEST and len(self.kept) * self._work() > _MOST_MACS:
             self.kept = self.kept[::2]
 
@@ -175,7 +174,7 @@ class _Data:
 
         for _, alike in groupby(samples, shapes):
             group = list(alike)
-            if self._whole or isinstance(group[0], Feed):
+            if self.whole or isinstance(group[0], Feed):
                 yield from group
                 continue
             for start in range(0, len(group), _TOGETHER):
@@ -293,6 +292,24 @@ class _Simulation:
             if output is value:
                 self._graph.outputs[index] = source
         return entries
+
+
+def _expected_errors(
+    data: _Data,
+    simulation: _Simulation,
+    judged: Sequence[tuple[float, Sequence[Batch], Sequence[_Codes]]],
+) -> tuple[Array, Array]:
+    """Return errors and signals as :func:`_output_errors`, of samples that stand for a share each.
+
+    Args:
+        judged: a share of later samples, the samples that stand for it, and each observer's codes.
+    """
+    errors, signals = list[Array](), list[Array]()
+    for share, samples, codes in judged:
+        error, signal = _output_errors(data, simulation, codes, samples)
+        errors.append(error * share / error.shape[1])
+        signals.append(signal * share / error.shape[1])
+    return np.concatenate(errors, 1), np.concatenate(signals)
 
 
 def _output_errors(
