@@ -52,6 +52,7 @@ _MOST_MACS = 16e9  # of more samples than these, in the float model
 _MOST_BYTES = 64 << 20  # of these samples
 _TOGETHER = 8  # samples in a run
 _HELD = 4  # one of so many samples is held back
+_FEWEST_HELD = 4  # of fewer, a single one could decide against what all samples say
 _RARELY = 0.1  # how often a later sample may exceed a range before that counts
 _Codes: TypeAlias = Mapping[str, ActivationCode]
 _FLOOR = 1e-12  # of a squared error over the signal: what is less is none
@@ -148,13 +149,13 @@ class _Data:
         return macs(self.carrier.graph()) * given / max(declared, 1)
 
     def split(self, values: Sequence[str]) -> tuple[list[Batch], list[Batch]] | None:
-        """Return the samples with the greatest values, a quarter, and the others.
+        """Return the samples with the greatest values, a quarter, and the others; if not too few.
 
         A sample's values rank among those of the others, and the mean of its ranks counts.
         """
         count = len(self.kept)
         held = count // _HELD
-        if not held:
+        if held < _FEWEST_HELD:
             return None
         inputs = {spec.name for spec in self._inputs}
         runner = self.carrier.runner([value for value in values if value not in inputs])
