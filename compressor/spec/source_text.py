@@ -14,7 +14,6 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 from ruamel.yaml.scalarfloat import ScalarFloat
-from ruamel.yaml.scalarint import ScalarInt
 
 from compressor.errors import SpecError
 
@@ -54,6 +53,7 @@ class Document:
 _LIBRARY = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _MOST_VALUES = 100_000
 _DEEPEST = 50
+_BEYOND = 1 << 63  # what arrays and files have no numbers for
 
 
 def read_document(path: Path) -> Document:
@@ -167,7 +167,9 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
         return items
     if isinstance(node, ScalarBoolean):
         return bool(node)
-    if isinstance(node, ScalarInt):
+    if isinstance(node, int) and not isinstance(node, bool):  # in hexadecimal, a ScalarInt
+        if abs(node) >= _BEYOND:
+            raise SpecError(dotted(path), "has more than 63 bits", "give a smaller number")
         return int(node)
     if isinstance(node, ScalarFloat):
         return float(node)

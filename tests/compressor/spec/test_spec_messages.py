@@ -279,6 +279,8 @@ def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
             "--set passes.first=4: passes.first does not exist; lists count from 0",
         ),
         ('output="a\\0b"', "spec: holds a null character; remove it"),
+        (f"seed={1 << 63}", "spec: has more than 63 bits; give a smaller number"),
+        (f"seed=-{1 << 70:#x}", "spec: has more than 63 bits; give a smaller number"),
         ("passes.-1=4", "--set passes.-1=4: passes.-1 does not exist; lists count from 0"),
         ("name.x=4", "--set name.x=4: name.x does not exist; lists count from 0"),
         ("sed=4", "spec.yaml: sed: is not a known key; did you mean 'seed'?"),
