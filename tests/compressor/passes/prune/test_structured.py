@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,13 +14,15 @@ from hypothesis import strategies as st
 import compressor.passes.prune.structured.removal as module_under_test
 from compressor.errors import ModelError
 from compressor.graph.channels.analysis import map_channels
-from compressor.graph.costs import model_macs, model_parameters
+from compressor.graph.costs import macs, model_macs, model_parameters
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch import carrier as torch_carrier
 from compressor.models.torch import smaller_module as agreement
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.prune.structured import clock
 from compressor.types.carrier import Capability
+from compressor.types.tensors import Batch
 from tests.compressor.models.smaller_modules import VECTOR, Rigid, shaken
 from tests.compressor.passes.prune.random_graphs import random_network
 from tests.compressor.passes.prune.structured_models import (
@@ -318,7 +323,11 @@ def test_sensitivity_is_reported_and_balances(residual):
     assert after["stem"][0] >= 14
 
 
-def test_a_latency_is_measured_and_said():
+def test_a_latency_is_measured_and_said(monkeypatch: pytest.MonkeyPatch):
+    def by_work(_: object, models: Sequence[tuple[ir.Model, Batch]]) -> list[float]:
+        return [1e-6 + 1e-9 * macs(part) for part, _ in models]
+
+    monkeypatch.setattr(clock.TimingTable, "_timed", by_work)
     model = carrier(Plain())
     outcome = pruned(declared(target={"latency": 0.95}, minimum=1), model, data())
     note = next(n for n in outcome.notes if n.startswith("latency at batch 1 in ONNX Runtime"))
