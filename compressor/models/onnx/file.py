@@ -69,10 +69,19 @@ def read_onnx(path: Path) -> ir.Model:
     ir.external_data.set_base_dir(model.graph, path.parent)
     for function in model.functions.values():
         ir.external_data.set_base_dir(function.graph, path.parent)
+    _decode_origin(model)
     if "ai.onnx" in model.opset_imports:  # another name of the default domain
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
     model.graph.sort()
     return model
+
+
+def _decode_origin(model: ir.Model) -> None:
+    """Make text of what a file says of its origin: what is no UTF-8 comes as bytes."""
+    for field in ("producer_name", "producer_version", "domain", "doc_string"):
+        given: object = getattr(model, field)
+        if isinstance(given, bytes):
+            setattr(model, field, given.decode(errors="replace"))
 
 
 def external_files(path: Path) -> tuple[Path, ...]:

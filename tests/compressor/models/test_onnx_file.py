@@ -353,3 +353,11 @@ def test_the_command_line(
     assert "Traceback" not in result.output
     assert not on_onnx.output.exists()
     assert (on_onnx.folder / ONNX).read_bytes() == before
+
+
+def test_a_producer_that_is_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    model = tiny_onnx()
+    model.producer_name = "maker!"
+    path.write_bytes(model.SerializeToString().replace(b"maker!", b"maker\xff"))
+    assert read_onnx(path).producer_name == "maker\ufffd"
