@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from compressor.errors import InputError, ModelError, SpecError
 
+STAGING = ".staging-"  # what names of folders begin with that go once they have been filled
 _NAME_SHOWN = 80  # characters in a message
 _LONGEST_NAME = 255  # bytes
 _JSON_BYTES = 100_000_000  # that any JSON may take in memory
@@ -54,7 +55,7 @@ def staging(parent: Path) -> Iterator[Path]:
     """Yield an empty folder inside ``parent`` that is gone afterwards, whatever happens."""
     with disk_errors(parent):
         parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=parent))
         try:
             yield folder
         finally:
@@ -105,7 +106,7 @@ def _remove_left_scratch(parent: Path) -> None:
 
 def remove_stale_staging(parent: Path) -> None:
     """Remove staging folders that a killed process left."""
-    for folder in parent.glob(".staging-*"):
+    for folder in parent.glob(f"{STAGING}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -173,7 +174,7 @@ def publish(source: Path, target: Path) -> None:
         sync(target.parent)
 
 
-_SWITCH = ".switch"
+SWITCH = ".switch"  # a folder of files that are about to take their places
 _NEW = "new"
 _GONE = "gone.json"
 
@@ -201,7 +202,7 @@ def switch(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         (staged / _GONE).write_text(json.dumps(gone), encoding="utf-8")
         for path in (*staged.rglob("*"), staged):
             sync(path)
-        staged.replace(folder / _SWITCH)
+        staged.replace(folder / SWITCH)
         sync(folder)
         settle(folder)
 
@@ -216,7 +217,7 @@ def settle(folder: Path) -> None:
         InputError: the disk is full or broken.
         SpecError: the folder cannot be written.
     """
-    pending = folder / _SWITCH
+    pending = folder / SWITCH
     if not pending.is_dir():
         return
     subject = f"folder {str(folder)!r}"
@@ -232,7 +233,7 @@ def settle(folder: Path) -> None:
     if not ours or not all(_inside(folder, name) for name in (*names, *gone)):
         raise ModelError(
             subject,
-            f"has an unfinished switch in {_SWITCH!r} that no run of compressor made",
+            f"has an unfinished switch in {SWITCH!r} that no run of compressor made",
             "remove it, if you trust the folder's other files",
         )
     with disk_errors(folder):
@@ -247,7 +248,7 @@ def settle(folder: Path) -> None:
                 (folder / name).unlink(missing_ok=True)
         sync(folder)
         with suppress(FileNotFoundError), staging(folder) as done:
-            pending.replace(done / _SWITCH)
+            pending.replace(done / SWITCH)
 
 
 def _inside(folder: Path, name: Any) -> bool:
@@ -255,7 +256,7 @@ def _inside(folder: Path, name: Any) -> bool:
     if not isinstance(name, str) or not all(map(is_file_name, name.split("/"))):
         return False
     with suppress(OSError):  # all of it may be too long
-        if not (folder / _SWITCH / _NEW / name).is_symlink():
+        if not (folder / SWITCH / _NEW / name).is_symlink():
             return (folder / name).parent.resolve().is_relative_to(folder.resolve())
     return False
 

@@ -1,4 +1,4 @@
-"""Write ``docs/reference`` from the code that it describes.
+"""Write ``docs/reference`` and the schema of a spec from the code that they describe.
 
 Run ``python docs/generate.py`` after you change an option, a command or a class docstring; a test
 compares the pages with the code.
@@ -7,14 +7,17 @@ compares the pages with the code.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+import compressor
 from compressor import catalog
 from compressor.cli.application import COMMANDS, application
+from compressor.files import json_text
 from compressor.spec.describe import Description, Option, describe, describe_options
 from compressor.spec.keys import (
     DataKeys,
@@ -25,8 +28,11 @@ from compressor.spec.keys import (
     ModelKeys,
     SpecKeys,
 )
+from compressor.spec.schema import spec_schema
+from compressor.types.options import Options
 
 FOLDER = Path(__file__).parent / "reference"
+SCHEMA = Path(__file__).parents[1] / "compressor" / "spec" / "schema.json"
 _MARK = "<!-- Written by docs/generate.py. Change the class, not this page. -->"
 # The spec fills these in: `path` is the value of the kind's own key, `fields` is made of `inputs`
 # and `target`, and `samples` is a key of every kind.
@@ -68,6 +74,11 @@ file (`.bashrc`, `.zshrc`) has this line, with `zsh_source` or `fish_source` for
 eval "$(_COMPRESS_COMPLETE=bash_source compress)"
 ```"""
 
+_PYTHON = """\
+What `import compressor` offers; [Python](../python.md) shows how it is used. Classes of passes are
+in `compressor.passes`, those of exporters in `compressor.exporters`, and what extensions import is
+in `compressor.extension`."""
+
 _SECTIONS = (
     ("Top level", SpecKeys),
     ("model", ModelKeys),
@@ -90,6 +101,7 @@ def pages() -> dict[str, str]:
         "sources.md": _page("Data sources", _SOURCES, "source", _source),
         "spec.md": _spec_page(),
         "cli.md": _command_page(),
+        "python.md": _python_page(),
     }
 
 
@@ -117,6 +129,78 @@ def _command_page() -> str:
             ]
             parts.append("\n".join(["| option | what it does |", "| --- | --- |", *table]))
     return "\n\n".join(parts) + "\n"
+
+
+def _python_page() -> str:
+    parts = [_MARK, "# Python functions", _PYTHON]
+    for name in sorted(compressor.__all__, key=str.lower):
+        member = getattr(compressor, name)
+        if inspect.isfunction(member):
+            parts += [f"## {name}", _signature(f"compressor.{name}", member), _docstring(member)]
+        elif inspect.isclass(member):
+            parts += [f"## {name}", _docstring(member), *_members(name, member)]
+            if issubclass(member, Options):
+                parts.append("Its fields are [keys of a spec](spec.md).")
+    return "\n\n".join(parts) + "\n"
+
+
+def _members(name: str, cls: type) -> Iterator[str]:
+    """Yield the methods and properties that a class of the package's own defines."""
+    for key, member in vars(cls).items():
+        if key.startswith("_") or issubclass(cls, Options):
+            continue
+        if isinstance(member, property):
+            yield f"**{name}.{key}**: {_docstring(member)}"
+        elif inspect.isfunction(member):
+            yield f"### {name}.{key}"
+            yield _signature(key, member)
+            yield _docstring(member)
+
+
+def _signature(name: str, function: Callable[..., object]) -> str:
+    """Return how a function is called, one parameter a line where there are many."""
+    signature = inspect.signature(function)
+    parts, named = [], False
+    for parameter in signature.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not named:
+            parts.append("*")
+        named = named or parameter.kind is not parameter.POSITIONAL_OR_KEYWORD
+        stars = {"VAR_POSITIONAL": "*", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
+        text = f"{stars}{parameter.name}: {parameter.annotation}"
+        absent = parameter.default is parameter.empty
+        parts.append(text if absent else f"{text} = {_default(parameter.default)}")
+    line = f"{name}({', '.join(parts)}) -> {signature.return_annotation}"
+    if len(line) > _WIDE:
+        lines = "".join(f"    {part},\n" for part in parts)
+        line = f"{name}(\n{lines}) -> {signature.return_annotation}"
+    return f"```text\n{line}\n```"
+
+
+def _default(value: object) -> str:
+    return f"{type(value).__name__}()" if type(value).__module__ != "builtins" else repr(value)
+
+
+_WIDE = 90  # characters of a line of code
+_HEADING = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Class attributes):$", re.M)
+_ENTRY = re.compile(r"^    (\w+): ", re.M)
+_ROLE = re.compile(r":(?:func|class|meth|attr):`~?([\w.]+)`")
+
+
+def _docstring(member: object) -> str:
+    """Return a docstring in Markdown: its sections become lists and code."""
+    text = _ROLE.sub(r"`\1`", inspect.getdoc(member) or "").replace("``", "`")
+    first, *rest = _HEADING.split(text)
+    blocks = [first.strip()]
+    for heading, content in zip(rest[::2], rest[1::2], strict=True):
+        if heading == "Example":
+            blocks.append(f"```pycon\n{inspect.cleandoc(content)}\n```")
+            continue
+        entries = _ENTRY.sub(r"- `\1`: ", content.strip("\n"))
+        flat = re.sub(r"\n +", " ", entries).strip()
+        blocks.append(f"{heading}:\n\n{flat}" if flat.startswith("-") else f"{heading}: {flat}")
+    return "\n\n".join(blocks)
 
 
 def _observer(name: str) -> Description:
@@ -179,6 +263,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    SCHEMA.write_text(json_text(spec_schema()), encoding="utf-8")
 
 
 if __name__ == "__main__":

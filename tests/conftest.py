@@ -41,15 +41,29 @@ def settled_heap() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def lowered_once() -> Iterator[None]:
+    """Lower modules that are alike once."""
+    from compressor.models.torch import carrier
+    from tests.lowered_once import remembering
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier, "lower", remembering(carrier.lower))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_registry() -> Iterator[None]:
     """Let PyTorch's exporter build its table of operators once, not for every module.
 
     That is half the time of lowering a small network. The exporter reads the table only; a user's
     process lowers one module and gains nothing by it.
     """
+    from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     build = cache(ONNXRegistry.from_torchlib)
     with pytest.MonkeyPatch.context() as patch:
+        # It names operators that torch has, some fifty times for each module.
+        patch.setattr(utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops))
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(build))
         yield

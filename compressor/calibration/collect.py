@@ -88,7 +88,7 @@ class Agreement(Generic[KeyT]):
 
 AnyObserver: TypeAlias = Observer[Any, Any]
 _Place: TypeAlias = tuple[str, str | None]
-_Key: TypeAlias = tuple[_Place, str]
+StateKey: TypeAlias = tuple[_Place, str]
 
 
 def make_observer(name: str, options: Mapping[str, Any]) -> Observer[Any, Any]:
@@ -162,23 +162,21 @@ def collect(
             (the error names the tensor, the first such sample and how many values there are).
     """
     observers = {r.key: make_observer(r.observer, r.options) for r in requests}
-    shared = {r.key: _state_key(r, observers[r.key]) for r in requests}
+    shared = {r.key: state_key(r, observers[r.key]) for r in requests}
     # One observer updates each state, however many results are read from it later.
     updaters = {shared[key]: observer for key, observer in observers.items()}
     states = {key: observer.start() for key, observer in updaters.items()}
-    by_place: dict[_Place, list[_Key]] = {}
-    for key in updaters:
-        by_place.setdefault(key[0], []).append(key)
+    places = by_place(updaters)
 
     agreement = Agreement(updaters, ranks)
     seen = 0
     after, ends = dict(states), _Ends(updaters)
     for part in _run_ahead(run, batches):
-        for (tensor, where), keys in by_place.items():
+        for (tensor, where), keys in places.items():
             if part.start and tensor not in part.outputs:
                 continue  # it does not depend on the batch, and has been observed
             try:
-                values = _values(tensor, part.outputs, where)
+                values = values_at(tensor, part.outputs, where)
                 if values.numel():
                     feed = {key: updaters[key] for key in ends.without(keys, values, part)}
                     after.update(_continued(feed, states, after, values, alone=ranks.size == 1))
@@ -222,11 +220,13 @@ class _Ends:
     Observers for which a batch is one observation get them once it has ended.
     """
 
-    def __init__(self, observers: Mapping[_Key, AnyObserver]):
+    def __init__(self, observers: Mapping[StateKey, AnyObserver]):
         self._observers = observers
-        self._seen: dict[_Key, list[float]] = {}
+        self._seen: dict[StateKey, list[float]] = {}
 
-    def without(self, keys: Sequence[_Key], values: torch.Tensor, part: _Part) -> list[_Key]:
+    def without(
+        self, keys: Sequence[StateKey], values: torch.Tensor, part: _Part
+    ) -> list[StateKey]:
         """Look at values for some observers, and return the others."""
         if not part.start and part.last:
             return list(keys)
@@ -237,7 +237,7 @@ class _Ends:
                 self._seen.setdefault(key, []).extend(ends)
         return [key for key in keys if key not in whole]
 
-    def updated(self, states: Mapping[_Key, Any]) -> dict[_Key, Any]:
+    def updated(self, states: Mapping[StateKey, Any]) -> dict[StateKey, Any]:
         """Return the states after the batch, and forget it."""
         seen, self._seen = self._seen, {}
         return {
@@ -246,7 +246,7 @@ class _Ends:
         }
 
 
-def _one_observation(key: _Key, observer: AnyObserver) -> bool:
+def _one_observation(key: StateKey, observer: AnyObserver) -> bool:
     """Whether it matters to an observer which values are of one batch."""
     (_, where), _ = key
     gated = isinstance(observer, ExtremeValue) and where is not None
@@ -276,13 +276,13 @@ def _run_ahead(
 
 
 def _continued(
-    feed: dict[_Key, AnyObserver],
-    before: Mapping[_Key, Any],
-    after: Mapping[_Key, Any],
+    feed: dict[StateKey, AnyObserver],
+    before: Mapping[StateKey, Any],
+    after: Mapping[StateKey, Any],
     values: torch.Tensor,
     *,
     alone: bool,
-) -> dict[_Key, Any]:
+) -> dict[StateKey, Any]:
     """Return the states after a portion of a batch.
 
     An observer that has enough in the middle of a batch gets the rest of it, too: what it has seen
@@ -295,18 +295,31 @@ def _continued(
     """
     anew = {key for key, o in feed.items() if o.share(before[key]) < 1 <= o.share(after[key])}
     given = {k: o.start() if k in anew else after[k] for k, o in feed.items()}
-    updated = _updated(feed, given, values, alone=alone)
+    updated = updated_states(feed, given, values, alone=alone)
     return {k: feed[k].merge(after[k], v) if k in anew else v for k, v in updated.items()}
 
 
-def _state_key(request: Request, observer: AnyObserver) -> _Key:
+def state_key(request: Request, observer: AnyObserver) -> StateKey:
+    """Return the key of a request's state, which requests of the same tensor may share."""
     shares = isinstance(observer, HistogramObserver)
     return (request.tensor, request.where), "histogram" if shares else request.key
 
 
-def _updated(
-    feed: dict[_Key, AnyObserver], states: dict[_Key, Any], values: torch.Tensor, *, alone: bool
-) -> dict[_Key, Any]:
+def by_place(keys: Iterable[StateKey]) -> dict[_Place, list[StateKey]]:
+    """Return keys of states by the values that they are of."""
+    places: dict[_Place, list[StateKey]] = {}
+    for key in keys:
+        places.setdefault(key[0], []).append(key)
+    return places
+
+
+def updated_states(
+    feed: dict[StateKey, AnyObserver],
+    states: dict[StateKey, Any],
+    values: torch.Tensor,
+    *,
+    alone: bool,
+) -> dict[StateKey, Any]:
     """Return the new states; raises ``ValueError`` where a value is not finite."""
     # Observers of ranges look at every value anyway and refuse non-finite ones.
     checked = any(isinstance(observer, RangeObserver) for observer in feed.values())
@@ -316,7 +329,7 @@ def _updated(
     return {key: (o.absorb if alone else o.update)(states[key], values) for key, o in ranges_first}
 
 
-def _values(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
+def values_at(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
     """Return a tensor's values; with ``where``, only those at which that tensor is positive."""
     if tensor not in outputs:
         raise DataError(

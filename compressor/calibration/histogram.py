@@ -45,19 +45,33 @@ def chunks(values: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield a tensor's values in float32 or float64 vectors, none of them empty."""
     flat = values.detach().reshape(-1)
     for start in range(0, flat.numel(), CHUNK):
-        chunk = flat[start : start + CHUNK]
-        if chunk.dtype in (torch.float32, torch.float64):
-            yield chunk
-        else:  # half precisions fit float32 exactly, integers (to 2 ** 53) fit float64
-            yield chunk.to(torch.float32 if chunk.is_floating_point() else torch.float64)
+        yield _exact(flat[start : start + CHUNK])
 
 
 def chunk_extrema(chunk: torch.Tensor) -> tuple[float, float]:
     """Return the least and greatest of one chunk; raises as ``extrema`` does."""
-    low, high = (bound.item() + 0.0 for bound in chunk.aminmax())  # -0.0 + 0.0 is 0.0
-    if not (math.isfinite(low) and math.isfinite(high)):  # both are NaN if any value is
-        raise ValueError("some of the values are not finite")
+    values = chunk.numpy()  # whose extrema take a fifth of the time of torch's
+    return _finite(float(values.min())), _finite(float(values.max()))
+
+
+def row_extrema(rows: torch.Tensor) -> tuple[list[float], list[float]]:
+    """Return the least and the greatest values of each row; raises as ``extrema`` does."""
+    values = _exact(rows.detach()).numpy()
+    low, high = ([_finite(x) for x in ends.tolist()] for ends in (values.min(1), values.max(1)))
     return low, high
+
+
+def _exact(values: torch.Tensor) -> torch.Tensor:
+    """Return values as float32, which half precisions fit, or float64, as integers to 2 ** 53."""
+    if values.dtype in (torch.float32, torch.float64):
+        return values
+    return values.to(torch.float32 if values.is_floating_point() else torch.float64)
+
+
+def _finite(bound: float) -> float:
+    if not math.isfinite(bound):  # an extremum is NaN if any value is
+        raise ValueError("some of the values are not finite")
+    return bound + 0.0  # -0.0 + 0.0 is 0.0
 
 
 BITS = 12

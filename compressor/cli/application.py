@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "compressor.cli.run:run",
     "quantize": "compressor.cli.run:quantize",
     "inspect": "compressor.cli.inspect:inspect",
+    "tune": "compressor.cli.tune:tune",
     "explain": "compressor.cli.explain:explain",
     "bench": "compressor.cli.bench:bench",
     "compare": "compressor.cli.compare:compare",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import PATH, json_option, print_result, shown_progress
+from compressor.cli.options import PATH, Number, json_option, print_result, shown_progress
 
 
 @click.command()
@@ -34,14 +34,14 @@ from compressor.cli.options import PATH, json_option, print_result, shown_progre
 )
 @click.option(
     "--precision",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=Number(min=0, max=1, min_open=True),
     default=0.01,
     show_default=True,
     help="Stop when half the width of a ratio's interval is this share of the ratio.",
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=20.0,
     show_default=True,
     help="Stop after this time, for each batch size and for the cold starts.",

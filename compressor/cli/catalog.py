@@ -68,8 +68,9 @@ def _show(kind: Literal["pass", "exporter"], name: str | None, *, as_json: bool)
 def schema() -> None:
     """Print the JSON Schema of a spec.
 
-    An editor that knows it completes and checks specs while they are written. For editors with
-    yaml-language-server, save it as spec.schema.json and begin the spec with
+    An editor that knows it completes and checks specs while they are written. What compress init
+    writes begins with a line that names it. It knows no passes of other packages: for these, and
+    for specs without that line, save it as spec.schema.json and begin the spec with
 
         # yaml-language-server: $schema=spec.schema.json
     """

@@ -9,6 +9,7 @@ import click
 
 from compressor.cli.options import (
     PATH,
+    Number,
     compare_options,
     json_option,
     label_option,
@@ -60,26 +61,26 @@ def compare(
 @compare_options
 @click.option(
     "--max-metric-drop",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="DROP",
     help="Fail if the loss is real and larger than this, in points for shares. Without it, "
     "fail on any real loss.",
 )
 @click.option(
     "--max-latency-ratio",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="RATIO",
     help="Fail if the whole interval of candidate over base lies above this.",
 )
 @click.option(
     "--max-size-ratio",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="RATIO",
     help="Fail if the candidate is larger than this times the base.",
 )
 @click.option(
     "--alpha",
-    type=click.FloatRange(0, 0.5, min_open=True),
+    type=Number(0, 0.5, min_open=True),
     default=0.05,
     show_default=True,
     help="How often chance alone may fail an equally good candidate.",

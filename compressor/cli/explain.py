@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from compressor.cli.options import PATH, json_option, print_result, set_option, shown_progress
+from compressor.cli.options import (
+    PATH,
+    Number,
+    json_option,
+    print_result,
+    set_option,
+    shown_progress,
+)
 
 
 @click.command()
@@ -28,7 +35,7 @@ from compressor.cli.options import PATH, json_option, print_result, set_option, 
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="S",
     help="leave-one-out: begin no layer after S seconds; the same command resumes later.",
 )

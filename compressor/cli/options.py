@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +23,20 @@ if TYPE_CHECKING:
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """A finite number in a range: click takes NaN for one that lies in each."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
 
 PATH = click.Path(path_type=Path)
 spec_argument = click.argument("spec", type=PATH)

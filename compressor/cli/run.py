@@ -57,15 +57,13 @@ def run(
     share calibration batches and the shards of large checkpoints. With --history the run is added
     to that file, and the report plots the metric from run to run.
     """
+    from compressor.front.spec import checked
     from compressor.run.execute import RunOptions
-    from compressor.spec.load import load_spec
-    from compressor.spec.user_code import importable
 
-    with importable([Path.cwd()]):
-        options = RunOptions(
-            fresh=fresh, force=force, history=history, label=label, memory=memory, strict=strict
-        )
-        code = run_and_show(load_spec(spec, settings), options, as_json=as_json, quiet=quiet)
+    options = RunOptions(
+        fresh=fresh, force=force, history=history, label=label, memory=memory, strict=strict
+    )
+    code = run_and_show(checked(spec, settings), options, as_json=as_json, quiet=quiet)
     raise click.exceptions.Exit(code)
 
 
@@ -108,7 +106,7 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
     from sys import stderr
 
     from compressor.files import json_text
-    from compressor.report.run import run_spec
+    from compressor.front.run import run
     from compressor.report.terminal import reason_line, run_page, show
     from compressor.run.execute import help_run
     from compressor.run.ranks import ranks
@@ -121,13 +119,15 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
         if group.rank:
             help_run(spec, options)
             return 0
-        result = run_spec(spec, options, progress)
+        result = run(spec, options, progress=progress)
     if as_json:
         click.echo(json_text(result.report), nl=False)
     elif not quiet:
         if result.cached:
             click.echo("Nothing has changed: these are the results of an earlier run.", err=True)
-        show(run_page(result.report, _near(result.output)), stderr)
+        path = spec.document.path
+        named = str(path) if path.is_file() else None  # a command may have made it up
+        show(run_page(result.report, _near(result.output), named), stderr)
     elif result.exit_code:
         click.echo(reason_line(result.report, _near(result.output)), err=True)
     return int(result.exit_code)
@@ -148,17 +148,17 @@ class _Method(click.Choice[str]):
         Raises:
             SpecError: it is one that a bare checkpoint has too little for.
         """
-        if value in _CALIBRATED:
+        if value in _WHOLE:
             raise SpecError(
                 "option --method",
-                f"is {value!r}, which runs the model on calibration data, and quantize streams a "
-                "bare checkpoint",
+                f"is {value!r}, which runs the model as a whole, and quantize streams a bare "
+                "checkpoint",
                 "write a spec with compress init, and set quantize-weights to this method there",
             )
         return super().convert(value, param, ctx)
 
 
-_CALIBRATED = ("gptq", "awq", "reconstruct")
+_WHOLE = ("reconstruct",)
 _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4")
 
 
@@ -174,11 +174,31 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
 )
 @click.option(
     "--method",
-    type=_Method(("rtn", "hqq")),
+    type=_Method(("rtn", "hqq", "gptq", "awq")),
     default="rtn",
     show_default=True,
-    help="Round to nearest, or half-quadratic. GPTQ and AWQ need a model that runs: see the "
-    "pass quantize-weights.",
+    help="Round to nearest, half-quadratic, or GPTQ or AWQ, which read --text.",
+)
+@click.option("--text", type=PATH, help="Text in UTF-8 that --method gptq and awq calibrate on.")
+@click.option(
+    "--eval",
+    "evaluation",
+    type=PATH,
+    help="Text in UTF-8 by which the result is judged, by perplexity and KL divergence.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Pieces of --text that are read.",
+)
+@click.option(
+    "--length",
+    type=click.IntRange(min=2),
+    default=512,
+    show_default=True,
+    help="Tokens of a piece.",
 )
 @click.option(
     "--range",
@@ -210,6 +230,10 @@ def quantize(
     preset: str,
     method: str,
     search: str | None,
+    text: Path | None,
+    samples: int,
+    length: int,
+    evaluation: Path | None,
     skip: tuple[str, ...],
     embeddings: bool,
     max_shard_size: int | None,
@@ -225,13 +249,27 @@ def quantize(
     streamed one at a time from memory-mapped files. The new directory has the compressed-tensors
     layout, which transformers and vLLM load directly. Layers that transformers does not read as
     codes stay float, and the result is proved: every tensor has its place in the model's class, and
-    the outputs of a model of up to 1 GiB are those of the dequantized weights. If the command is
-    killed, running it again resumes; under torchrun, the processes share the shards.
+    the outputs of a model of up to 1 GiB are those of the dequantized weights. With --method gptq
+    or awq a causal language model is run on text block by block; memory holds one block. With
+    --eval the result and the float model are judged in the same way; without it, the report states
+    no accuracy. If the command is killed, running it again resumes; under torchrun, the processes
+    share the shards.
     """
     from compressor.lab.starter import QuantizeOptions, quantization_spec
     from compressor.run.execute import RunOptions
 
-    options = QuantizeOptions(preset, method, search, skip, embeddings, max_shard_size)
+    options = QuantizeOptions(
+        preset,
+        method,
+        search,
+        skip,
+        embeddings,
+        max_shard_size,
+        text,
+        samples,
+        length,
+        evaluation,
+    )
     code = run_and_show(
         quantization_spec(checkpoint, output, options),
         RunOptions(fresh=fresh, force=force, identify_by_headers=True, proves=not no_check),

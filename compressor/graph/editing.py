@@ -135,6 +135,15 @@ class Chain:
         return made.outputs[0]
 
 
+def insert_behind(graph: ir.Graph, value: ir.Value, nodes: ir.Node | Sequence[ir.Node]) -> None:
+    """Put nodes behind that which computes a value, or first if it is an input or initializer."""
+    producer = value.producer()
+    if producer is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(producer, nodes)
+
+
 def inner_nodes(node: ir.Node) -> Sequence[ir.Node]:
     """Return the nodes in a node's subgraphs, nested ones included."""
     nodes: list[ir.Node] = []

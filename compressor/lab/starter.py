@@ -30,9 +30,11 @@ from compressor.lab.starter_parts import (
     TEXT,
     TORCH,
     UNKNOWN_INPUTS,
+    WIDENED,
 )
 from compressor.lab.starter_text import text_data
 from compressor.spec.load import Spec, check_spec
+from compressor.spec.schema import schema_seen_from
 from compressor.spec.source_text import Document
 from compressor.types.tensors import TensorSpec, unstackable
 
@@ -42,7 +44,7 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def write_starter(model: Path, output: Path) -> None:
-    """Write a starter spec for a model.
+    """Write a starter spec for a model; its first line tells editors of the schema.
 
     Args:
         model: an ONNX file, or a checkpoint that :mod:`compressor.models.checkpoint.weight_files`
@@ -60,7 +62,8 @@ def write_starter(model: Path, output: Path) -> None:
         )
     folder = output.resolve().parent
     relative = Path(os.path.relpath(model.resolve(), folder)).as_posix()
-    write_text(output, starter_text(model, relative, output.name))
+    first = f"# yaml-language-server: $schema={schema_seen_from(folder)}\n"
+    write_text(output, first + starter_text(model, relative, output.name))
 
 
 def starter_text(model: Path, relative: str, spec: str) -> str:
@@ -228,7 +231,7 @@ def _escaped(character: str) -> str:
 
 def _pretrained(model: Path, relative: str, name: str) -> str:
     """Return the starter spec for a Hugging Face directory, all but its head."""
-    from compressor.lab.inspect.checkpoint import headers
+    from compressor.lab.inspect.checkpoint import headers, mostly_bfloat16
     from compressor.models.transformers.carrier import text_inputs
     from compressor.models.transformers.networks import auto_class_for, read_config
 
@@ -240,6 +243,8 @@ def _pretrained(model: Path, relative: str, name: str) -> str:
     first = PRETRAINED.format(
         model=place, tensors=tensors, parameters=parameters, auto_class=auto_class
     )
+    if mostly_bfloat16(model):
+        first += WIDENED
     if auto_class == "AutoModelForCausalLM":
         longest = config.get("max_position_embeddings") or config.get("n_positions")
         length = min(longest, 512) if isinstance(longest, int) and longest > 0 else 512
@@ -284,16 +289,23 @@ def _listed(inputs: Sequence[TensorSpec]) -> str:
     return "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
 
 
+CALIBRATED = ("gptq", "awq")
+"""Methods of ``compress quantize`` that look at text."""
+
+
 @dataclass(frozen=True)
 class QuantizeOptions:
     """What ``compress quantize`` may be told.
 
     Attributes:
         preset: a preset of the pass ``quantize-weights``.
-        method: one that needs weights alone.
+        method: one that needs weights alone, or sees one block at a time.
         skip: patterns of layers that are left as they are.
         embeddings: quantize tables and the output layer too.
         max_shard_size: bytes of a written file at most; ``None`` keeps the input's shards.
+        text: what methods ``gptq`` and ``awq`` calibrate on.
+        samples: how many pieces of it, of ``length`` tokens each.
+        evaluation: text on which the result is judged.
     """
 
     preset: str
@@ -302,6 +314,10 @@ class QuantizeOptions:
     skip: Sequence[str] = ()
     embeddings: bool = False
     max_shard_size: int | None = None
+    text: Path | None = None
+    samples: int = 128
+    length: int = 512
+    evaluation: Path | None = None
 
 
 def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) -> Spec:
@@ -330,7 +346,17 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         step["range"] = options.range
     if options.max_shard_size is not None:
         export["max-shard-size"] = options.max_shard_size
-    value = {
+    if (options.method in CALIBRATED) != (options.text is not None):
+        raise SpecError(
+            "option --text",
+            f"is {'given' if options.text else 'missing'}, and method {options.method!r} "
+            f"{'reads no text' if options.text else 'is calibrated on text'}",
+            "leave it out, or use --method gptq or awq"
+            if options.text
+            else "give --text train.txt",
+        )
+    folder = source if source.is_dir() else source.parent
+    value: dict[str, Any] = {
         "version": 1,
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.name).strip("-._") or "quantized",
         # A dollar in a path of the command line is a dollar.
@@ -339,4 +365,29 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         "exports": [export],
         "output": str(output).replace("$", "$$"),
     }
+    if options.evaluation is not None and options.embeddings:
+        raise SpecError(
+            "option --embeddings",
+            "is given with --eval, which runs a model's blocks and not its tables as codes",
+            "leave out one of them",
+        )
+    data = {}
+    if options.text is not None:
+        calibration = _text(options.text, folder, options)
+        data["calibration"] = {**calibration, "samples": options.samples}
+    if options.evaluation is not None:
+        data["evaluation"] = {**_text(options.evaluation, folder, options), "target": "labels"}
+        value["metric"] = "perplexity"
+    if data:
+        value["data"] = data
     return check_spec(Document(Path("compress quantize"), value))
+
+
+def _text(path: Path, folder: Path, options: QuantizeOptions) -> dict[str, Any]:
+    return {
+        "text": str(path).replace("$", "$$"),
+        "tokenizer": str(folder).replace("$", "$$"),
+        "length": options.length,
+        "batch": 1,  # memory holds the attention of so many
+        "inputs": {"input_ids": "input_ids"},
+    }

@@ -43,6 +43,10 @@ model:
   checkpoint: {model}
 """
 
+WIDENED = """\
+  config: {dtype: float32} # the weights are bfloat16, in which ONNX Runtime does not compute
+"""
+
 PART = """\
   part: {part} # without the decoder, which runs again for each token
 """

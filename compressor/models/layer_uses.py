@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 
-from compressor.graph.layers import layers_of, layers_with_nodes, moment_request
+from compressor.graph.layers import index_limits, layers_of, layers_with_nodes, moment_request
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import weight_source
 from compressor.graph.values import all_nodes
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer, StoredTensor
 from compressor.types.statistics import Request
@@ -121,6 +122,27 @@ def _expert_counts(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
         elif match and len(tensor.shape) == _FUSED_AXES:
             counts[match[1]] = tensor.shape[0]
     return counts
+
+
+def observed_inputs(carrier: Carrier, rows_per_column: int | None = None) -> dict[str, Request]:
+    """Return the request for the second moment of each layer's input, by layer name.
+
+    As :func:`input_moments`, and also for checkpoints whose blocks are run one at a time.
+    """
+    if not isinstance(carrier, BlockCheckpoint):
+        return input_moments(carrier.graph(), rows_per_column)
+    options = {} if rows_per_column is None else {"rows_per_column": rows_per_column}
+    return {
+        name: Request(value, "second-moment", dict(options))
+        for name, value in carrier.observed.items()
+    }
+
+
+def input_limits(carrier: Carrier) -> dict[str, int]:
+    """Return the number of rows of the table that an input indexes, by input."""
+    if isinstance(carrier, BlockCheckpoint):
+        return {spec.name: carrier.decoder.vocabulary for spec in carrier.inputs}
+    return index_limits(carrier.graph()) if Capability.GRAPH in carrier.offers else {}
 
 
 def _shared_tables(model: ir.Model, layers: Sequence[Layer]) -> dict[str, str]:

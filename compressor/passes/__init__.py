@@ -1,1 +1,45 @@
-"""Compression techniques, one a file."""
+"""Compression techniques, one a file.
+
+Their classes are here, too, for specs in Python; each is imported on first use.
+
+    >>> from compressor.passes import Fuse, QuantizeStatic
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compressor.passes.factor.low_rank import LowRank as LowRank
+    from compressor.passes.fuse.fuse import Fuse as Fuse
+    from compressor.passes.prepare.equalize import Equalize as Equalize
+    from compressor.passes.prepare.equalize import Smooth as Smooth
+    from compressor.passes.prune.magnitude.magnitude import PruneMagnitude as PruneMagnitude
+    from compressor.passes.prune.sparse.passes import PruneNm as PruneNm
+    from compressor.passes.prune.sparse.passes import PruneSparsegpt as PruneSparsegpt
+    from compressor.passes.prune.sparse.passes import PruneWanda as PruneWanda
+    from compressor.passes.prune.structured.structured import PruneStructured as PruneStructured
+    from compressor.passes.quantize.cast.cast import Cast as Cast
+    from compressor.passes.quantize.cluster import Cluster as Cluster
+    from compressor.passes.quantize.dynamic import QuantizeDynamic as QuantizeDynamic
+    from compressor.passes.quantize.static.static import QuantizeStatic as QuantizeStatic
+    from compressor.passes.quantize.weights.weights import QuantizeWeights as QuantizeWeights
+    from compressor.passes.train.distill.distill import Distill as Distill
+    from compressor.passes.train.early_exit.early_exit import EarlyExit as EarlyExit
+    from compressor.passes.train.finetune import Finetune as Finetune
+    from compressor.passes.train.qat.qat import Qat as Qat
+
+
+def __getattr__(name: str) -> Any:
+    from compressor.catalog import BUILT_IN, resolve
+
+    for reference in BUILT_IN["pass"].values():
+        if reference.partition(":")[2] == name:
+            return resolve(reference)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from compressor.catalog import BUILT_IN
+
+    return sorted(reference.partition(":")[2] for reference in BUILT_IN["pass"].values())

@@ -99,19 +99,8 @@ def html_report(
     counted = distributions(report)
     runs = [] if history is None else _past_runs(history)
     plotted = points(report, related) if related.reports else []
-    content = model_table(report)
-    measured = {"chart": report["baseline"]["metric"] is not None}
-    keep = [measured.get(column.kind, True) for column in content.columns]
-    return _template().render(
-        report=report,
-        headline=headline(report),
-        gist=gist(report),
-        remarks=remarks(report),
-        verdict=run_verdict(report),
-        failures=[*failures(report), *unknowns(report)],
-        main=main_artifact(report),
-        advice=report.get("advice"),
-        next_words=next_words(report),
+    return _template("report.html").render(
+        **_summary(report),
         flipped=report.get("flipped"),
         flipped_words=flipped_words(report),
         samples=shown.samples,
@@ -121,12 +110,9 @@ def html_report(
         costs=None if shown.explanation is None else _costs(shown.explanation),
         explanation=shown.explanation,
         drawing=layer_drawing(report),
-        tiles=_tiles(report),
         metric=metric_name(report),
         metric_title=metric_title(report),
-        models=content.picked([*keep[:-2], not memory_missing(report), False]),
         unweighed=memory_missing(report),
-        limits=limit_table(report),
         passes=pass_table(report),
         checks=check_table(report),
         latencies=[(a["path"], row) for a in report["artifacts"] for row in a["latency"]],
@@ -147,6 +133,32 @@ def html_report(
     )
 
 
+def first_screen(report: Report) -> str:
+    """Render what the report begins with, and its table of models: a page without scripts."""
+    return _template("screen.html").render(**_summary(report))
+
+
+def _summary(report: Report) -> dict[str, Any]:
+    """Return what the first screen shows, and the table of models."""
+    content = model_table(report)
+    measured = {"chart": report["baseline"]["metric"] is not None}
+    keep = [measured.get(column.kind, True) for column in content.columns]
+    return {
+        "report": report,
+        "headline": headline(report),
+        "gist": gist(report),
+        "remarks": remarks(report),
+        "verdict": run_verdict(report),
+        "failures": [*failures(report), *unknowns(report)],
+        "main": main_artifact(report),
+        "advice": report.get("advice"),
+        "next_words": next_words(report),
+        "tiles": _tiles(report),
+        "models": content.picked([*keep[:-2], not memory_missing(report), False]),
+        "limits": limit_table(report),
+    }
+
+
 def _costs(explanation: Explanation) -> Table:
     """Return what layers cost, those alone that stand first."""
     return cost_table(replace(explanation, layers=explanation.layers[:_MOST_COSTS]))
@@ -158,7 +170,7 @@ def _shown(value: Any) -> Any:
 
 
 @cache
-def _template() -> Template:
+def _template(name: str) -> Template:
     environment = Environment(
         loader=PackageLoader("compressor", "report"),
         autoescape=True,
@@ -167,7 +179,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html")
+    return environment.get_template(name)
 
 
 @cache

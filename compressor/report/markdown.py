@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from compressor.errors import printable
-from compressor.report.page import Cell, Column, Entry, Table
+from compressor.report.page import Cell, Column, Entry, Page, Table
 from compressor.report.tables import (
     check_table,
     environment_words,
@@ -63,6 +63,23 @@ def markdown_report(report: Mapping[str, Any]) -> str:
         "</details>",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def markdown_page(page: Page) -> str:
+    """Render what a terminal shows."""
+    blocks: list[str] = []
+    for block in page:
+        if isinstance(block, Table):
+            blocks.append(table(block))
+            continue
+        words = " ".join(_cell(part) for part in block.parts)
+        follows = block.bullet and bool(blocks) and blocks[-1].startswith("- ")
+        item = f"- {words}" if block.bullet else words
+        if follows:
+            blocks[-1] += f"\n{item}"
+        elif item:
+            blocks.append(item)
+    return "\n\n".join(blocks) + "\n"
 
 
 def table(content: Table) -> str:

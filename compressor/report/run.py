@@ -3,57 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from compressor.errors import ExitCode, ModelError, SpecError
-from compressor.files import (
-    file_sha256,
-    is_file_name,
-    json_text,
-    read_json,
-    remove_stale_staging,
-    settle,
-    switch,
-)
+from compressor.errors import ExitCode
+from compressor.files import json_sha256, json_text, remove_stale_staging, settle, switch
 from compressor.lab.compare.history import read_history
 from compressor.lab.compare.trend import Trend, record_run
 from compressor.lab.explain.advice import Advice, advise
 from compressor.lab.explain.by_sqnr import FinishedRun
+from compressor.lab.verify.manifests import MANIFEST
+from compressor.models.checkpoint.folder import CONFIG
 from compressor.progress import Progress, Silent
 from compressor.report.html import Shown, html_report
 from compressor.report.markdown import markdown_report
+from compressor.report.model_card import CARD, model_card
 from compressor.report.past_runs import related_runs
+from compressor.report.result import RunResult, check_free, stale_files
 from compressor.report.samples import shown_samples
 from compressor.run.artifacts import Artifact, manifest, stage_artifacts, write_samples
 from compressor.run.execute import RunOptions, execute
 from compressor.run.plan import make_plan
-from compressor.run.store import STORE, Store
+from compressor.run.store import Store, store_of
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.types.proofs import sealed_text
 
 _REPORTS = ("report.json", "report.md", "report.html")
-_MANIFEST = "manifest.json"
 _ONCE = RunOptions()
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run.
-
-    Attributes:
-        report: the content of ``report.json``.
-        exit_code: 0, 1 where a limit failed or, for a strict run, is unknown, 4 where an artifact
-            failed its check.
-        cached: nothing had changed: every result is that of an earlier run.
-    """
-
-    report: Mapping[str, Any]
-    output: Path
-    exit_code: ExitCode
-    cached: bool
 
 
 def run_spec(
@@ -67,23 +43,12 @@ def run_spec(
         CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
     progress = progress or Silent()
-    # Refuse a folder that holds somebody else's files, unless that is forced.
-    if spec.output.exists() and not spec.output.is_dir():
-        raise SpecError(f"output {str(spec.output)!r}", "is a file", "name a folder")
-    foreign = (
-        spec.output.is_dir() and not (spec.output / STORE).is_dir() and any(spec.output.iterdir())
-    )
-    if foreign and not options.force:
-        raise SpecError(
-            f"output {str(spec.output)!r}",
-            "holds files that no run of compressor made",
-            "name another folder, empty this one, or replace files of the same names with --force",
-        )
+    check_free(spec.output, force=options.force)
     with progress.stage("plan"):
         plan = make_plan(spec)
         if options.history is not None:
             read_history(options.history)  # a damaged one shows before any long work
-    store = Store(spec.output / STORE, progress.note)
+    store = Store(store_of(spec.output), progress.note)
     workspace = Workspace(
         plan,
         store,
@@ -92,6 +57,7 @@ def run_spec(
         options.identify_by_headers,
         options.memory,
         options.proves,
+        options.loop,
     )
     with store.locked():
         settle(spec.output)
@@ -132,19 +98,13 @@ def _publish(
             path.write_text(text, encoding="utf-8")
         others += write_samples(workspace, artifacts, report["artifacts"], staged)
         entry = manifest(workspace, artifacts, others)
-        gone += _stale(output, [str(o["name"]) for o in entry["outputs"]])
-        (staged / _MANIFEST).write_text(sealed_text(entry), encoding="utf-8")
-
-
-def _stale(output: Path, kept: Sequence[str]) -> list[str]:
-    try:
-        old = read_json(output / _MANIFEST, "", "")
-        written = {str(entry["name"]): str(entry["sha256"]) for entry in old["outputs"]}
-    except (ModelError, KeyError, TypeError):  # none, or not ours: nothing to remove
-        return []
-    gone = {name: digest for name, digest in written.items() if name not in kept}
-    return [
-        name
-        for name, digest in gone.items()
-        if is_file_name(name) and (output / name).is_file() and file_sha256(output / name) == digest
-    ]
+        if any(file["name"] == CONFIG for artifact in artifacts for file in artifact.files):
+            lasting = manifest(workspace, artifacts, ())  # without times, which reports hold
+            named = {**lasting, "fingerprint": json_sha256(lasting)}
+            card = staged / CARD
+            text = model_card(report, named, workspace.plan.model.carrier.folder)
+            card.write_text(text, encoding="utf-8")
+            entry = manifest(workspace, artifacts, [*others, card])
+            entry["fingerprint"] = named["fingerprint"]
+        gone += stale_files(output, [str(o["name"]) for o in entry["outputs"]])
+        (staged / MANIFEST).write_text(sealed_text(entry), encoding="utf-8")

@@ -221,6 +221,9 @@ def facts(report: Report) -> list[str]:
         words.append(f"{formats.short_count(base['macs'])} MACs")
     if base["metric"] is not None:
         words.insert(0, f"{formats.count(base['metric']['samples'])} evaluation samples")
+    artifact = main_artifact(report)
+    if artifact is not None and artifact.get("kl") is not None:
+        words.insert(1, f"{artifact['kl']:.3g} nats a token of KL divergence from the float model")
     if base["latency_ms"] is not None:
         words.append(f"latency at batch {base['latency_ms']['batch']}, ratios timed side by side")
     return words

@@ -11,6 +11,7 @@ from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import (
     Report,
     advice_line,
+    can_be_tuned,
     failures,
     gist,
     headline,
@@ -70,11 +71,12 @@ def plain_text(page: Page) -> str:
     return "".join(f"{text.rstrip()}\n" for text in captured.get().splitlines())
 
 
-def run_page(report: Report, folder: str | None = None) -> Page:
+def run_page(report: Report, folder: str | None = None, spec: str | None = None) -> Page:
     """Return what ``compress run`` prints at its end.
 
     Args:
         folder: the run's output folder, whose report it names.
+        spec: the file of its spec, if there is one.
     """
     verdict = [line(headline(report), VERDICT_STYLES[run_verdict(report)])]
     verdict += bullets((f"{artifact}: {what}" for artifact, what in failures(report)), "bad")
@@ -87,6 +89,8 @@ def run_page(report: Report, folder: str | None = None) -> Page:
         step = next_step(report, folder)
         advised = f" ({advice_line(report)})" if step.endswith("--apply") else ""
         verdict += [line(f"Next: {step}{advised}")] if step else []
+        if spec is not None and can_be_tuned(report):
+            verdict.append(line(f"Or let a better recipe be found: compress tune {spec}"))
         verdict.append(line(f"Report: {folder}/report.html"))
     return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
 

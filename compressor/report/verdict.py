@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
 
@@ -214,6 +215,13 @@ def next_step(report: Report, folder: str) -> str:
     return ""
 
 
+def can_be_tuned(report: Report) -> bool:
+    """Whether another recipe may keep the limit that fails: of the metric, or of the size."""
+    failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
+    tunable = any(entry["pass"] in REMEDIES for entry in report["passes"])
+    return tunable and bool(failed & {_METRIC_DROP, "size-ratio"})
+
+
 def artifact_verdict(report: Report, artifact: Mapping[str, Any]) -> Verdict:
     """Return the verdict on one artifact by its limits and checks."""
     rows = [row.verdict for row in limit_rows(report) if row.artifact == artifact["path"]]
@@ -243,7 +251,15 @@ def remarks(report: Report) -> list[str]:
     """Return what else is to be known of the main artifact, one sentence each."""
     artifact = main_artifact(report)
     said = [] if artifact is None else [str(words) for words in artifact.get("remarks") or ()]
-    return [words for words in (faster_float(report), *said) if words]
+    return [words for words in (faster_float(report), *said, _given(report)) if words]
+
+
+def _given(report: Report) -> str:
+    """Return which objects a Python program gave; empty if none, as for a spec in a file."""
+    given = [str(entry["key"]) for entry in report.get("objects") or ()]
+    if not given:
+        return ""
+    return f"only the program that made {', '.join(given)} can repeat this run: no file holds them"
 
 
 def faster_float(report: Report) -> str:

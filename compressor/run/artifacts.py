@@ -23,6 +23,7 @@ from compressor.graph.costs import model_bytes
 from compressor.run.evaluate import Evaluation, RememberedRunner
 from compressor.run.store import compute_versions, result_key
 from compressor.run.workspace import Workspace, metric_code
+from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.tensors import Array
@@ -243,8 +244,18 @@ def manifest(
         "data": data,
         "outputs": outputs,
         "spec": dict(spec.resolved),
+        **({"objects": objects} if (objects := given_objects(spec)) else {}),
         "spec_file": os.path.relpath(path, spec.output.resolve()) if path.is_file() else None,
     }
+
+
+def given_objects(spec: Spec) -> list[dict[str, str]]:
+    """Return what no file can repeat: the objects that a Python program gave."""
+    kinds = {reference: type(value) for reference, value in spec.objects.items()}
+    return [
+        {"key": reference.partition(":")[2], "type": f"{kind.__module__}.{kind.__qualname__}"}
+        for reference, kind in kinds.items()
+    ]
 
 
 def _file(path: Path, start: Path) -> dict[str, Any]:

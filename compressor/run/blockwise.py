@@ -26,6 +26,7 @@ from compressor.graph.layers import graph_layers
 from compressor.models.element_types import from_numpy
 from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
 from compressor.progress import Advance, nobody_watches
+from compressor.run.store import store_of
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
@@ -53,7 +54,7 @@ def block_run(
     blocks = partition(graph)
     total = None if data.runs is None else len(blocks) * data.runs
     with (
-        staging(workspace.plan.spec.output) as folder,
+        staging(store_of(workspace.plan.spec.output)) as folder,
         workspace.progress.stage(f"{label}: block by block", total) as advance,
     ):
         batches = data.unrolled(carrier, share(data.batches(), workspace.ranks))
@@ -130,6 +131,10 @@ class BlockInRun:
     weights: tuple[str, ...]
     statistics: Mapping[str, Any]
     _replace: Callable[[Mapping[str, WeightCodes | torch.Tensor]], None]
+
+    def kept(self, make: Callable[[], Any]) -> Any:
+        """Return what is made; it stays in memory."""
+        return make()
 
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
         """Set what parameters are from now on, for the blocks that follow."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError
 from compressor.models.transformers.carrier import auto_class_name
-from compressor.models.transformers.networks import is_causal, read_config
+from compressor.models.transformers.networks import CONFIG, is_causal, read_config
 from compressor.spec.keys import MetricKeys
 from compressor.spec.load import DataEntry, Spec
 
@@ -58,7 +58,8 @@ def _windows(spec: Spec) -> Iterator[DataEntry]:
 
 def _causal(spec: Spec) -> bool | None:
     """Return whether the model is causal; ``None`` where nothing says so, as in an ONNX file."""
-    named = spec.model.factory is not None and auto_class_name(spec.model.factory) is not None
-    if not named or spec.checkpoint is None:
+    factory = spec.model.factory
+    named = factory is None or auto_class_name(factory) is not None
+    if not named or spec.checkpoint is None or not (spec.checkpoint / CONFIG).is_file():
         return None
     return is_causal(read_config(spec.checkpoint), spec.model.part)

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from compressor.calibration.sources.feeds import FeedFactory, FeedFolder
 from compressor.calibration.sources.file_source import PathSource
+from compressor.calibration.sources.iterables import ProgramBatches, program_batches, reader
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, SpecError, located, suggestion
@@ -18,10 +19,10 @@ from compressor.run.causal import check_windows
 from compressor.run.recurrence import FeedSequence, Recurrence, make_recurrence
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import FACTORY, DataEntry, Spec
-from compressor.spec.user_code import code_digest, importable, load_symbol
+from compressor.spec.user_code import code_digest, importable
 from compressor.types.carrier import Carrier
 from compressor.types.data import Source, SourceInfo
-from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, samples_in, unstackable
+from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
 
 _BATCH = 32
 
@@ -74,12 +75,6 @@ class Data:
             DataError: there are none.
         """
         for batch in self.source.batches(samples, samples):
-            if not samples_in(batch):
-                raise DataError(
-                    f"{self.role} data",
-                    f"are transformed to no samples, of the first {samples}",
-                    "let transform return a sample for each that it is given",
-                ).at(self.where)
             return batch if self.recurrence is None else self.recurrence.first(batch)
         raise DataError(f"{self.role} data", "has no samples", "check the source").at(self.where)
 
@@ -180,13 +175,19 @@ def open_data(
 
 
 def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
-    code = ""
+    code, target = "", entry.keys.target
     samples, feeds = entry.keys.samples, entry.keys.samples == FEEDS
     size = 1 if feeds else entry.keys.batch or fixed_batch(inputs) or _usual_batch(entry)
     with importable([spec.folder]):
         if entry.kind == FACTORY:
             assert entry.reference is not None
-            make = load_symbol(entry.reference, f"data.{entry.role}.factory")
+            given = entry.reference in spec.objects
+            make = spec.symbol(entry.reference, f"data.{entry.role}.factory")
+            if given and feeds:
+                make = reader(make, f"data.{entry.role}")
+            elif given:
+                make = _program_batches(spec, entry, inputs, make)
+                target = make.target
             fields = dict(entry.keys.inputs)
             if entry.keys.target is not None and fields:
                 fields[entry.keys.target] = entry.keys.target
@@ -195,7 +196,7 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
                 if isinstance(samples, int | None)
                 else FeedFactory(make, entry.reference, fields, entry.keys.feeds)
             )
-            code += code_digest(make)
+            code += "" if given else code_digest(make)
         elif feeds:
             assert isinstance(entry.options, PathSource)
             source = FeedFolder(entry.options.path, entry.options.fields, entry.keys.feeds)
@@ -207,10 +208,24 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
                 if entry.keys.transform is None:  # which may do anything about padding
                     source.check_mask(inputs, entry.role, size)
         if entry.keys.transform is not None:
-            transform = load_symbol(entry.keys.transform, f"data.{entry.role}.transform")
+            transform = spec.symbol(entry.keys.transform, f"data.{entry.role}.transform")
             source = TransformedSource(source, transform, entry.keys.transform, spec.seed)
             code += code_digest(transform)
-    return Data(entry.role, source, entry.keys.target, size, code, entry.where, feeds)
+    return Data(entry.role, source, target, size, code, entry.where, feeds)
+
+
+def _program_batches(
+    spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec], items: Any
+) -> ProgramBatches:
+    """Return what a program gave, by the names of the model's inputs."""
+    return program_batches(
+        items,
+        f"data.{entry.role}",
+        inputs,
+        entry.keys.target,
+        spec.seed,
+        complete=bool(entry.keys.inputs or entry.keys.transform),
+    )
 
 
 def _usual_batch(entry: DataEntry) -> int:

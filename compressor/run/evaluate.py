@@ -19,7 +19,7 @@ from compressor.progress import nobody_watches
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.judged import judged_outputs, target_of
-from compressor.run.metrics import Metric
+from compressor.run.metrics import Metric, first_of, kl_sums
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
 from compressor.types.tensors import (
@@ -52,6 +52,8 @@ class Evaluation:
             model; ``None`` unless the metric is about classes.
         max_abs_diff: largest absolute difference of any output value.
         decisions: beside the float model's; ``None`` unless the metric is about classes.
+        kl: mean Kullback-Leibler divergence from the float model, in nats a token; ``None`` unless
+            the metric is the perplexity.
     """
 
     metric: dict[str, Any]
@@ -60,6 +62,7 @@ class Evaluation:
     agreement: float | None
     max_abs_diff: float
     decisions: Decisions | None = None
+    kl: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return all but the values of single samples."""
@@ -68,6 +71,7 @@ class Evaluation:
             "sqnr_db": self.sqnr_db,
             "agreement": self.agreement,
             "max_abs_diff": self.max_abs_diff,
+            "kl": self.kl,
         }
 
 
@@ -88,6 +92,7 @@ def evaluate(
     values: list[Array] = []
     taken: list[Decisions | None] = []
     sums, worst = np.zeros(2), 0.0
+    divergence = np.zeros(2)
     same = decisions = seen = 0
     for batch in data.batches():
         size = samples_in(batch)
@@ -106,6 +111,8 @@ def evaluate(
         target = target_of(batch, data.target, expected, metric)
         values.append(metric.per_sample(judged, target, size))
         taken.append(decisions_of(judged, expected, target, metric))
+        if metric.exponential and metric.code is None:
+            divergence += kl_sums(first_of(judged), first_of(expected), target)
         if metric.unit == "%":
             first, other = next(iter(judged.values())), next(iter(expected.values()))
             equal = first.argmax(axis=-1) == other.argmax(axis=-1)
@@ -124,6 +131,7 @@ def evaluate(
         agreement=100.0 * same / decisions if metric.unit == "%" and decisions else None,
         max_abs_diff=worst,
         decisions=joined(taken),
+        kl=float(divergence[0] / divergence[1]) if divergence[1] else None,
     )
 
 

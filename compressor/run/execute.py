@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from compressor.run.anatomy import layer_graph
 from compressor.run.artifacts import (
     Artifact,
     artifact_evaluation,
+    given_objects,
     identity,
     per_sample_entry,
     write_artifacts,
@@ -23,7 +25,7 @@ from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import Evaluation
 from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
-from compressor.run.store import STORE, Store, result_key
+from compressor.run.store import Store, result_key, store_of
 from compressor.run.verdicts import check_expected, judge, overall
 from compressor.run.verify import baseline_latency, float_memory, verify
 from compressor.run.workspace import Workspace, environment
@@ -31,6 +33,7 @@ from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
+from compressor.types.training import OwnLoop
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class RunOptions:
         memory: measure the peak memory of each model, in processes of their own.
         strict: a verdict that is unknown fails the run.
         proves: an artifact that is not run here is shown to the program that will serve it.
+        loop: a training of the program's own, in place of that of the pass that trains.
     """
 
     fresh: bool = False
@@ -58,6 +62,7 @@ class RunOptions:
     memory: bool = False
     strict: bool = False
     proves: bool = True
+    loop: OwnLoop | None = None
 
 
 def help_run(spec: Spec, options: RunOptions) -> None:
@@ -66,7 +71,7 @@ def help_run(spec: Spec, options: RunOptions) -> None:
     Raises:
         CompressorError: as :func:`run_spec`, or another process is gone.
     """
-    store = Store(spec.output / STORE)
+    store = Store(store_of(spec.output))
     workspace = Workspace(
         make_plan(spec), store, Silent(), options.ranks, options.identify_by_headers
     )
@@ -85,7 +90,7 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]
 
 
 @contextmanager
-def _settled() -> Iterator[None]:
+def settled() -> Iterator[None]:
     """Let the garbage collector pass by what is there already.
 
     To look at all objects of the libraries takes a third of a second, and a run collects garbage
@@ -105,7 +110,7 @@ def _settled() -> Iterator[None]:
 
 def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
-    with _settled():
+    with settled():
         return _executed(workspace)
 
 
@@ -133,6 +138,7 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
         "schema": 1,
         "name": plan.spec.name,
         "identity": identity(workspace),
+        "objects": given_objects(plan.spec),
         "ok": verdict != "failed",
         "verdict": verdict,
         "baseline": {
@@ -184,7 +190,9 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
     before = workspace.baseline_evaluation
     for index, step in enumerate(steps):
         workspace.begin_step()
-        after = workspace.evaluated(step.key, step.carrier.runner, f"after {step.name}")
+        after = workspace.evaluated(
+            step.key, partial(workspace.opened, step.carrier), f"after {step.name}"
+        )
         metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
         drop = None
         if after is not None and baseline is not None and metric is not None:

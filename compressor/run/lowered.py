@@ -21,7 +21,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import held_tensors
 from compressor.models.torch.saved_module import without_weights
-from compressor.run.store import STORE, Store, result_key
+from compressor.run.store import Store, result_key, store_of
 
 CarrierT = TypeVar("CarrierT", bound=TorchCarrier)
 
@@ -43,7 +43,7 @@ class KeptGraph:
 
     def used_by(self, carrier: CarrierT) -> CarrierT:
         """Return a carrier that has the graph, if it is there and whole."""
-        store = Store(self.output / STORE)
+        store = Store(store_of(self.output))
         stored = store.read(self.key)
         if stored is None:
             return carrier
@@ -60,9 +60,7 @@ class KeptGraph:
         Args:
             note: called with one line if the graph that is there is damaged.
         """
-        if self.output.exists() and not (self.output / STORE).is_dir():
-            return  # somebody else's, for all that is known
-        store = Store(self.output / STORE, note)
+        store = Store(store_of(self.output), note)
         if store.read(self.key) is not None:
             return
         graph = without_weights(carrier.lowered, carrier.module)

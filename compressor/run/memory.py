@@ -11,6 +11,7 @@ from compressor.calibration.portions import MOST
 from compressor.graph.costs import model_bytes
 from compressor.graph.plain import with_shapes
 from compressor.graph.values import dims, main_values, static_shape
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.run.data import Data
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.statistics import Request
@@ -22,6 +23,7 @@ _COPIES = 2  # inside runtimes; those in files take memory only while they are r
 _RUNNING = 7  # values of the largest size: some sessions are open at once, each with an arena
 _LOOKED_AT = 3  # a portion that is run, one that is looked at, and the runtime's own
 _BLOCK_VALUES = 4  # values of the largest size that a block observes at once
+_OPEN_BLOCKS = 4  # of a checkpoint that is calibrated from its files: one, and work on its weights
 _STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays
 _FLOAT = 4
 _NO_WIDTH = (None, ir.DataType.UNDEFINED, ir.DataType.STRING)
@@ -39,6 +41,9 @@ def peak_memory(
         passes: what each pass asks for, whether it is calibrated block by block, and the bytes of
             statistics that it gathers by itself.
     """
+    if isinstance(carrier, BlockCheckpoint):
+        held = _OPEN_BLOCKS * carrier.decoder.largest_block if data else 0
+        return _RUNTIME_BYTES + _TRANSFORMERS_BYTES + max(held, _STREAMED_BYTES)
     if Capability.GRAPH not in carrier.offers:
         return _RUNTIME_BYTES + _STREAMED_BYTES
     batch = max((d.batch for d in data.values()), default=1)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from compressor import catalog
 from compressor.errors import DataError, SpecError, located
 from compressor.run.statistics import Scale
 from compressor.spec.keys import MetricKeys
-from compressor.spec.user_code import importable, load_symbol
 from compressor.types.tensors import Array, Batch
 
 _Z95 = 1.959963984540054
@@ -284,6 +282,34 @@ AGREEMENT = Metric(
 )
 TOP5 = Metric("top5", partial(_in_top, k=5), unit="%", about_classes=True)
 MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False)
+
+
+def kl_sums(outputs: Array, expected: Array, target: Any) -> Array:
+    """Return the summed Kullback-Leibler divergence of tokens, in nats, and their number.
+
+    Kullback and Leibler 1951: ``Σ p (ln p - ln q)``, with the float model's distribution ``p``.
+
+    Args:
+        outputs: scores of a model, ``[N, tokens, classes]``.
+        expected: those of the float model.
+        target: the right classes, ``[N, tokens]``; -100 does not count.
+    """
+    labels = None if isinstance(target, dict) else np.asarray(target).reshape(-1)
+    ours, theirs = (a.reshape(-1, a.shape[-1]) for a in (outputs, expected))
+    sums = np.zeros(2)
+    for row in range(len(ours)):  # one at a time: vocabularies are large
+        if labels is not None and labels[row] == NOT_COUNTED:
+            continue
+        log_p, log_q = (_log_softmax(a[row]) for a in (theirs, ours))
+        sums += float((np.exp(log_p) * (log_p - log_q)).sum()), 1
+    return sums
+
+
+def _log_softmax(scores: Array) -> Array:
+    shifted = scores.astype(np.float64) - scores.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
 COSINE = Metric("cosine", _cosine, needs_labels=False)
 PERPLEXITY = Metric(
     "perplexity", _log_loss, higher_is_better=False, exponential=True, about_classes=True
@@ -291,9 +317,12 @@ PERPLEXITY = Metric(
 
 
 def resolve_metric(
-    keys: str | MetricKeys | None, has_target: bool, folder: Path, where: str
+    keys: str | MetricKeys | None, has_target: bool, symbol: Callable[[str, str], Any], where: str
 ) -> Metric:
     """Return the metric of a spec, by default accuracy if there are labels, else cosine.
+
+    Args:
+        symbol: finds the user's function by its reference; the second argument is the key.
 
     Raises:
         SpecError: it is unknown, does not import, or needs labels that are not there.
@@ -305,8 +334,8 @@ def resolve_metric(
         keys = "accuracy" if has_target else "cosine"
     if ":" in keys:
         reference = keys
-        with located(where), importable([folder]):
-            function = load_symbol(reference, "metric")
+        with located(where):
+            function = symbol(reference, "metric")
 
         def call(outputs: Batch, target: Any) -> Array:
             return np.asarray(function(_plain(outputs), _plain(target)))

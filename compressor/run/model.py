@@ -19,8 +19,10 @@ from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
 from compressor.models.onnx.module import file_runner
 from compressor.models.torch.carrier import TorchCarrier, open_module
+from compressor.models.torch.given_module import given_digest, open_given
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import check_checkpoint
+from compressor.models.transformers.block_checkpoint import open_blocks
 from compressor.models.transformers.carrier import (
     auto_class_name,
     library_version,
@@ -33,7 +35,7 @@ from compressor.run.store import result_key
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
 from compressor.spec.source_text import Document, KeyPath, dotted
-from compressor.spec.user_code import code_digest, importable, load_symbol
+from compressor.spec.user_code import code_digest, importable
 from compressor.spec.validate import SpecErrors, validate
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Batch, TensorSpec
@@ -147,6 +149,8 @@ def _open_checkpoint(spec: Spec) -> OpenedModel:
     where = spec.where("model", "checkpoint")
     with located(where):
         carrier = open_checkpoint(spec.checkpoint)
+        if spec.data and carrier.folder is not None:
+            carrier = open_blocks(spec.checkpoint)
     return OpenedModel(
         carrier,
         carrier.files,
@@ -214,7 +218,9 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
             where=spec.where("model", "part"),
         )
     with located(where), importable([spec.folder]):
-        function = load_symbol(factory, "model.factory")
+        function = spec.symbol(factory, "model.factory")
+        if isinstance(function, torch.nn.Module):
+            return _open_given(spec, function)
         torch.manual_seed(spec.seed)
         carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
     made = {"factory": factory, "config": dict(spec.model.config), "code": code_digest(function)}
@@ -241,6 +247,21 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
         )
 
     return OpenedModel(carrier, files, digest, spec.checkpoint, where, graph=graph)
+
+
+def _open_given(spec: Spec, module: torch.nn.Module) -> OpenedModel:
+    carrier = open_given(module, spec.inputs, "model.factory")
+
+    def digest() -> str:
+        return result_key(
+            "torch",
+            "",
+            code=code_digest(type(module)),
+            module=given_digest(carrier),
+            inputs=[str(i) for i in spec.inputs],
+        )
+
+    return OpenedModel(carrier, (), digest)
 
 
 def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:

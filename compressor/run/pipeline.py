@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,9 @@ from compressor.errors import CompressorError
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import layer_bytes, model_bytes
 from compressor.models.resident_memory import return_freed_memory
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.run.blockwise import block_run
+from compressor.run.decoder_blocks import decoder_run
 from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms
 from compressor.run.plan import PassPlan
@@ -137,8 +139,7 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         # The model is streamed: what the pass says is done when tensors are written.
         survey = task.declared.survey(task.carrier, workspace.plan.context)
         start = time.perf_counter()
-        with workspace.progress.stage(task.declared.name):
-            outcome = _direct(task.declared).apply(task.carrier, _watched(workspace), {})
+        outcome = _streamed(workspace, task, survey)
         result = {
             "seconds": time.perf_counter() - start,
             "bytes": model_bytes(outcome.carrier),
@@ -164,6 +165,16 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         scaled, given = source.restore(folder / _REFERENCE), stored["reference"]["given"]
         reference = Reference(result_key("reference", key), scaled, given)
     return Step(declared.name, key, restored, stored, cached is not None, untrained, reference)
+
+
+def _streamed(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
+    """Apply a pass to a checkpoint, with its blocks where it has to see what enters them."""
+    declared, carrier = _direct(task.declared), task.carrier
+    if not (declared.by_block and survey.requests and isinstance(carrier, BlockCheckpoint)):
+        with workspace.progress.stage(declared.name):
+            return declared.apply(carrier, _watched(workspace), {})
+    with decoder_run(workspace, declared.name, task.key, carrier, survey.requests) as blocks:
+        return declared.apply(carrier, replace(_watched(workspace), blocks=blocks), {})
 
 
 def _compute(workspace: Workspace, task: _Task) -> None:
@@ -299,21 +310,11 @@ def _watched(workspace: Workspace) -> PassContext:
 
 
 def calibrate(
-    workspace: Workspace,
-    label: str,
-    carrier: Carrier,
-    requests: Sequence[Request],
-    batches: Iterable[Batch] | None = None,
+    workspace: Workspace, label: str, carrier: Carrier, requests: Sequence[Request]
 ) -> dict[str, Any]:
-    """Gather the statistics that a pass asked for, in one pass over the calibration data.
-
-    Args:
-        batches: other data, which all processes have.
-    """
+    """Gather the statistics that a pass asked for, in one pass over the calibration data."""
     if not requests:
         return {}
-    if batches is not None:
-        return collect_statistics(carrier, batches, requests)
     data, ranks = workspace.plan.data["calibration"], workspace.ranks
     with workspace.progress.stage(f"{label}: calibrate", data.runs) as advance:
         batches = data.unrolled(carrier, share(data.batches(), ranks))

@@ -7,13 +7,8 @@ from dataclasses import dataclass, replace
 
 from compressor.calibration.collect import make_observer
 from compressor.errors import CompressorError, SpecError, located
-from compressor.graph.costs import (
-    cannot_run,
-    model_bytes,
-    model_macs,
-    model_parameters,
-)
-from compressor.graph.layers import index_limits
+from compressor.graph.costs import cannot_run, model_bytes, model_macs, model_parameters
+from compressor.models.layer_uses import input_limits
 from compressor.models.onnx.checks import foreign_operators
 from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
@@ -23,9 +18,8 @@ from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.weight_pass import WeightPass
 from compressor.spec.load import Spec
-from compressor.spec.user_code import importable, load_symbol
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.exporter import Exporter
+from compressor.types.exporter import STORED, Exporter
 from compressor.types.passes import GraphPass, LayerPlan, Pass, PassContext, TrainPass
 from compressor.types.statistics import Request
 
@@ -120,22 +114,25 @@ class Plan:
         return _shrinks(self.passes, self.bytes)
 
 
-def make_plan(spec: Spec) -> Plan:
+def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     """Check a spec against its model and data, and predict what a run will do.
 
     Reads headers, one sample of each data source, and the model's structure.
 
+    Args:
+        like: the plan of a spec with the same model and data, which are not opened again.
+
     Raises:
         CompressorError: anything that would make the run fail, as far as it can be known.
     """
-    model = open_model(spec)
+    model = open_model(spec) if like is None else like.model
     carrier = model.carrier
     if Capability.GRAPH in carrier.offers:
         with located(spec.where("model", "inputs")):
             carrier.graph()
     _check_data_is_of_use(spec, carrier)
-    data = open_data(spec, carrier.inputs, carrier.outputs)
-    limits = index_limits(carrier.graph()) if Capability.GRAPH in carrier.offers else {}
+    data = like.data if like else open_data(spec, carrier.inputs, carrier.outputs)
+    limits = input_limits(carrier)
     samples = {role: check_data(entry, carrier.inputs, limits) for role, entry in data.items()}
     metric = _metric(spec, data)
     if metric is not None and not data["evaluation"].feeds and Capability.GRAPH in carrier.offers:
@@ -189,7 +186,7 @@ def make_plan(spec: Spec) -> Plan:
 
 def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
     """Raise ``SpecError`` for data of a model that cannot be run."""
-    if Capability.RUN in carrier.offers or not spec.data:
+    if carrier.offers & {Capability.RUN, Capability.BLOCKS} or not spec.data:
         return
     role = next(iter(spec.data))
     problem = cannot_run(carrier)
@@ -265,19 +262,20 @@ def _float_bytes(exporter: Exporter, model: OpenedModel) -> int | None:
 
 
 def _warnings(spec: Spec, exports: Sequence[ExportPlan], *, shrinks: bool) -> tuple[str, ...]:
-    limit = spec.limits.size_ratio
-    if spec.limits.is_default("size_ratio") and not shrinks:
-        limit = None
-    above = [
+    limited = shrinks or not spec.limits.is_default("size_ratio")
+    limit = spec.limits.size_ratio if limited else None
+    warnings = [
         f"{e.format}: the {'estimated' if e.estimate else 'predicted'} size ratio "
         f"{e.size_ratio:.2f} is above the limit {limit:g}"
         for e in exports
         if limit is not None and e.size_ratio is not None and e.size_ratio > limit
     ]
-    unjudged = [
-        f"{e.format}: only its size is judged: {e.cannot_run}" for e in spec.exports if e.cannot_run
-    ]
-    return (*above, *unjudged, *window_doubts(spec))
+    for e in spec.exports:
+        if e.cannot_run:
+            warnings.append(f"{e.format}: only its size is judged: {e.cannot_run}")
+        elif e.not_judged not in ("", STORED):
+            warnings.append(f"{e.format}: its latency is not judged: {e.not_judged}")
+    return (*warnings, *window_doubts(spec))
 
 
 def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
@@ -292,7 +290,7 @@ def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
             )
         return None
     return resolve_metric(
-        spec.metric, evaluation.target is not None, spec.folder, spec.where("metric")
+        spec.metric, evaluation.target is not None, spec.symbol, spec.where("metric")
     )
 
 
@@ -300,14 +298,13 @@ def _training_metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
     training = data.get("training")
     if training is None or training.target is None:
         return None
-    return resolve_metric(spec.metric, True, spec.folder, spec.where("metric"))
+    return resolve_metric(spec.metric, True, spec.symbol, spec.where("metric"))
 
 
 def _check_named(spec: Spec, index: int, carrier: Carrier) -> None:
     step = spec.passes[index]
-    with importable([spec.folder]):
-        for reference in step.code:
-            load_symbol(reference, f"pass {step.name!r}")
+    for reference in step.code:
+        spec.symbol(reference, f"pass {step.name!r}")
     others = {
         option: open_other_model(spec, keys, option_path(index, option), carrier.inputs).carrier
         for option, keys in step.other_models.items()
@@ -325,7 +322,7 @@ _WIDENED = (
 def _plan_pass(
     step: Pass, carrier: Carrier, context: PassContext, data: Mapping[str, Data]
 ) -> tuple[PassPlan, Carrier]:
-    lacking = step.required - carrier.offers
+    lacking = step.lacking(carrier)
     if lacking:
         bare = Capability.GRAPH not in carrier.offers
         if not bare and Capability.RUN in lacking:

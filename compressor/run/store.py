@@ -33,7 +33,13 @@ _TRAINING = "training-"
 _CACHE = "cache"
 
 STORE = ".compressor"
-"""The folder in a run's output that holds it."""
+"""The folder beside a run's output that holds the stores of all runs there."""
+
+
+def store_of(output: Path) -> Path:
+    """Return the folder of a run's store: beside the output, which holds what is published."""
+    place = output.resolve()
+    return place.parent / STORE / place.name
 
 
 @cache
@@ -96,7 +102,7 @@ class Store:
             problem = damage(folder)
             if problem:
                 if key not in self._damaged:
-                    place = folder.relative_to(self._root.parent).as_posix()
+                    place = folder.relative_to(self._root.parent.parent).as_posix()
                     self._note(f"stored result {place} is damaged ({problem}): it is done again")
                 self._damaged.add(key)
                 return None
@@ -193,7 +199,7 @@ class Store:
                 lock.acquire(timeout=0)
             except Timeout as error:
                 raise SpecError(
-                    f"output {str(self._root.parent)!r}",
+                    f"output {str(self._root.parent.parent / self._root.name)!r}",
                     "is in use by another run",
                     "wait for it, or give this run another output",
                 ) from error
@@ -212,5 +218,5 @@ class Store:
         if any(path.name != _LOCK for path in self._root.iterdir()):
             return
         shutil.rmtree(self._root, ignore_errors=True)
-        if not any(self._root.parent.iterdir()):
+        with suppress(OSError):  # it holds other stores
             self._root.parent.rmdir()

@@ -16,13 +16,12 @@ from compressor.calibration.collect import collect_statistics
 from compressor.calibration.sources.random_access import RandomAccess
 from compressor.errors import located
 from compressor.files import disk_errors, json_text, remove_stale_staging, write_text
-from compressor.run.data import Data
 from compressor.run.evaluate import RunSamples
 from compressor.run.model import OpenedModel, open_other_model, option_path
 from compressor.run.store import Store
 from compressor.run.workspace import Workspace, metric_code
 from compressor.spec.source_text import dotted
-from compressor.spec.user_code import code_digest, importable, load_symbol
+from compressor.spec.user_code import code_digest, importable
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.options import kebab
@@ -41,18 +40,23 @@ class RunTrainingData:
     It can be pickled for other processes, which then import the user's code themselves.
 
     Attributes:
-        data: as the spec names them.
-        access: the same samples by number.
+        target: name of the array with the right answers, if there is one.
+        digest: hash of the content and of the code that transforms it.
+        where: place in the spec.
+        access: the samples by number.
         folder: the spec's folder, which holds the user's code.
     """
 
-    data: Data
+    target: str | None
+    digest: str
+    where: str
     access: RandomAccess
     folder: Path
 
     def __reduce__(self) -> tuple[Callable[..., RunTrainingData], tuple[Path, bytes]]:
         """Make the user's code importable where it is unpickled."""
-        return _unpickled, (self.folder, pickle.dumps((self.data, self.access)))
+        content = (self.target, self.digest, self.where, self.access)
+        return _unpickled, (self.folder, pickle.dumps(content))
 
     @property
     def samples(self) -> int:
@@ -60,19 +64,9 @@ class RunTrainingData:
         return self.access.samples
 
     @property
-    def target(self) -> str | None:
-        """Name of the array with the right answers, if there is one."""
-        return self.data.target
-
-    @property
     def random(self) -> bool:
         """The transform draws random numbers."""
         return self.access.random
-
-    @property
-    def digest(self) -> str:
-        """Hash of the content and of the code that transforms it."""
-        return self.data.digest
 
     def batch(self, rows: Rows, seed: Sequence[int]) -> Batch:
         """Return samples in the order of ``rows``, transformed.
@@ -80,14 +74,14 @@ class RunTrainingData:
         Raises:
             DataError: the source cannot be read, or the transform fails.
         """
-        with located(self.data.where):
+        with located(self.where):
             return self.access.batch(rows, seed)
 
 
 def _unpickled(folder: Path, content: bytes) -> RunTrainingData:
     with importable([folder]):
-        data, access = pickle.loads(content)
-    return RunTrainingData(data, access, folder)
+        target, digest, where, access = pickle.loads(content)
+    return RunTrainingData(target, digest, where, access, folder)
 
 
 def open_training_data(workspace: Workspace) -> RunTrainingData:
@@ -102,7 +96,8 @@ def open_training_data(workspace: Workspace) -> RunTrainingData:
         with workspace.progress.stage("prepare the training data", data.samples) as advance:
             note = workspace.progress.note
             access = RandomAccess(data.source, workspace.store.cache, advance, note)
-            return RunTrainingData(data, access, workspace.plan.spec.folder)
+            folder = workspace.plan.spec.folder
+            return RunTrainingData(data.target, data.digest, data.where, access, folder)
 
     with located(data.where):
         if not workspace.first:  # the first makes the copy that the others find
@@ -131,8 +126,10 @@ class References:
         Raises:
             SpecError: it does not import.
         """
-        with importable([self.workspace.plan.spec.folder]):
-            return load_symbol(reference, dotted(option_path(self.index, where)))
+        symbol: Callable[..., Any] = self.workspace.plan.spec.symbol(
+            reference, dotted(option_path(self.index, where))
+        )
+        return symbol
 
     def model(self, keys: Mapping[str, Any], where: str) -> Carrier:
         """Open a model with its weights; ``where`` is the option that names it.
@@ -177,6 +174,7 @@ def training_parts(workspace: Workspace) -> dict[str, Any]:
             "against_float": metric.against_float,
         },
         "ranks": workspace.ranks.size,
+        **({} if workspace.loop is None else {"loop": workspace.loop.digest}),
         "library": {_LIBRARY: _version(_LIBRARY)},
     }
 
@@ -205,7 +203,7 @@ def make_training(
 
     return Training(
         data=data,
-        batch=data.data.batch,
+        batch=plan.data["training"].batch,
         metric=plan.training_metric,
         folder=folder,
         cache=store.cache,
@@ -219,6 +217,7 @@ def make_training(
         stage=workspace.progress.stage,
         load_symbol=references.symbol,
         note=workspace.progress.note,
+        loop=workspace.loop,
     )
 
 
@@ -237,6 +236,7 @@ _OPAQUE = {
     "data": "other calibration data",
     "training.data": "other training data",
     "metric.code": "other code of the metric",
+    "loop": "a loop of the program's own",
     "code": "other code of the user's",
 }
 _PREFIXES = {

@@ -19,6 +19,7 @@ from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, artifact_runner, float_file
 from compressor.run.cold_rounds import cold_starts
+from compressor.run.evaluate import Evaluation
 from compressor.run.fidelity import Trio
 from compressor.run.pipeline import Step
 from compressor.run.statistics import paired_difference
@@ -52,25 +53,11 @@ def verify(
     reason = artifact.exporter.cannot_run if workspace.runs else workspace.cannot_run
     if reason:
         return _weighed(workspace, artifact, final, reason)
-    measured = _measured(workspace, artifact, final, fused)
+    measured = compared_and_timed(workspace, artifact, final, fused)
     if measured.get("equal"):
         workspace.take_as_equal(artifact.source, artifact.key)
     evaluation = artifact_evaluation(workspace, artifact)
-    baseline = workspace.baseline_evaluation
-    metric = workspace.plan.metric
-    if evaluation is None or baseline is None or metric is None:
-        judged = {
-            **_no_metric(workspace.no_metric),
-            "max_abs_diff": measured["max_abs_diff"],
-        }
-    else:
-        pair = paired_difference(baseline.per_sample, evaluation.per_sample, metric.scale)
-        judged = {
-            **evaluation.as_json(),
-            "metric_reason": None,
-            "metric_drop": metric.drop(baseline.metric, evaluation.metric),
-            "metric_drop_ci95": list(pair.ci95),
-        }
+    judged = _judged(workspace, evaluation, measured["max_abs_diff"])
     not_judged = artifact.exporter.not_judged
     return {
         **_facts(workspace, artifact, final),
@@ -83,6 +70,26 @@ def verify(
         "latency_ratio_reason": not_judged or None,
         "latency": measured["latency"],
         "checks": measured["checks"],
+    }
+
+
+def _judged(
+    workspace: Workspace, evaluation: Evaluation | None, difference: float | None
+) -> dict[str, Any]:
+    """Return what the evaluation data say, or why they say nothing.
+
+    Args:
+        difference: the largest difference of an output that was found otherwise.
+    """
+    baseline, metric = workspace.baseline_evaluation, workspace.plan.metric
+    if evaluation is None or baseline is None or metric is None:
+        return {**_no_metric(workspace.no_metric), "max_abs_diff": difference}
+    pair = paired_difference(baseline.per_sample, evaluation.per_sample, metric.scale)
+    return {
+        **evaluation.as_json(),
+        "metric_reason": None,
+        "metric_drop": metric.drop(baseline.metric, evaluation.metric),
+        "metric_drop_ci95": list(pair.ci95),
     }
 
 
@@ -111,6 +118,7 @@ def _no_metric(reason: str) -> dict[str, Any]:
         "metric_drop_ci95": None,
         "sqnr_db": None,
         "agreement": None,
+        "kl": None,
     }
 
 
@@ -121,13 +129,21 @@ def _weighed(
     with workspace.progress.stage(f"check {artifact.path.name}"):
         compared = artifact.exporter.check_written(final, artifact.path)
         proofs = artifact.exporter.prove(final, artifact.path) if workspace.proves else ()
+    if artifact.exporter.cannot_run:  # what an engine computes is known to no other runtime
+        judged = {**_no_metric(reason), "max_abs_diff": None}
+    else:
+        # The file holds the codes that were just compared with it: it is the model evaluated here.
+        workspace.take_as_equal(artifact.key, artifact.source)
+        evaluation = workspace.evaluated(
+            artifact.source, lambda: workspace.opened(final), artifact.path.name
+        )
+        judged = _judged(workspace, evaluation, None)
     return {
         **_facts(workspace, artifact, final),
         **artifact_memory(workspace, artifact, reason),
         "deployed": False,
         "runtime": "",
-        **_no_metric(reason),
-        "max_abs_diff": None,
+        **judged,
         "latency_ms": None,
         "latency_ms_reason": reason,
         "latency_ratio": None,
@@ -155,9 +171,13 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     return [row["float"] for row in judged[0]["latency"]] if judged else []
 
 
-def _measured(
+def compared_and_timed(
     workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None
 ) -> dict[str, Any]:
+    """Compare an artifact with its source and time it beside the float model, unless stored.
+
+    The metric has no part in it. For the arguments see :func:`verify`.
+    """
     stored_key = result_key(
         "measure",
         artifact.key,

@@ -202,7 +202,7 @@ class WeightPass(Pass):
         for layer in layers:
             treatment = choice.treatments[layer.name]
             compute = self._computation(carrier, layer, treatment, block.statistics)
-            streamed = self.by_rows and Capability.RUN not in carrier.offers
+            streamed = self.by_rows and not self.by_block and Capability.RUN not in carrier.offers
             if streamed:
                 matrix = read_rows(carrier, layer, 0, min(_SAMPLE_ROWS, layer.rows))
             else:
@@ -273,7 +273,7 @@ class WeightPass(Pass):
         for block in blocks:
             inside = set(block.weights)
             waiting = [x for x in layers if x.weight in inside and x.name not in changes.outcomes]
-            made = self.change_layers(carrier, choice, waiting, block)
+            made = block.kept(partial(self.change_layers, carrier, choice, waiting, block))
             block.replace(
                 {k: v for k, v in made.weights.items() if not isinstance(v, WeightChange)}
             )
@@ -316,6 +316,10 @@ class WholeModel:
     def __init__(self, layers: Sequence[Layer], statistics: Mapping[str, Any]):
         self.weights = tuple(layer.weight for layer in layers)
         self.statistics = statistics
+
+    def kept(self, make: Callable[[], Changes]) -> Changes:
+        """Return what is made; it stays in memory."""
+        return make()
 
     def replace(self, changes: Mapping[str, WeightCodes | Tensor]) -> None:
         """Do nothing: no block follows."""

@@ -15,20 +15,23 @@ import numpy as np
 
 from compressor.graph.costs import cannot_run
 from compressor.models.resident_memory import return_freed_memory
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.progress import Progress, Steps
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions
+from compressor.run.decoder_runner import DecoderRunner
 from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
 from compressor.run.metrics import Metric
 from compressor.run.plan import Plan
 from compressor.run.recurrence import RecurrentRunner
-from compressor.run.store import Store, compute_versions, result_key
+from compressor.run.store import Store, compute_versions, result_key, store_of
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Array, Batch, fixed_batch, made_batch, picked, samples_in
+from compressor.types.training import OwnLoop
 
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
-_EVALUATION = 2  # version of what is stored
+_EVALUATION = 3  # version of what is stored
 _CHECK_SAMPLES = 2
 _REMEMBERED = 16 << 20  # bytes of a compressed model's outputs
 
@@ -42,6 +45,7 @@ class Workspace:
         identify_by_headers: identify a checkpoint by sizes, times and headers of its files, which
             saves reading it once more, instead of by its content.
         proves: an artifact that is not run here is shown to the program that will serve it.
+        loop: trains in place of the passes' own loop.
     """
 
     plan: Plan
@@ -51,6 +55,7 @@ class Workspace:
     identify_by_headers: bool = False
     memory: bool = False
     proves: bool = True
+    loop: OwnLoop | None = None
     _loaded: bool = field(default=False, init=False)
     _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
     _alike: dict[str, str] = field(default_factory=dict, init=False)
@@ -83,7 +88,8 @@ class Workspace:
     @property
     def no_metric(self) -> str:
         """Why no metric is measured, if none is."""
-        return "the spec has no data.evaluation" if self.runs else self.cannot_run
+        blocks = isinstance(self.plan.model.carrier, BlockCheckpoint)
+        return "the spec has no data.evaluation" if self.runs or blocks else self.cannot_run
 
     @property
     def cannot_run(self) -> str:
@@ -132,7 +138,14 @@ class Workspace:
     @cached_property
     def baseline_runner(self) -> RememberedRunner:
         """The float model, ready to run; what it gave for a batch is remembered."""
-        return RememberedRunner(lambda: self._over_sequences(self.baseline.runner()))
+        return RememberedRunner(lambda: self._over_sequences(self.opened(self.baseline)))
+
+    def opened(self, carrier: Carrier) -> Runner:
+        """Return a model, ready to run; a checkpoint, over the evaluation data only."""
+        if not isinstance(carrier, BlockCheckpoint) or self._held_evaluation is None:
+            return carrier.runner()
+        folder = store_of(self.plan.spec.output)
+        return DecoderRunner(carrier, self._held_evaluation.batches(), folder)
 
     def _over_sequences(self, runner: Runner) -> Runner:
         """Let a model run over the sequences of the evaluation data, if it carries a state."""

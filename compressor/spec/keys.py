@@ -181,6 +181,11 @@ class DataSection(Options):
     training: dict[str, Any] | None = Field(
         default=None, description="samples for passes that train"
     )
+    search: dict[str, Any] | None = Field(
+        default=None,
+        description="samples that compress tune compares recipes on, apart from those that judge; "
+        "a run does not look at them",
+    )
 
 
 class SpecKeys(Options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from compressor.spec.keys import (
     SpecKeys,
 )
 from compressor.spec.source_text import Document, KeyPath, override, read_document
+from compressor.spec.user_code import importable, load_symbol
 from compressor.spec.validate import SpecErrors, validate
 from compressor.types.exporter import Exporter
 from compressor.types.options import Options
@@ -37,7 +38,7 @@ _VARIABLE = re.compile(r"\$\$|\$\{(\w+)\}|\$(\w+)")
 class DataEntry:
     """One data source of a spec, its paths resolved."""
 
-    role: str  # `calibration`, `evaluation` or `training`
+    role: str  # `calibration`, `evaluation`, `training` or `search`
     kind: str  # a source's name in the catalog, or `factory`
     options: Options | None  # the declaration of its kind; `None` for a factory
     reference: str | None  # the factory's `package.module:function`
@@ -63,6 +64,8 @@ class Spec:
     output: Path
     # all keys with their defaults, paths as written; goes into the manifest
     resolved: Mapping[str, Any]
+    # what a Python program gave in place of names, by the reference that stands for it
+    objects: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -73,6 +76,20 @@ class Spec:
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The model inputs that the spec declares."""
         return tuple(TensorSpec(n, i.shape, i.dtype) for n, i in self.model.inputs.items())
+
+    def symbol(self, reference: str, key: str) -> Any:
+        """Return what a reference names: an object that was given, or else what is imported.
+
+        Args:
+            key: the key that it stands under, for messages.
+
+        Raises:
+            SpecError: it is malformed, does not import, or is not callable.
+        """
+        if reference in self.objects:
+            return self.objects[reference]
+        with importable([self.folder]):
+            return load_symbol(reference, key)
 
     def where(self, *path: str | int) -> str:
         """Return ``file:line`` of a key."""
@@ -94,8 +111,11 @@ def load_spec(path: Path, settings: Sequence[str] = ()) -> Spec:
     return check_spec(override(read_document(path), settings))
 
 
-def check_spec(document: Document) -> Spec:
+def check_spec(document: Document, objects: Mapping[str, Any] | None = None) -> Spec:
     """Check a spec that has been read; nothing it names is opened yet.
+
+    Args:
+        objects: what references in it stand for, where they are not imported.
 
     Raises:
         SpecError: as :func:`load_spec`.
@@ -148,6 +168,7 @@ def check_spec(document: Document) -> Spec:
         limits=keys.limits,
         output=output,
         resolved=_resolved(keys, passes, exports),
+        objects=objects or {},
     )
 
 
@@ -271,6 +292,7 @@ def _resolved(
     keys: SpecKeys, passes: Sequence[Pass], exports: Sequence[Exporter]
 ) -> dict[str, Any]:
     plain: dict[str, Any] = keys.model_dump(mode="json", by_alias=True)
+    del plain["data"]["search"]  # no result depends on it
     plain["passes"] = [{"pass": p.name, **p.model_dump(mode="json", by_alias=True)} for p in passes]
     plain["exports"] = [
         {"format": e.format, **e.model_dump(mode="json", by_alias=True)} for e in exports

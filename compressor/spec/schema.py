@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, NoDefault, models_json_schema
 from pydantic_core import core_schema
@@ -60,6 +62,17 @@ def spec_schema() -> Schema:
     whole["properties"]["passes"]["items"] = {"oneOf": _references("pass", passes)}
     whole["properties"]["exports"]["items"] = {"oneOf": _references("format", exporters)}
     return {"$schema": DIALECT, "title": "compressor spec", **whole, "$defs": definitions}
+
+
+def schema_seen_from(folder: Path) -> str:
+    """Return where editors find the schema: relative if it is in the folder, as in a ``.venv``.
+
+    The file holds :func:`spec_schema` without other packages' entries.
+    """
+    path = Path(__file__).resolve().with_name("schema.json")
+    if path.is_relative_to(folder):
+        return quote(path.relative_to(folder).as_posix())
+    return path.as_uri()
 
 
 def options_schema(cls: type[Options]) -> Schema:

@@ -70,7 +70,11 @@ def read_document(path: Path) -> Document:
             subject, "does not exist", "give the path of a YAML file; compress init writes one"
         ) from error
     except (UnicodeDecodeError, OSError) as error:
-        raise SpecError(subject, f"cannot be read ({error})", "give a YAML text file") from error
+        raise SpecError(
+            subject,
+            f"cannot be read ({error})",
+            "give a YAML text file; compress init writes one for a model",
+        ) from error
     try:
         tree = YAML(typ="rt").load(StringIO(text))
     except MarkedYAMLError as error:

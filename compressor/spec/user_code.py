@@ -5,14 +5,19 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from compressor.errors import SpecError, suggestion
+
+HELD = "in-memory"
+"""What stands for a package in references to objects of a Python program."""
 
 
 @contextmanager
@@ -38,6 +43,12 @@ def load_symbol(reference: str, key: str) -> Callable[..., Any]:
         SpecError: it is malformed, does not import, or is not callable.
     """
     module_name, colon, name = reference.partition(":")
+    if module_name == HELD:
+        raise SpecError(
+            key,
+            f"was an object of a Python program, which no file holds ({reference})",
+            "run that program again, or give package.module:function",
+        )
     if not colon or not module_name or not name:
         raise SpecError(
             key, f"{reference!r} is not package.module:name", "write it like my_package.model:build"
@@ -75,7 +86,69 @@ def code_digest(function: Callable[..., Any]) -> str:
     for name, source in sorted(_needed_sources(module_name).items()):
         digest.update(name.encode())
         digest.update(source)
+    if reference_to(function) is None:  # its source may be in no file
+        for piece in _pieces(function, []):
+            digest.update(piece + b"\0")
     return digest.hexdigest()
+
+
+def reference_to(function: object) -> str | None:
+    """Return ``package.module:name`` of what can be imported so; ``None`` for anything else.
+
+    >>> reference_to(reference_to)
+    'compressor.spec.user_code:reference_to'
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is function else None
+
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def _pieces(value: Any, seen: list[int]) -> Iterator[bytes]:
+    """Yield what a function computes with: its code, and the values and functions that it holds.
+
+    For what nothing is known of, the piece is random: then no result is reused.
+    """
+    if isinstance(value, _PLAIN):
+        yield repr(value).encode()
+    elif isinstance(value, tuple | list | frozenset | set | dict):
+        items = value.items() if isinstance(value, dict) else value
+        texts = [b"".join(_pieces(item, seen)) for item in items]
+        yield from sorted(texts) if isinstance(value, frozenset | set) else texts
+    elif isinstance(value, ModuleType):
+        yield value.__name__.encode()
+    elif (reference := reference_to(value)) is not None:  # of a library, or a file of the user's
+        yield reference.encode()
+    elif isinstance(value, type):
+        yield value.__name__.encode()
+        held = (*value.__bases__, *vars(value).values())
+        yield from _pieces([v for v in held if isinstance(v, FunctionType | type)], seen)
+    elif isinstance(value, CodeType):
+        yield value.co_code
+        yield from _pieces((value.co_names, value.co_varnames, value.co_consts), seen)
+    elif isinstance(value, FunctionType):
+        if id(value) not in seen:
+            seen.append(id(value))
+            yield from _pieces(value.__code__, seen)
+            cells = [cell.cell_contents for cell in value.__closure__ or ()]
+            yield from _pieces((value.__defaults__, value.__kwdefaults__, cells), seen)
+            used = {n: value.__globals__.get(n) for n in value.__code__.co_names}
+            yield from _pieces({n: v for n, v in used.items() if isinstance(v, _TOLD)}, seen)
+    elif isinstance(value, MethodType):
+        yield from _pieces((value.__func__, value.__self__), seen)
+    elif isinstance(value, partial):
+        yield from _pieces((value.func, value.args, value.keywords), seen)
+    else:
+        yield os.urandom(16)
+
+
+_TOLD = (*_PLAIN, tuple, list, dict, FunctionType, partial)  # of what stands outside of it
 
 
 def _needed_sources(module_name: str) -> dict[str, bytes]:
@@ -86,8 +159,12 @@ def _needed_sources(module_name: str) -> dict[str, bytes]:
         return {}
     waiting = [n for n in sys.modules if n == root or n.startswith(root + ".")]
     sources: dict[str, bytes] = {}
+    seen: set[str] = set()
     while waiting:
         name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
         for path in _files_of(folder, name):
             dotted = ".".join(path.relative_to(folder).with_suffix("").parts)
             if dotted not in sources:
@@ -116,19 +193,22 @@ def _files_of(folder: Path, name: str) -> Iterator[Path]:
                 yield path
 
 
-def _imports(source: bytes, module: str) -> Iterator[str]:
-    """Yield the dotted names that a module's source imports, wherever the statements stand."""
+@lru_cache(1024)
+def _imports(source: bytes, module: str) -> tuple[str, ...]:
+    """Return the dotted names that a module's source imports, wherever the statements stand."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):  # it was never imported, then
-        return
+        return ()
     package = module.removesuffix(".__init__").split(".")
     if not module.endswith(".__init__"):
         package = package[:-1]
+    names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             start = ".".join([*above, *([node.module] if node.module else [])])
-            yield from (f"{start}.{alias.name}" if start else alias.name for alias in node.names)
+            names += [f"{start}.{alias.name}" if start else alias.name for alias in node.names]
+    return tuple(names)

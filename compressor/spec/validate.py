@@ -98,6 +98,8 @@ def _translate(
     context = detail.get("ctx", {})
     if kind == "literal_error":
         remedy = f"use {context.get('expected', 'another value')}"
+    elif kind in ("bool_type", "bool_parsing"):
+        remedy = "use true or false"
     elif kind == "too_short":
         remedy = f"give at least {context.get('min_length', 1)}"
     else:

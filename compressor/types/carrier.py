@@ -47,6 +47,7 @@ class Capability(StrEnum):
     RUN = "run"
     GRAPH = "graph"
     TRAIN = "train"
+    BLOCKS = "blocks"  # its blocks run one at a time, which serves passes by block
 
 
 class Runner(Protocol):

@@ -14,6 +14,9 @@ from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
 
+# why latency is not judged, of what a device loads to run something else
+STORED = "a storage format"
+
 
 @dataclass(frozen=True)
 class ExportContext:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -14,7 +14,6 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.data import Samples
 from compressor.types.options import Options
 from compressor.types.statistics import Blocks, Request
-from compressor.types.tensors import Batch
 from compressor.types.training import Training
 
 _SILENT = Silent()
@@ -23,10 +22,8 @@ _SILENT = Silent()
 class Collect(Protocol):
     """Gathers statistics of a model."""
 
-    def __call__(
-        self, carrier: Carrier, requests: Sequence[Request], batches: Iterable[Batch] | None = None
-    ) -> Mapping[str, Any]:
-        """Return them by ``Request.key``, over the calibration data or other batches."""
+    def __call__(self, carrier: Carrier, requests: Sequence[Request]) -> Mapping[str, Any]:
+        """Return them by ``Request.key``, over the calibration data."""
         ...
 
 
@@ -186,11 +183,27 @@ class Pass(Options, ABC):
         """What a carrier must offer for these options; at least :attr:`needs`."""
         return self.needs
 
+    def lacking(self, carrier: Carrier) -> frozenset[Capability]:
+        """Return what a model does not offer of what the pass needs."""
+        lacking = self.required - carrier.offers
+        if Capability.BLOCKS in carrier.offers and self.in_blocks:
+            return lacking - {Capability.RUN, Capability.GRAPH}
+        return lacking
+
     @property
     def by_block(self) -> bool:
         """Whether statistics are wanted block by block, each block as earlier ones left it.
 
         The run then hands them over as :attr:`PassContext.blocks`.
+        """
+        return False
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether a pass :attr:`by_block` takes a checkpoint whose blocks run one at a time.
+
+        It then needs no graph and nothing that runs the whole model, whatever :attr:`required`
+        says.
         """
         return False
 

@@ -201,6 +201,10 @@ class Block(Protocol):
         """Results of those of the survey's requests that lie in it, by ``Request.key``."""
         ...
 
+    def kept(self, make: Callable[[], Any]) -> Any:
+        """Return what a pass makes of it, or what was made of it by a run that was killed."""
+        ...
+
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
         """Set what its parameters are from now on, for the blocks that follow.
 

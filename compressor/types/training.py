@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from compressor.progress import Advance as Advance
 from compressor.types.carrier import Carrier
@@ -104,6 +105,47 @@ class OpenModel(Protocol):
 
 
 @dataclass(frozen=True)
+class Handed:
+    """What a pass trains, handed to a program that trains it in a loop of its own.
+
+    Attributes:
+        module: takes the model's inputs by name and returns tensors by name, ``outputs`` among
+            them; it is trained in place.
+        target: name of the array with the right answers, if there is one.
+        steps: how many steps the pass would take.
+        before: acts before a step's forward; steps count from 0.
+        after: acts once the weights have been moved.
+        loss: from outputs, inputs and target by name, and the step to the loss.
+        state: returns what :attr:`before` and :attr:`after` remember.
+        load: takes what ``state`` returned.
+    """
+
+    module: nn.Module
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    target: str | None
+    steps: int
+    before: Callable[[int], None]
+    after: Callable[[int], None]
+    loss: Callable[[Mapping[str, Tensor], Mapping[str, Tensor], int], Tensor]
+    state: Callable[[], dict[str, Tensor]]
+    load: Callable[[dict[str, Tensor]], None]
+
+
+@dataclass(frozen=True)
+class OwnLoop:
+    """A training that a program does itself.
+
+    Attributes:
+        digest: hash of what it gives.
+        train: returns the trained parameters and buffers of the module, by its names.
+    """
+
+    digest: str
+    train: Callable[[Handed], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
 class Training:
     """What a pass trains with.
 
@@ -124,6 +166,7 @@ class Training:
         load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
             argument is the option, for messages.
         note: shows one line that stays.
+        loop: trains in place of the pass's own loop, if a program does.
     """
 
     data: TrainingData
@@ -139,3 +182,4 @@ class Training:
     stage: Callable[[str, int], AbstractContextManager[Advance]]
     load_symbol: Callable[[str, str], Callable[..., Any]]
     note: Callable[[str], None] = lambda _: None
+    loop: OwnLoop | None = None

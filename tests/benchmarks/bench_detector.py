@@ -25,18 +25,12 @@ from compressor.spec.load import load_spec
 from compressor.types.tensors import Array, Batch
 from tests.benchmarks import peers
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA")
 
-# What a user writes for this file. `extreme-value` because few of the calibration images hold
-# faces: what a face makes of the activations lies beyond what most of them show.
+# What a user writes for this file. Few of the calibration images hold faces: what a face makes of
+# the activations lies beyond what most of them show, and `observer: auto` has to see that.
 SPEC = """\
 version: 1
 name: face-detector
@@ -52,13 +46,15 @@ data:
     transform: detector_data:normalize
 passes:
   - pass: fuse
-  - pass: quantize-static
-    activations: {{observer: extreme-value}}
+{passes}
 exports:
   - {{format: onnx, target: ort-cpu}}
-limits: {{size-ratio: 0.45, latency-ratio: null}}
+limits: {{size-ratio: {bytes}, latency-ratio: null}}
 output: out
 """
+QUANTIZED = "  - pass: quantize-static"
+NARROWED = "  - {{pass: prune-structured, target: {{latency: {share}}}, criterion: {criterion}}}"
+SHARES = (0.85, 0.7)
 TRANSFORM = '''\
 import numpy as np
 
@@ -115,10 +111,41 @@ def test_detector(tmp_path: Path) -> None:
     show("Latency ratios, one image, interleaved", ["ratio", "median", "95 %"], rows)
 
 
-def planned(folder: Path) -> Plan:
+@pytest.mark.parametrize("criterion", ["l2", "reconstruction"])
+def test_detector_at_a_latency(criterion: str, tmp_path: Path) -> None:
+    """Channels removed until the time is a share of the float model's; nothing is trained."""
+    plan = planned(tmp_path)
+    reference = plan.model.carrier.runner()
+    images = list(plan.data["evaluation"].batches())
+    wanted = [reference.run(image) for image in images]
+    rows = []
+    for share in SHARES:
+        folder = tmp_path / f"{share}"
+        folder.mkdir()
+        passes = NARROWED.format(share=share, criterion=criterion)
+        planned(folder, passes, "null")
+        runner = OrtRunner(compressed(folder), f"{share}")
+        found = [runner.run(image) for image in images]
+        pair = already_open({"float": reference, "pruned": runner})
+        times = measure(pair, [images[0]], budget=30.0, precision=0.01).ratio("pruned", "float")
+        figures = (*agreement(wanted, found), sqnr(wanted, found, "scores"))
+        low, high = times["ci95"]
+        rows.append(
+            [
+                f"{share:g}",
+                *(f"{figure:.3f}" for figure in figures),
+                f"{times['value']:.3f}",
+                f"{low:.3f}-{high:.3f}",
+            ]
+        )
+    header = ["target", "precision", "recall", "F1", "scores dB", "latency", "95 %"]
+    show(f"Face detector by latency, criterion {criterion}, one shot", header, rows)
+
+
+def planned(folder: Path, passes: str = QUANTIZED, size: str = "0.45") -> Plan:
     """Write the spec, plan it and read the weights."""
     (folder / "detector_data.py").write_text(TRANSFORM, encoding="utf-8")
-    spec = SPEC.format(data=os.environ["COMPRESSOR_DATA"])
+    spec = SPEC.format(data=os.environ["COMPRESSOR_DATA"], passes=passes, bytes=size)
     (folder / "spec.yaml").write_text(spec, encoding="utf-8")
     sys.modules.pop("detector_data", None)
     plan = make_plan(load_spec(folder / "spec.yaml", []))

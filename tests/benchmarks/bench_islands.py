@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 import torch
 from torch import nn
 
@@ -28,13 +27,10 @@ from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 from tests.compressor.passes.quantize.static_models import sqnr, statistics
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = benchmark()
 
 ORT = PassContext(0, frozenset({"ort-cpu"}))
 SIDE = 224

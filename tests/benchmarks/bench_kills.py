@@ -23,6 +23,7 @@ import torch
 
 from compressor.files import file_sha256, settle
 from compressor.run import timing
+from tests.compressor.brief_timing import BRIEF
 from tests.compressor.tiny_project import Project, onnx_project
 
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate")
@@ -40,7 +41,7 @@ def run(project: Project, name: str) -> None:
     project.spec["passes"] = PASSES[name][:1]
     project.spec["exports"] = [{"format": f} for f in formats]
     torch.set_num_threads(1)
-    with patch.multiple(timing, _BUDGET=0.0, _LEAST_OPENINGS=2):
+    with patch.multiple(timing, **BRIEF):
         project.run()
 
 

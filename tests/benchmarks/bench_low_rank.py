@@ -6,13 +6,11 @@ and without batch-norm (folded into the layers before the pass), and the error o
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from compressor import catalog
 from compressor.calibration.collect import make_observer
@@ -28,15 +26,9 @@ from compressor.types.tensors import Array
 from samples.cifar.data import normalize
 from tests.benchmarks.bench_prune_resnet20 import batches, images, published
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA")
 TARGETS = (0.7, 0.5)
 CALIBRATION = 512  # images
 

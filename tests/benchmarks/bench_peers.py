@@ -1,4 +1,5 @@
-"""ResNet-20 in W8A8 beside AIMET, NNCF and ONNX Runtime's own quantizer, from one float file.
+"""ResNet-20 in W8A8 beside AIMET, NNCF and ONNX Runtime's own quantizer, from one float file; and
+in W4A8 beside AIMET, which alone has it.
 
 As published, and the same function with channels scaled by 2^±4 between its layers. Every figure
 comes from the exported file in ONNX Runtime. COMPRESSOR_PEERS names the environment that
@@ -29,17 +30,11 @@ from compressor.types.carrier import Runner
 from tests.benchmarks import peers
 from tests.benchmarks.bench_equalize import stressed
 from tests.benchmarks.bench_resnet20 import fused, planned, show
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        not {"COMPRESSOR_DATA", "COMPRESSOR_PEERS"} <= set(os.environ),
-        reason="COMPRESSOR_PEERS names no environment of peers, or COMPRESSOR_DATA no data",
-    ),
-]
-TOOLS = ("aimet", "nncf")
+pytestmark = benchmark("COMPRESSOR_DATA", "COMPRESSOR_PEERS", seconds=3600)
+TOOLS = {8: ("aimet", "nncf"), 4: ("aimet",)}
+_BYTE = 8
 SCRIPT = Path(__file__).with_name("peers_quantize.py")
 _SPEC = """\
 version: 1
@@ -53,7 +48,7 @@ data:
     samples: 512
     batch: 32
 passes:
-  - pass: quantize-static
+  - {{pass: quantize-static, weights: {{bits: {bits}}}}}
 exports:
   - {{format: onnx, target: ort-cpu}}
 limits: {{size-ratio: null, latency-ratio: null}}
@@ -61,8 +56,9 @@ output: {output}
 """
 
 
+@pytest.mark.parametrize("bits", TOOLS)
 @pytest.mark.parametrize("network", ["as published", "channels x 2^±4"])
-def test_resnet20(network: str, tmp_path: Path) -> None:
+def test_resnet20(network: str, bits: int, tmp_path: Path) -> None:
     plan = planned(tmp_path / "plan")
     reference, carrier = plan.model.carrier.runner(), fused(plan)
     if network != "as published":
@@ -72,21 +68,23 @@ def test_resnet20(network: str, tmp_path: Path) -> None:
     ir.save(carrier.graph(), tmp_path / "float.onnx")
     rows = [
         judged(plan, reference, "float", tmp_path / "float.onnx", 0.0),
-        ours(plan, reference, tmp_path),
-        *(theirs(plan, reference, tmp_path, tool) for tool in TOOLS),
-        runtimes(plan, reference, tmp_path, images),
+        ours(plan, reference, tmp_path, bits),
+        *(theirs(plan, reference, tmp_path, tool, bits) for tool in TOOLS[bits]),
     ]
+    if bits == _BYTE:
+        rows.append(runtimes(plan, reference, tmp_path, images))
     header = ["artifact", "SQNR dB", "top-1 %", "CPU s"]
-    show(f"ResNet-20, {network}, 2,000 images", header, rows)
+    show(f"ResNet-20, {network}, W{bits}A8, 2,000 images", header, rows)
 
 
-def ours(plan: Plan, reference: Runner, folder: Path) -> list[str]:
-    """Quantize with the default options."""
+def ours(plan: Plan, reference: Runner, folder: Path, bits: int) -> list[str]:
+    """Quantize with the default options but for the width of weights."""
     spec, output = folder / "ours.yaml", folder / "ours"
     text = _SPEC.format(
         file=folder / "float.onnx",
         data=os.environ["COMPRESSOR_DATA"],
         output=output,
+        bits=bits,
     )
     spec.write_text(text, encoding="utf-8")
     start = time.process_time()
@@ -95,12 +93,12 @@ def ours(plan: Plan, reference: Runner, folder: Path) -> list[str]:
     return judged(plan, reference, "compressor", path, time.process_time() - start)
 
 
-def theirs(plan: Plan, reference: Runner, folder: Path, tool: str) -> list[str]:
+def theirs(plan: Plan, reference: Runner, folder: Path, tool: str, bits: int) -> list[str]:
     """Quantize with a peer, in its own environment."""
     target = folder / f"{tool}.onnx"
     files = [folder / "float.onnx", folder / "images.npy", target]
     python = Path(os.environ["COMPRESSOR_PEERS"], "bin", "python")
-    command = [python, SCRIPT, tool, *files]
+    command = [python, SCRIPT, tool, str(bits), *files]
     done = subprocess.run(command, capture_output=True, text=True, env=quiet(), check=False)
     lines = (done.stderr if done.returncode else done.stdout).strip().splitlines()
     if done.returncode:

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -44,15 +43,9 @@ from compressor.types.tensors import Batch, TensorSpec, samples_in
 from samples.cifar.data import augment, normalize
 from samples.cifar.model import BasicBlock, ZeroPadShortcut, resnet20, stage
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA", seconds=3600)
 INPUTS = (TensorSpec("image", ("batch", 3, 32, 32), "float32"),)
 TARGET = 0.5
 COARSE_TARGET = 0.65

@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 from torch import nn
 
 from compressor.graph.channels.analysis import map_channels
@@ -23,14 +22,11 @@ from compressor.types.channels import ChannelMap
 from compressor.types.tensors import TensorSpec
 from tests import small_zoo as zoo
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 from tests.zoo_networks import deep_residual
 from tests.zoo_pruning import chain, half
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = benchmark(seconds=3600)
 
 
 def reasons(channels: ChannelMap) -> list[str]:

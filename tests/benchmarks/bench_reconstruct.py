@@ -23,12 +23,9 @@ from compressor.run.plan import Plan, make_plan
 from compressor.spec.load import load_spec
 from compressor.types.exporter import ExportContext
 from tests.benchmarks.bench_resnet20 import fused, show
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = benchmark()
 WIDTHS: dict[str, dict[str, Any]] = {
     "W4A8": {"weights": {"bits": 4}},
     "W3A8": {"weights": {"bits": 3}},

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import pytest
 
 from compressor import catalog
 from compressor.calibration.collect import collect_statistics
@@ -31,15 +30,9 @@ from compressor.spec.load import load_spec
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from tests.benchmarks import peers
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA")
 SPEC = Path("samples/cifar/spec.yaml")
 OBSERVERS = ("auto", "mse", "entropy", "percentile", "min-max")
 

@@ -6,11 +6,9 @@ the measurement is of the artifact that a run wrote, timed in turn with the floa
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import onnx_ir as ir
-import pytest
 
 from compressor.lab.roofline.roofline import LENGTH, inputs_for, measure_roofline, measured_model
 from compressor.models.onnx.ort_runner import OrtRunner
@@ -19,15 +17,9 @@ from compressor.run.model import open_model
 from compressor.run.timing import measure
 from compressor.spec.load import load_spec
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-    pytest.mark.skipif(
-        "COMPRESSOR_DATA" not in os.environ, reason="COMPRESSOR_DATA names no folder of real data"
-    ),
-]
+pytestmark = benchmark("COMPRESSOR_DATA")
 SAMPLES = ("digits", "cifar")
 BATCHES = (1, 64)
 THREADS = 1  # so that other work on the machine disturbs it least

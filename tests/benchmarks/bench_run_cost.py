@@ -20,13 +20,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.benchmarks.marks import benchmark
 from tests.paths import ROOT
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(3600),
-    pytest.mark.filterwarnings("default"),
-]
+pytestmark = benchmark(seconds=3600)
 STEPS: list[dict[str, Any]] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
 
 

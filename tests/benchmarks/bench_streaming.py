@@ -26,6 +26,7 @@ import pytest
 import torch
 
 from compressor.models.codec import headers as container
+from compressor.run.store import store_of
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
@@ -255,9 +256,9 @@ def measure(name: str, source: Path, target: Path) -> Result:
         flush(target)
     seconds = time.perf_counter() - start
     work = float(printed) if name in CONTENDERS else seconds
-    files = {p.stat().st_ino: p.stat().st_size for p in target.rglob("*") if p.is_file()}
-    output = sum(files.values())  # the command's store holds second names of the same files
+    output = sum(p.stat().st_size for p in target.rglob("*") if p.is_file())
     shutil.rmtree(target)
+    shutil.rmtree(store_of(target), ignore_errors=True)
     return Result(seconds, work, peak, output, cached)
 
 

@@ -24,15 +24,11 @@ from compressor.run.workspace import Workspace
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Carrier
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.exporters.tensorrt.engines import needs_rtx
 
-pytestmark = [
-    pytest.mark.benchmark,
-    pytest.mark.timeout(1800),
-    pytest.mark.filterwarnings("default"),
-    needs_rtx,
-]
+pytestmark = [*benchmark(), needs_rtx]
 SPECS = {"ResNet-20": "samples/cifar/spec.yaml", "digits": "samples/digits/spec.yaml"}
 PASSES = {
     "float32": [{"pass": "fuse"}],

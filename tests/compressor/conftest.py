@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from compressor import catalog
-from compressor.run import timing
 from tests.compressor import spine_plugins
+from tests.compressor.brief_timing import time_briefly
 from tests.compressor.tiny_project import (
     Project,
     forget_catalog,
@@ -21,26 +22,38 @@ from tests.compressor.tiny_project import (
 )
 
 
-@pytest.fixture
-def spine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def brief_timing() -> Iterator[None]:
+    """Time models in a moment in all tests of a file."""
+    with pytest.MonkeyPatch.context() as patch:
+        time_briefly(patch)
+        yield
+
+
+@contextmanager
+def spine_of_tests() -> Iterator[None]:
     """Make the test plugins known, and time artifacts in a few rounds only."""
-    for kind, names in (("pass", spine_plugins.PASSES), ("exporter", spine_plugins.EXPORTERS)):
-        monkeypatch.setitem(
-            catalog.BUILT_IN,  # type: ignore[arg-type]
-            kind,
-            {**catalog.BUILT_IN[kind], **names},  # type: ignore[index]
-        )
-    monkeypatch.setattr(timing, "_BUDGET", 0.0)
-    monkeypatch.setattr(timing, "_LEAST_OPENINGS", 2)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    forget_catalog()
-    forget_modules()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, names in (("pass", spine_plugins.PASSES), ("exporter", spine_plugins.EXPORTERS)):
+            known = {**catalog.BUILT_IN[kind], **names}  # type: ignore[index]
+            patch.setitem(catalog.BUILT_IN, kind, known)  # type: ignore[arg-type]
+        time_briefly(patch)
+        patch.setattr(sys, "dont_write_bytecode", True)
+        forget_catalog()
+        forget_modules()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
     forget_modules()
     forget_catalog()
+
+
+@pytest.fixture
+def spine() -> Iterator[None]:
+    """Make the test plugins known, and time artifacts in a few rounds only."""
+    with spine_of_tests():
+        yield
 
 
 @pytest.fixture

@@ -5,7 +5,23 @@ from __future__ import annotations
 import compressor
 from compressor import catalog, extension
 
-PUBLIC = ["CompressorError", "__version__", "load"]
+PUBLIC = [
+    "CompressorError",
+    "LimitKeys",
+    "MetricKeys",
+    "ModelKeys",
+    "PreparedModule",
+    "RunOptions",
+    "RunResult",
+    "Spec",
+    "__version__",
+    "convert",
+    "load",
+    "prepare",
+    "prune",
+    "quantize",
+    "run",
+]
 EXTENSION = [
     "Array",
     "ArtifactError",

@@ -20,6 +20,7 @@ from compressor.files import file_sha256
 from compressor.report.run import RunResult, run_spec
 from compressor.run.execute import RunOptions
 from compressor.run.plan import Plan, make_plan
+from compressor.run.store import store_of
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
 from compressor.types.proofs import sealed_text
@@ -27,7 +28,6 @@ from compressor.types.proofs import sealed_text
 CLASSES, WIDTH, SIDE, SAMPLES = 4, 8, 8, 48
 ONNX, MODULE, CHECKPOINT = "tiny.onnx", "tiny_net", "tiny.pt"
 REPORTS = ("report.json", "report.md", "report.html")
-STORE = ".compressor"
 
 NETWORK = """
 import torch
@@ -97,6 +97,10 @@ class Project:
     def output(self) -> Path:
         return self.folder / "out" / "tiny"
 
+    @property
+    def store(self) -> Path:
+        return store_of(self.output)
+
     def run(
         self, *settings: str, fresh: bool = False, force: bool = False, strict: bool = False
     ) -> RunResult:
@@ -129,9 +133,10 @@ class Project:
 
     def leftovers(self) -> list[str]:
         """Return the names of staging folders and of files that a run did not finish."""
-        known = {"manifest.json", "samples.npz", *REPORTS, STORE}
+        known = {"manifest.json", "samples.npz", *REPORTS}
         here = [p.name for p in self.output.glob("*") if p.name not in known]
-        staged = [p.name for p in self.output.rglob(".staging-*")]
+        folders = (self.output, self.store)
+        staged = [p.name for folder in folders for p in folder.rglob(".staging-*")]
         return sorted(staged + [n for n in here if not n.startswith(".staging-")])
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from compressor.cli.application import application
 from compressor.errors import ExitCode
-from compressor.run import cold_rounds, timing
+from compressor.run import cold_rounds
+from tests.compressor.brief_timing import time_briefly
 from tests.docs.test_docs import ROOT
 
 PAGE = ROOT / "docs" / "walks.md"
@@ -130,8 +131,7 @@ def test_a_walk(walk: Walk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.skip(f"{package} is not here: {error}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(timing, "_BUDGET", 0.0)  # how long models take is asked elsewhere
-    monkeypatch.setattr(timing, "_LEAST_OPENINGS", 2)
+    time_briefly(monkeypatch)
     monkeypatch.setattr(cold_rounds, "ROUNDS", 1)
     section = sections()[walk.title]
     walk.data(tmp_path)

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from compressor.lab.compare.compare import CompareOptions, compare_runs
 from compressor.lab.compare.history import append, entry_of
 from compressor.run import timing
+from tests.compressor.brief_timing import BRIEF
 from tests.compressor.lab.inspect.test_inspect_engine import document, written
 from tests.compressor.models import wild_models
 from tests.compressor.test_switch import OLD, pending, write
@@ -64,9 +65,9 @@ def _run(folder: Path) -> None:
     """Leave what a run leaves."""
     project = onnx_project(folder)
     _passes(project)
-    with patch.multiple(timing, _BUDGET=0.0, _LEAST_OPENINGS=2):
+    with patch.multiple(timing, **BRIEF):
         project.run()
-    shutil.rmtree(project.output / ".compressor")
+    shutil.rmtree(project.store)
 
 
 def _history(folder: Path) -> None:

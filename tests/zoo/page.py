@@ -1,4 +1,4 @@
-"""Writes docs/zoo.md from the results of a run: python -m tests.zoo.page"""
+"""Writes docs/zoo.md from the results of a run, and keeps them: python -m tests.zoo.page"""
 
 from __future__ import annotations
 
@@ -149,14 +149,15 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def _plain(reason: str) -> str:
     """Return a reason without what Markdown would read as its own."""
-    short = " ".join(re.sub(rf"{ROOT}/\S*/", "", reason).split())[:300]
+    short = " ".join(reason.split())[:300]
     short = re.sub(r"^compress (\w+): ", r"\1: ", short)  # code that begins so is a command
     return "`" + short.replace("`", "'") + "`"
 
 
 def main() -> None:
-    from tests.zoo.run import results
+    from tests.zoo.run import keep, results
 
+    keep()
     lines = [line for line in results().values() if "plan" in line["cells"]]
     for line in results().values():
         if line not in lines:

@@ -1,8 +1,9 @@
 """Runs the zoo: python -m tests.zoo.run [--for MINUTES] [--jobs N] [CASE ...]
 
 Each case has a process of its own with limits of time and memory. Its result is one line of
-``out/zoo/results.jsonl``; cases that have one are not run again, so that the same command goes on
-where it was stopped. A case that is named is run again.
+``out/zoo/results.jsonl``; cases that have one there, or in ``kept.jsonl`` beside this file, are not
+run again, so that the same command goes on where it was stopped, also on another machine. A case
+that is named is run again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -34,6 +36,7 @@ from tests.zoo.cases import Case, cases
 
 FOLDER = ROOT / "out" / "zoo"
 RESULTS = FOLDER / "results.jsonl"
+KEPT = Path(__file__).with_name("kept.jsonl")  # written with the page
 _CPU_SECONDS, _WALL_SECONDS = 240, 1200
 _BYTES = 5 << 30
 _POLL = 0.25
@@ -41,10 +44,16 @@ _POLL = 0.25
 
 def results() -> dict[str, dict[str, Any]]:
     """Return the last line of each case."""
-    if not RESULTS.exists():
-        return {}
-    lines = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    files = [file for file in (KEPT, RESULTS) if file.exists()]
+    texts = [text for file in files for text in file.read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(text) for text in texts]
     return {line["case"]: line for line in lines}
+
+
+def keep() -> None:
+    """Write the last line of each case into ``kept.jsonl``, ordered by name."""
+    lines = sorted(results().items())
+    KEPT.write_text("".join(json.dumps(line) + "\n" for _, line in lines), encoding="utf-8")
 
 
 def run(case: Case) -> dict[str, Any]:
@@ -175,7 +184,8 @@ def _run_all(wanted: Sequence[Case], ends: float) -> None:
             break
         line = run(case)
         file = os.open(RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.write(file, (json.dumps(line) + "\n").encode())  # whole, beside another process
+        text = re.sub(rf"{ROOT}/[^\s\"]*/", "", json.dumps(line))  # no folders of this machine
+        os.write(file, f"{text}\n".encode())  # whole, beside another process
         os.close(file)
         print(f"[{number}/{len(wanted)}] {shown(line)}", flush=True)
 

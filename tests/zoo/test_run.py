@@ -42,6 +42,7 @@ def greedy():
 one.take, run._preload = take, lambda: None
 run.FOLDER, run._CPU_SECONDS = Path(sys.argv.pop(1)), 1
 run.RESULTS, run._BYTES = run.FOLDER / "results.jsonl", 1 << 30
+run.KEPT = run.FOLDER / "kept.jsonl"
 run.main()
 """
 
@@ -67,3 +68,5 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert f"{count} cases are left" in typed(tmp_path, "--for", "0")
     (tmp_path / "results.jsonl").write_text('{"case": "small/unet"}\n', encoding="utf-8")
     assert f"{count - 1} cases are left" in typed(tmp_path, "--for", "0")
+    (tmp_path / "kept.jsonl").write_text('{"case": "small/bert"}\n', encoding="utf-8")
+    assert f"{count - 2} cases are left" in typed(tmp_path, "--for", "0")

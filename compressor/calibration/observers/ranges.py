@@ -18,7 +18,7 @@ from pydantic import Field
 
 from compressor.calibration import clipping, histogram
 from compressor.calibration.clipping import density, expected_error, snap
-from compressor.calibration.histogram import Histogram, extrema
+from compressor.calibration.histogram import Histogram, extrema, row_extrema
 from compressor.types.statistics import Observer, Range
 
 StateT = TypeVar("StateT")
@@ -319,12 +319,11 @@ class ExtremeValue(RangeObserver[PeakSums]):
 
     def update(self, state: PeakSums, values: torch.Tensor) -> PeakSums:
         """Return the sums with the values' rows as further samples."""
-        rows = values if values.ndim > 1 else values.reshape(1, -1)
-        for row in rows:
-            if row.numel():
-                low, high = extrema(row)
-                state = self.merge(state, PeakSums(1, _peak(high), _peak(-low)))
-        return state
+        rows = values.detach().flatten(1) if values.ndim > 1 else values.reshape(1, -1)
+        if not rows.numel():
+            return state
+        low, high = row_extrema(rows)
+        return self.merge(state, PeakSums(len(rows), _peaks(high), _peaks([-x for x in low])))
 
     def merge(self, first: PeakSums, second: PeakSums) -> PeakSums:
         """Return the sums over the samples of both."""
@@ -344,6 +343,16 @@ class ExtremeValue(RangeObserver[PeakSums]):
         return self.spanning(low, high)
 
 
-def _peak(value: float) -> Peaks:
-    exact = Fraction(value)
-    return Peaks(exact, exact * exact, value)
+def _peaks(values: list[float]) -> Peaks:
+    return Peaks(_exact_sum(values), _exact_sum(values, power=2), max(values))
+
+
+def _exact_sum(values: list[float], power: int = 1) -> Fraction:
+    """Return the sum of powers of floats.
+
+    Their denominators are powers of two, so the greatest is the common one: one fraction is made.
+    """
+    ratios = [value.as_integer_ratio() for value in values]
+    common = max(denominator for _, denominator in ratios)
+    total = sum((n * (common // d)) ** power for n, d in ratios)
+    return Fraction(total, common**power)

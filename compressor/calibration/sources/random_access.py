@@ -6,8 +6,9 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,6 +174,8 @@ class RandomAccess:
         else:
             self._stored = spooled(stored, folder, advance, note)
             self.samples = self._stored.samples
+        if self._transform is not None:  # what it transforms comes from here
+            self._transform = replace(self._transform, source=cast("Source", self._stored))
 
     @property
     def random(self) -> bool:
@@ -196,11 +199,4 @@ class RandomAccess:
         batch = self._stored.take(rows)
         if self._transform is None:
             return batch
-        batch = self._transform.transformed(batch, seed)
-        if samples_in(batch) != len(rows):
-            raise DataError(
-                self._transform.subject,
-                f"returned {samples_in(batch)} samples for {len(rows)}",
-                "return one sample for each that is given, as training needs",
-            )
-        return batch
+        return self._transform.transformed(batch, seed)

@@ -252,11 +252,20 @@ class TransformedSource:
         """Return the transformed batch; ``seed`` is for the transform's generator, if it takes one.
 
         Raises:
-            DataError: the transform raised, or returned something else than a batch.
+            DataError: the transform raised, or returned something else than a batch of as many
+                samples.
         """
         drawn = [np.random.default_rng(tuple(seed))] if self.random else []
+        given = samples_in(batch)  # the transform may change the batch in place
         check = check_feed if isinstance(batch, Feed) else check_batch
-        return check(self.subject, call(self.subject, self.transform, batch, *drawn))
+        made = check(self.subject, call(self.subject, self.transform, batch, *drawn))
+        if samples_in(made) != given:
+            raise DataError(
+                self.subject,
+                f"returned {samples_in(made)} samples for {given}",
+                "return one sample for each that it is given; leave samples out of the data itself",
+            )
+        return made
 
     def digest(self) -> str:
         """Return a SHA-256 of the source's digest, the seed, and the file that has the function.

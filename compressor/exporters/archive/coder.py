@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import brotli
 import numpy as np
@@ -35,6 +35,7 @@ _BROTLI = 1  # what stands before a stream of the other coder, RFC 7932
 _WINDOW = 20  # its window, as a power of two: a whole chunk
 _QUALITY, _BEST_QUALITY = 5, 11  # the latter looks at several tables; it codes 0.7 MB/s
 _WORTH = 0.995  # of the bytes: what the slower decoder has to save in large files
+_AS_EXPECTED, _FEW = 1.01, 64  # times the bytes, and bytes, up to which a stream is like another
 _UNFRAMED: dict[str, Any] = {
     "format": zstandard.FORMAT_ZSTD1_MAGICLESS,
     "write_content_size": False,
@@ -43,12 +44,28 @@ _UNFRAMED: dict[str, Any] = {
 }
 
 
+Coder: TypeAlias = Literal["frequencies", "repetitions", "contexts"]
+_FAST: tuple[Coder, ...] = ("frequencies", "repetitions")
+
+
+class Expected(NamedTuple):
+    """What coded a stream best, and the share of its bytes that were left."""
+
+    coder: Coder
+    share: float
+
+
 @dataclass(frozen=True)
 class Coded:
-    """A coded chunk: its streams one after the other, and the stored bytes of each."""
+    """A coded chunk: its streams one after the other, and the stored bytes of each.
+
+    Attributes:
+        best: what coded each stream.
+    """
 
     lengths: tuple[int, ...]
     data: bytes
+    best: tuple[Expected, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -66,21 +83,27 @@ def checksum(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()[: 2 * SUM]
 
 
-def encode(data: Array, form: Form, level: int, *, small: bool = False) -> Coded:
+def encode(
+    data: Array, form: Form, level: int, *, small: bool = False, known: Sequence[Expected] = ()
+) -> Coded:
     """Code a chunk.
 
     Args:
         data: uint8 ``[n]``.
         small: it is of a small file, of which every byte counts and speed does not.
+        known: what was best for each stream of another chunk of the tensor: it is tried alone,
+            and all are only where it leaves more than it did there.
     """
-    parts = []
+    parts, best = [], []
     for place, stream in enumerate(form.streams(data)):
         plain = stream.tobytes()
-        coded = compressed(plain, level, small=small)
+        expected = known[place] if place < len(known) else None
+        coder, coded = _smallest(plain, level, small, expected)
         # A stream that is as long as it has to be is one that is stored as it was.
         kept = len(coded) < len(plain) or form.of_any_length(place)
         parts.append(coded if kept else plain)
-    return Coded(tuple(len(part) for part in parts), b"".join(parts))
+        best.append(Expected(coder, len(parts[-1]) / max(len(plain), 1)))
+    return Coded(tuple(len(part) for part in parts), b"".join(parts), tuple(best))
 
 
 def decode(
@@ -123,12 +146,41 @@ def decode(
 
 def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
     """Code bytes with the coder that makes least of them, without lengths or checksums."""
-    parameters = zstandard.ZstdCompressionParameters.from_level(level, **_UNFRAMED)
-    coders = _entropy_coder(), zstandard.ZstdCompressor(compression_params=parameters)
-    fast = min((coder.compress(plain) for coder in coders), key=len)
+    return _smallest(plain, level, small, None)[1]
+
+
+def quickly(data: Array, form: Form) -> int:
+    """Return about the bytes that a chunk takes in a form, by the fastest coder."""
+    return sum(
+        min(len(_coded("frequencies", stream.tobytes(), 1, _QUALITY)), stream.size)
+        for stream in form.streams(data)
+    )
+
+
+def _smallest(
+    plain: bytes, level: int, small: bool, expected: Expected | None
+) -> tuple[Coder, bytes]:
+    """Return the coder that makes least of bytes, and what it makes."""
     quality = _BEST_QUALITY if small else _QUALITY
-    slow = bytes([_BROTLI]) + brotli.compress(plain, quality=quality, lgwin=_WINDOW)
-    return slow if len(slow) < (1 if small else _WORTH) * len(fast) else fast
+    if expected is not None:
+        coded = _coded(expected.coder, plain, level, quality)
+        if len(coded) <= _AS_EXPECTED * expected.share * len(plain) + _FEW:
+            return expected.coder, coded
+    fast = {coder: _coded(coder, plain, level, quality) for coder in _FAST}
+    best = min(_FAST, key=lambda coder: len(fast[coder]))
+    slow = _coded("contexts", plain, level, quality)
+    if len(slow) < (1 if small else _WORTH) * len(fast[best]):
+        return "contexts", slow
+    return best, fast[best]
+
+
+def _coded(coder: Coder, plain: bytes, level: int, quality: int) -> bytes:
+    if coder == "contexts":
+        return bytes([_BROTLI]) + bytes(brotli.compress(plain, quality=quality, lgwin=_WINDOW))
+    if coder == "frequencies":
+        return bytes(_entropy_coder().compress(plain))
+    parameters = zstandard.ZstdCompressionParameters.from_level(level, **_UNFRAMED)
+    return bytes(zstandard.ZstdCompressor(compression_params=parameters).compress(plain))
 
 
 def _entropy_coder() -> zstandard.ZstdCompressor:

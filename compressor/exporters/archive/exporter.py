@@ -15,7 +15,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from compressor.exporters.archive.coder import CHUNK, Coded, encode, threads
+from compressor.exporters.archive.coder import CHUNK, Coded, encode, quickly, threads
 from compressor.exporters.archive.forms import WHOLE, Form, candidates
 from compressor.exporters.archive.index import (
     ENTRY,
@@ -35,11 +35,12 @@ from compressor.exporters.safetensors.exporter import SafetensorsExporter, artif
 from compressor.files import file_sha256, scratch, staging
 from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.exporter import ExportContext, Exporter
+from compressor.types.exporter import STORED, ExportContext, Exporter
 from compressor.types.tensors import Array, Batch
 
 _PROBE = 128 * WHOLE  # bytes of a tensor on which all forms are tried
 _CLOSE = 1.01  # times the best form's bytes there: others are not tried on the rest
+_FINALISTS = 3  # forms of a large file's tensor that all coders are tried on
 _SMALL = 4 << 20  # bytes of a file of which every byte counts, and not how long decoding takes
 _TINY = 4096  # bytes of a tensor that is never coded alone
 _GROUP = 1 << 16  # bytes of a group, and of a tensor that may be in one
@@ -150,32 +151,46 @@ def _write(
 
 
 def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Packed:
-    """Code a section in the smallest form.
+    """Code a section in the smallest form; of equals the first.
 
-    Only forms that come close to the best one on its beginning are tried on all of it. Of equals
-    the first wins.
+    In a large file a long one gets the form that is best on parts of it, among those that the
+    fastest coder likes.
     """
     if not section.nbytes:
         return _Packed(section, Form(), ())
-    probe = next(_chunks(source.path, section))[:_PROBE]
+    whole = section.nbytes <= _PROBE
+    quick = not whole and not source.small
+    probe = _parts(source.path, section) if quick else next(_chunks(source.path, section))[:_PROBE]
     forms = candidates(probe, section.width, floating=section.floating)
+    if quick:
+        found = in_order(workers, partial(quickly, probe), forms, threads() + WAITING)
+        sizes = dict(zip(forms, found, strict=True))
+        forms = sorted(forms, key=sizes.__getitem__)[:_FINALISTS]
     tried = _tried(workers, probe, forms, source, small=False)
     if source.small:
         likely = sorted(forms, key=lambda form: (form != forms[0], tried[form].nbytes))
         tried = _tried(workers, probe, likely[: 1 + _LIKELY], source, small=True)
-    if section.nbytes == probe.size:
+    least = min(coded.nbytes for coded in tried.values())
+    if whole:
         form = min(tried, key=lambda form: tried[form].nbytes)
         return _Packed(section, form, (tried[form],))
     packed: list[_Packed] = []
-    least = min(coded.nbytes for coded in tried.values())
     for form, coded in tried.items():
-        if coded.nbytes <= _CLOSE * least:
-            work = partial(encode, form=form, level=source.level, small=source.small)
+        if coded.nbytes <= (_CLOSE if source.small else 1) * least:
             chunks = _chunks(source.path, section)
-            packed.append(
-                _Packed(section, form, tuple(in_order(workers, work, chunks, threads() + WAITING)))
-            )
+            packed.append(_Packed(section, form, _coded(workers, source, form, coded, chunks)))
+            if not source.small:
+                break
     return min(packed, key=lambda one: one.nbytes)
+
+
+def _coded(
+    workers: ThreadPoolExecutor, source: _Source, form: Form, first: Coded, chunks: Iterator[Array]
+) -> tuple[Coded, ...]:
+    """Code chunks in a form; those of a large file as was best at the beginning."""
+    known = () if source.small else first.best
+    work = partial(encode, form=form, level=source.level, small=source.small, known=known)
+    return tuple(in_order(workers, work, chunks, threads() + WAITING))
 
 
 def _tried(
@@ -194,6 +209,19 @@ def _chunks(path: Path, section: Section) -> Iterator[Array]:
             yield np.frombuffer(data, np.uint8)
 
 
+def _parts(path: Path, section: Section) -> Array:
+    """Return bytes from the beginning, the middle and the end of a part, uint8 ``[n]``."""
+    size = _PROBE // 3 // WHOLE * WHOLE
+    last = (section.nbytes - size) // WHOLE * WHOLE
+    places = (0, last // 2 // WHOLE * WHOLE, last)
+    with path.open("rb") as file:
+        found = bytearray()
+        for place in places:
+            file.seek(section.start + place)
+            found += file.read(size)
+    return np.frombuffer(found, np.uint8)
+
+
 class ArchiveExporter(Exporter):
     """Writes `model.archive`: weights and graph in the fewest bytes, for storing and sending.
 
@@ -205,9 +233,9 @@ class ArchiveExporter(Exporter):
     """
 
     format: ClassVar[str] = "archive"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     bound: ClassVar[bool] = True  # how well weights can be coded shows at the end
-    not_judged: ClassVar[str] = "a storage format"  # it is unpacked before it is run
+    not_judged: ClassVar[str] = STORED  # it is unpacked before it is run
 
     level: int = Field(
         default=9,

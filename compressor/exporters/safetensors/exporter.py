@@ -33,7 +33,7 @@ from compressor.models.onnx.module import RuntimeModule
 from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.exporter import USUAL, Check, ExportContext, Exporter
+from compressor.types.exporter import STORED, USUAL, Check, ExportContext, Exporter
 from compressor.types.layers import StoredTensor
 
 _SAMPLED = 8  # quantized tensors that are computed again, and kept ones that are compared
@@ -84,8 +84,11 @@ def _check_header(shard: PlannedShard, path: Path) -> None:
 
 def _sample(shard: PlannedShard) -> list[StoredTensor]:
     """Return some tensors, those that are quantized and those that are kept."""
-    sample = []
+    known = [t for t in shard.sources if t.codes is not None and not t.codes.by_rows]
+    sample = known  # it costs little to compare all of what is known
     for quantized in (True, False):
+        if quantized and known:
+            continue
         tensors = [t for t in shard.sources if (t.codes is not None) is quantized and t.elements]
         step = max(1, -(-len(tensors) // _SAMPLED))
         sample += tensors[::step]
@@ -124,8 +127,8 @@ class SafetensorsExporter(Exporter):
 
     format: ClassVar[str] = "safetensors"
     resumes: ClassVar[bool] = True
-    version: ClassVar[int] = 4
-    not_judged: ClassVar[str] = "a storage format"  # a device loads it and runs something else
+    version: ClassVar[int] = 5
+    not_judged: ClassVar[str] = STORED  # a device loads it and runs something else
 
     layout: Literal["auto", "graph", "compressed-tensors"] = Field(
         default="auto",

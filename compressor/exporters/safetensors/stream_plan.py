@@ -45,6 +45,7 @@ DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""
 
 _METADATA = {"format": "pt"}  # transformers refuses files that do not say so
+_CARD = "README.md"  # the run writes one that holds it
 _VERSION = 1  # of the bytes written, for results that are resumed
 
 
@@ -148,7 +149,7 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
         # Not json_text: published configurations may hold Infinity, and come back as they were.
         texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     others = () if carrier.folder is None else companions(carrier.folder)
-    copied = tuple(path for path in others if path.name != CONFIG)
+    copied = tuple(path for path in others if path.name not in (CONFIG, _CARD))
     digest = json_sha256(
         [
             _VERSION,

@@ -150,6 +150,11 @@ def _role(flow: Flow, value: ir.Value | None, axis: int, role: Role) -> None:
 
 def note_moved(flow: Flow, value: ir.Value, axis: int, role: Role) -> None:
     """Note a role for the axes of parameters that an axis of a constant is put together from."""
+    maker = value.producer()
+    if maker is not None and maker.op_type == "Concat" and not maker.attributes.get_int("axis", 0):
+        for part in filter(None, maker.inputs):  # directions have channels of their own
+            note_moved(flow, part, axis, role)
+        return
     line = flow.on_axis(value, axis)
     if line is None or not flow.is_constant(value):
         return

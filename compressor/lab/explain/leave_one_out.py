@@ -28,7 +28,7 @@ from compressor.run.metrics import resolve_metric
 from compressor.run.pipeline import Step, apply_pass, calibrate, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
 from compressor.run.statistics import Scale, paired_difference
-from compressor.run.store import STORE, Store, result_key
+from compressor.run.store import Store, result_key, store_of
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -168,7 +168,7 @@ def explain_by_leaving_out(
     progress = progress or Silent()
     with progress.stage("plan"):
         plan = _with_data(make_plan(run.spec), run.spec)
-    store = Store(run.spec.output / STORE, progress.note)
+    store = Store(store_of(run.spec.output), progress.note)
     with store.locked():
         return _Measuring(Workspace(plan, store, progress), budget).explanation(run, count)
 
@@ -190,7 +190,7 @@ def _with_data(plan: Plan, spec: Spec) -> Plan:
             "add data.evaluation, or use --method sqnr",
             where=spec.where("data"),
         )
-    metric = resolve_metric("cosine", False, spec.folder, spec.where("metric"))
+    metric = resolve_metric("cosine", False, spec.symbol, spec.where("metric"))
     data = {**plan.data, "evaluation": plan.data["calibration"]}
     return replace(plan, data=data, metric=metric)
 

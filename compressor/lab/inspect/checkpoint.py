@@ -4,6 +4,7 @@ quantization."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -211,6 +212,15 @@ def headers(path: Path) -> tuple[int, int]:
     """
     tensors = read_weights(path, headers_only=True)
     return len(tensors), sum(t.numel() for t in tensors.values() if t.is_floating_point())
+
+
+def mostly_bfloat16(path: Path) -> bool:
+    """Return whether more elements are bfloat16 than of other floats, reading headers only."""
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in read_weights(path, headers_only=True).values():
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    return bool(sizes) and sizes.most_common(1)[0][0] == torch.bfloat16
 
 
 def _in_pickle(path: Path) -> Iterator[_Counted]:

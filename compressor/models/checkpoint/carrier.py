@@ -110,7 +110,7 @@ class CheckpointCarrier:
             else layer
             for layer in self._layers
         ]
-        return CheckpointCarrier(self.source, {**self._tensors, **replaced}, layers)
+        return self._like({**self._tensors, **replaced}, layers)
 
     def with_changes(self, changes: Mapping[str, WeightChange]) -> CheckpointCarrier:
         """Return a carrier with some float weights changed as they are read.
@@ -124,7 +124,7 @@ class CheckpointCarrier:
             if before is None or before.codes is not None:
                 raise KeyError(f"no layer has a float weight {name!r}")
             tensors[name] = replace(before, read=changed(before.read, change))
-        return CheckpointCarrier(self.source, tensors, self._layers)
+        return self._like(tensors, self._layers)
 
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> CheckpointCarrier:
         """Return a carrier with some float weights stored as codes, computed when they are read.
@@ -145,6 +145,11 @@ class CheckpointCarrier:
             else layer
             for layer in self._layers
         ]
+        return self._like(tensors, layers)
+
+    def _like(
+        self, tensors: Mapping[str, StoredTensor], layers: Sequence[Layer]
+    ) -> CheckpointCarrier:
         return CheckpointCarrier(self.source, tensors, layers)
 
     def graph(self, *_: object, **__: object) -> NoReturn:

@@ -25,12 +25,29 @@ from compressor.types.tensors import TensorSpec
 OPSET = 21
 """The opset of lowered graphs: the first with 4-bit and blocked Q/DQ. Exporters convert."""
 _IMAGE_RANK, _FIRST_SPATIAL = 4, 2
+_CHUNKS = ("chunk_size", "mamba_chunk_size")  # of sequences, in the configurations of transformers
+
+_NO_GRAPH = "or use passes on weights alone, such as compress quantize on its directory"
+_REMEDIES = {
+    "data-dependent": "a graph cannot branch on values: let forward compute all branches and "
+    f"choose with torch.where (all experts, not those that were hit), {_NO_GRAPH}",
+    "No ONNX function": "PyTorch's exporter cannot write that operator: use another one in forward "
+    f"(real and imaginary parts in place of complex numbers), {_NO_GRAPH}",
+}
+_USUAL_REMEDY = (
+    "check model.inputs against the module's forward: an axis that the network fixes needs its "
+    "number"
+)
 
 
-def example_inputs(inputs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
+def example_inputs(inputs: Sequence[TensorSpec], chunk: int = 0) -> dict[str, torch.Tensor]:
     """Return zero tensors of the inputs' shapes, with a different length for each dynamic axis.
 
     Heights and widths are large enough for the strides and windows of usual networks.
+
+    Args:
+        chunk: how many positions of a sequence the network computes at a time. Lengths are above,
+            since the exporter takes a single chunk for one that no length changes.
     """
     lengths: dict[str, int] = {}
     for spec in inputs:
@@ -38,6 +55,7 @@ def example_inputs(inputs: Sequence[TensorSpec]) -> dict[str, torch.Tensor]:
             if isinstance(axis, str):
                 image = len(spec.shape) >= _IMAGE_RANK and index >= _FIRST_SPATIAL
                 usual = 64 + 32 * len(lengths) if image else 2 + 3 * len(lengths)
+                usual += chunk if index == 1 else 0
                 lengths.setdefault(axis, usual)
     made: dict[str, torch.Tensor] = {}
     for spec in inputs:
@@ -57,7 +75,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
         ModelError: the module cannot be exported.
     """
     module.eval()
-    example = example_inputs(inputs)
+    example = example_inputs(inputs, _chunk(module))
     dynamic = {
         s.name: {i: d for i, d in enumerate(s.shape) if isinstance(d, str)} or None for s in inputs
     }
@@ -84,11 +102,11 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
                 verbose=False,
             )
     except (torch.onnx.errors.OnnxExporterError, RuntimeError, TypeError, ValueError) as error:
+        cause = _root_cause(error)
         raise ModelError(
             f"module {type(module).__name__}",
-            f"cannot be lowered to a graph ({_root_cause(error)})",
-            "check model.inputs against the module's forward: an axis that the network fixes needs "
-            "its number; data-dependent control flow does not export",
+            f"cannot be lowered to a graph ({cause})",
+            next((r for part, r in _REMEDIES.items() if part in cause), _USUAL_REMEDY),
         ) from error
     if program is None:
         raise ModelError(
@@ -98,6 +116,13 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     _name_outputs(model)
     attach_weights(model, module)
     return model
+
+
+def _chunk(module: torch.nn.Module) -> int:
+    """Return how many positions of a sequence a state space model computes at a time, or 0."""
+    config = getattr(module, "config", None)
+    sizes = (getattr(config, name, None) for name in _CHUNKS)
+    return max(0, *(size for size in sizes if isinstance(size, int)), 0)
 
 
 @contextmanager
@@ -183,10 +208,18 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     Returns:
         Its output tensors, in the order of the outputs of its graph.
     """
-    named = set(inspect.signature(module.forward).parameters)
-    by_name = named.issuperset(tensors)
-    result = module(**tensors) if by_name else module(*tensors.values())
+    args, named = arguments(module, tensors)
+    result = module(*args, **named)
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def arguments(
+    module: nn.Module, tensors: Mapping[str, Tensor]
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Return inputs as a module is called with: by position, or by name if its forward has them."""
+    if set(inspect.signature(module.forward).parameters).issuperset(tensors):
+        return (), dict(tensors)
+    return tuple(tensors.values()), {}
 
 
 class NamedModule(nn.Module):

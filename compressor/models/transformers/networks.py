@@ -27,6 +27,7 @@ _READS = {
 }
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_FLOATS = ("Infinity", "-Infinity", "NaN")
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
 
 
@@ -205,11 +206,25 @@ def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> to
 
 def _configuration(values: Mapping[str, Any]) -> Any:
     """Return a configuration of a kind that the library knows, for networks without a cache."""
-    config = library().CONFIG_MAPPING[values["model_type"]].from_dict(dict(values))
+    config = library().CONFIG_MAPPING[values["model_type"]].from_dict(_with_floats(values))
     for part in (config, config.get_text_config()):
         part.use_cache = False
     config.output_hidden_states = config.output_attentions = False
     return config
+
+
+def _with_floats(value: Any) -> Any:
+    """Return values with floats where ``transformers`` writes what JSON has no numbers for.
+
+    >>> _with_floats({"time_step_limit": [0.0, {"__float__": "Infinity"}]})
+    {'time_step_limit': [0.0, inf]}
+    """
+    if isinstance(value, Mapping):
+        tag = value.get("__float__")
+        if len(value) == 1 and isinstance(tag, str) and tag in _FLOATS:
+            return float(tag)
+        return {key: _with_floats(item) for key, item in value.items()}
+    return [_with_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def auto_class_for(saved: str) -> str:

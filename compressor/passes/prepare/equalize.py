@@ -41,6 +41,7 @@ class Equalize(GraphPass):
     """
 
     name: ClassVar[str] = "equalize"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.WEIGHTS, Capability.GRAPH, Capability.RUN}
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.editing import Editor
+from compressor.graph.editing import Editor, insert_behind
 from compressor.graph.layers import layer_of
 from compressor.graph.values import value_by_name
 from compressor.passes.prepare.scales import (
@@ -111,9 +111,5 @@ def with_products(model: ir.Model, scaled: Iterable[tuple[ScaleGroup, Array]]) -
         ]
         for reader, index in readers:
             reader.replace_input_with(index, node.outputs[0])
-        producer = value.producer()
-        if producer is None:
-            copy.graph.insert_before(copy.graph[0], node)
-        else:
-            copy.graph.insert_after(producer, node)
+        insert_behind(copy.graph, value, node)
     return copy

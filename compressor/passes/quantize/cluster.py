@@ -12,13 +12,14 @@ from pydantic import Field
 from compressor.errors import DataError, SpecError
 from compressor.graph.codes import obstacle
 from compressor.models.layer_uses import inner_layers, input_moments, kept_tables, recurrences
+from compressor.passes.quantize.maths.floating import shortened
 from compressor.passes.quantize.maths.kmeans import clustered
 from compressor.passes.quantize.weights.layers import COMPRESSED_TENSORS
-from compressor.run.weight_pass import Choice, Treatment, WeightPass, WeightRows
+from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, ScaleType, Scheme
-from compressor.types.passes import LayerRule, PassContext
+from compressor.types.passes import LayerRule, Outcome, PassContext
 from compressor.types.statistics import Request
 
 Bits = Annotated[int, Field(ge=1, le=8)]
@@ -64,6 +65,13 @@ class Cluster(WeightPass):
         default=False,
         description="weigh errors by the square of what the weights are multiplied with, as "
         "calibration finds it",
+    )
+    float_bits: int | None = Field(
+        default=None,
+        ge=3,
+        le=24,
+        description="significant bits that the remaining floats keep, which are codebooks, biases "
+        "and what else is a vector; an archive takes fewer bytes for what is left out",
     )
     layers: tuple[ClusterRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
@@ -122,7 +130,21 @@ class Cluster(WeightPass):
         """Return the codes of a whole weight, and its codebooks."""
         assert treatment.scheme is not None
         weights = _importance(rows.layer, treatment.request, statistics)
-        return clustered(rows.matrix, treatment.scheme, weights)
+        found = clustered(rows.matrix, treatment.scheme, weights)
+        if self.float_bits is None or found.codebook is None:
+            return found
+        return replace(found, codebook=shortened(found.codebook, self.float_bits))
+
+    def conclude(self, carrier: Carrier, choice: Choice, changes: Changes) -> Outcome:
+        """Round what is a vector, too."""
+        weights = {layer.weight for layer in carrier.layers()}
+        for name, stored in carrier.tensors().items() if self.float_bits is not None else ():
+            if name in weights or len(stored.shape) != 1:
+                continue
+            tensor = stored.read()
+            if tensor.is_floating_point() and tensor.numel() > 1:
+                changes.weights[name] = shortened(tensor, self.float_bits or 0)
+        return super().conclude(carrier, choice, changes)
 
     def _scheme(self, layer: Layer, rule: ClusterRule | None) -> Scheme:
         bits, group = self.bits, self.group_rows

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.graph.editing import Editor
+from compressor.graph.editing import Editor, insert_behind
 from compressor.graph.values import value_by_name
 from compressor.models.executor.node import Operator, Operators
 from compressor.passes.quantize.maths.reconstruct import mixed
@@ -99,11 +99,7 @@ def with_rounding(
             outputs=[output],
             name=output.name,
         )
-        producer = value.producer()
-        if producer is None:
-            graph.graph.insert_before(graph.graph[0], node)
-        else:
-            graph.graph.insert_after(producer, node)
+        insert_behind(graph.graph, value, node)
         for reader, index in readers:
             reader.replace_input_with(index, output)
         names[name] = operands[0].name or ""

@@ -38,7 +38,7 @@ from compressor.passes.train.watch import (
 )
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array
-from compressor.types.training import Advance
+from compressor.types.training import Advance, Handed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -70,12 +70,30 @@ def train(job: Job, course: Course) -> Trained:
         ModelError: the loss diverged.
         DataError: the data cannot be read, or do not fit the loss.
     """
+    if course.training.loop is not None:
+        tensors = course.training.loop.train(_handed(job, course))
+        return Trained(tensors, (), {}, (), best_step=0, started=0)
     loop = _Loop(job, course)
     with (
         course.training.stage(job.name, course.steps) as advance,
         deferred_interrupts() as interruption,
     ):
         return loop.run(advance, interruption)
+
+
+def _handed(job: Job, course: Course) -> Handed:
+    """Return what a program is to train itself.
+
+    Raises:
+        SpecError: what is done depends on the number of steps, which is not given.
+    """
+    if course.recipe.scheduled and course.recipe.steps is None:
+        raise SpecError(
+            f"pass {job.name!r}",
+            "changes during the training, and how many steps your loop takes is not given",
+            "set steps, such as steps: 1000",
+        )
+    return job.handed(course.training.data.target, course.steps)
 
 
 def _accelerator(precision: str) -> Accelerator:
@@ -102,7 +120,13 @@ class _Loop:
         self._recipe, self._training = recipe, training = course.recipe, course.training
         self._order, self._steps, self._micro = course.order, course.steps, course.micro
         self._accelerator = accelerator = _accelerator(recipe.precision)
-        self._warm_up = min(round(recipe.warm_up * self._steps), self._steps - 1)
+        self._parts, self._prunings = course.parts, course.prunings
+        rewound = (
+            recipe.prune is not None and (recipe.prune.rewind, recipe.prune.rounds) != (None,) * 2
+        )
+        self._rewinds = self._prunings if rewound else ()
+        length = self._parts.length
+        self._warm_up = min(round(recipe.warm_up * length), length - 1)
         if recipe.checkpointing:
             checkpoint_blocks(job.module)
         optimizer = make_optimizer(job, recipe)
@@ -155,7 +179,8 @@ class _Loop:
         """Move the weights once; return the loss over all processes."""
         seeds = np.random.SeedSequence((self._order.seed, step, self._training.ranks.rank))
         torch.manual_seed(int(seeds.generate_state(1)[0]))
-        factor = rate_factor(step, self._steps, self._recipe.schedule, self._warm_up)
+        place, length = self._parts.place(step)
+        factor = rate_factor(place, length, self._recipe.schedule, self._warm_up)
         set_rate(self._optimizer, self._recipe.learning_rate * factor)
         self._model.train()
         for regulator in self._job.regulators:
@@ -178,6 +203,8 @@ class _Loop:
         self._optimizer.zero_grad()
         for regulator in self._job.regulators:
             regulator.after(step)
+        if step in self._rewinds:  # moments of where the weights were lead away from here
+            self._optimizer.state.clear()
         return self._reduced(totals, samples, interruption)
 
     def _forward(self, micro: Micro) -> tuple[dict[str, Tensor], Micro]:
@@ -216,6 +243,8 @@ class _Loop:
         whole = step % self._order.steps_in_epoch == 0 or step == self._steps
         if not whole or not len(self._order.validation):
             return
+        if self._prunings and step <= self._prunings[-1]:
+            return  # a network that is yet to lose weights is no candidate
         self._best.history.append((step, self._validated()))
         if self._best.step == step:
             self._saved.save_best(step, self._prepared.weights())

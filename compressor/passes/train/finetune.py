@@ -120,6 +120,7 @@ class Finetune(Recipe):
     """
 
     name: ClassVar[str] = "finetune"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN, Capability.GRAPH})
     labelled: ClassVar[bool] = True
     source: ClassVar[str] = (
@@ -130,7 +131,7 @@ class Finetune(Recipe):
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return which layers are trained; check the loss."""
         note = f"trained with {loss_name(self.loss, context.metric)} as loss"
-        return Survey(self.plan(carrier), notes=(note,))
+        return Survey(self.plan(carrier), notes=(note, *self.pruned_notes(context)))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Train with the loss of the task."""

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from compressor.errors import CompressorError, DataError
 from compressor.passes.train.watch import growth
-from compressor.types.training import Measure, Rows, TrainingData
+from compressor.types.training import Handed, Measure, Rows, TrainingData
 
 PREFIX = "module."
 """What a :class:`NamedModule` puts before the model's own names."""
@@ -207,6 +207,38 @@ class Job:
     regulators: Sequence[Regulator] = ()
     groups: Sequence[ParameterGroup] = ()
 
+    def handed(self, target: str | None, steps: int) -> Handed:
+        """Return all of it as a program needs it that trains in its own loop."""
+
+        def before(step: int) -> None:
+            for regulator in self.regulators:
+                regulator.before(step)
+
+        def after(step: int) -> None:
+            for regulator in self.regulators:
+                regulator.after(step)
+
+        def loss(outputs: Mapping[str, Tensor], tensors: Mapping[str, Tensor], step: int) -> Tensor:
+            micro = Micro(np.empty(0, np.int64), tensors)  # samples' numbers are the program's own
+            terms = self.objective.losses(outputs, micro, step)
+            return torch.stack([each.mean() for each in terms.values()]).sum()
+
+        def state() -> dict[str, Tensor]:
+            return {
+                f"{place}.{name}": tensor
+                for place, regulator in enumerate(self.regulators)
+                for name, tensor in regulator.state_dict().items()
+            }
+
+        def load(saved: dict[str, Tensor]) -> None:
+            for place, regulator in enumerate(self.regulators):
+                start = f"{place}."
+                own = {n.removeprefix(start): t for n, t in saved.items() if n.startswith(start)}
+                regulator.load_state_dict(own)
+
+        ends = (before, after, loss, state, load)
+        return Handed(self.module, self.inputs, self.outputs, target, steps, *ends)
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -220,9 +252,14 @@ class Trained:
     best_step: int  # the number of steps that the tensors have been trained for
     started: int  # the step that this process began with
 
-    def record(self) -> dict[str, Any]:
-        """Return how the training went, for the report: at most 500 of the losses."""
+    def record(self) -> dict[str, Any] | None:
+        """Return how the training went, for the report: at most 500 of the losses.
+
+        ``None`` where a program trained in its own loop.
+        """
         steps = len(self.losses)
+        if not steps:
+            return None
         shown = range(0, steps, max(1, -(-steps // _MOST_LOSSES)))
         return {
             "steps": steps,
@@ -235,6 +272,8 @@ class Trained:
     def notes(self, metric: Measure | None) -> tuple[str, ...]:
         """Return how the training went, for people."""
         steps = len(self.losses)
+        if not steps:
+            return ("trained in a loop of the program's own",)
         notes = [f"loss {self.losses[0]:.4g} -> {self.losses[-1]:.4g} over {steps:,} steps"]
         if self.validations:
             name = "loss" if metric is None or metric.against_float else metric.name

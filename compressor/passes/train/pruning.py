@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -42,15 +43,95 @@ class Gradual(Options):
     rewind: int | None = Field(
         default=None,
         ge=0,
-        description="once the last weights are pruned, reset the others to the values they had "
-        "after this many steps, and train on (the lottery ticket); left out, they keep theirs",
+        description="once the last weights are pruned (in each of the rounds, if there are such), "
+        "reset the others to the values they had after this many steps, and train on (the lottery "
+        "ticket); left out, they keep theirs",
+    )
+    rounds: int | None = Field(
+        default=None,
+        ge=1,
+        description="divide the training: in each of so many parts the network is trained and "
+        "then loses the same share of the weights that are left; a last part trains what remains; "
+        "the schedule of the learning rate begins anew in each, at the step of rewind",
     )
 
     @model_validator(mode="after")
     def _in_order(self) -> Gradual:
+        curve = {"begin", "end", "every"} & self.model_fields_set
+        if self.rounds is not None and curve:
+            raise ValueError(f"{min(curve)} is for pruning without rounds; remove one of them")
         if self.end <= self.begin:
             raise ValueError(f"end {self.end:g} is not after begin {self.begin:g}")
         return self
+
+    def parts(self, steps: int) -> Parts:
+        """Return how a training of so many steps is divided."""
+        return Parts(steps, self.rounds or 0, self.rewind or 0)
+
+    def ends(self, steps: int) -> tuple[int, ...]:
+        """Return the steps after which weights are pruned and, if it is set, rewound.
+
+        Raises:
+            SpecError: the step to rewind to is not before them, or a part has no step.
+        """
+        parts = self.parts(steps)
+        ends = parts.ends or (max(1, round(self.end * steps) - 1),)
+        if len(set(ends)) < len(ends) or parts.length < 2:
+            raise SpecError(
+                "prune.rounds",
+                f"is {self.rounds}, and the training has {steps} steps",
+                "set fewer rounds, or more epochs",
+            )
+        if self.rewind is not None and self.rewind >= ends[0]:
+            raise SpecError(
+                "prune.rewind",
+                f"is {self.rewind}, and weights are pruned after step {ends[0] + 1} of {steps}",
+                f"set less than {ends[0]}, or train longer",
+            )
+        return ends
+
+
+@dataclass(frozen=True)
+class Parts:
+    """How the steps of a training are divided by rounds of pruning.
+
+    All parts end at the same step of the schedule; those after the first begin at the step that
+    is rewound to.
+
+    >>> parts = Parts(20, rounds=2, rewind=1)
+    >>> [parts.place(step) for step in (0, 7, 8, 13, 14, 19)]
+    [(0, 8), (7, 8), (2, 8), (7, 8), (2, 8), (7, 8)]
+
+    Attributes:
+        steps: of the whole training.
+        rounds: prunings, each after a part; 0 leaves the training whole.
+        rewind: the step of the first part that later ones begin behind.
+    """
+
+    steps: int
+    rounds: int = 0
+    rewind: int = 0
+
+    @property
+    def length(self) -> int:
+        """Steps of the first part."""
+        return self.steps - self.rounds * self._later
+
+    @property
+    def _later(self) -> int:
+        """Steps of each later part."""
+        return max(0, self.steps - self.rewind) // (self.rounds + 1)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The last step of each part but the last: then weights are pruned."""
+        return tuple(self.length + i * self._later - 1 for i in range(self.rounds))
+
+    def place(self, step: int) -> tuple[int, int]:
+        """Return where in the schedule a step is, and of how many steps that is."""
+        if step < self.length:
+            return step, self.length
+        return self.length - self._later + (step - self.length) % self._later, self.length
 
 
 class ZerosKept(Regulator):
@@ -97,7 +178,9 @@ class GradualPruning(ZerosKept):
     The share follows M. Zhu and S. Gupta, To prune, or not to prune, 2017 (arXiv:1710.01878),
     section 3. Rewinding to early values: J. Frankle and M. Carbin, The lottery ticket hypothesis,
     2019 (arXiv:1803.03635), and J. Frankle et al., 2020 (arXiv:1912.05671), who rewind to a step
-    after the first. Layers are given by the parameter that is their weight.
+    after the first. They prune in rounds, each time the same share of what is left; so do A. Renda
+    et al., Comparing rewinding and fine-tuning in neural network pruning, 2020 (arXiv:2003.02389),
+    who rewind the learning rate alone. Layers are given by the parameter that is their weight.
     """
 
     def __init__(
@@ -107,7 +190,7 @@ class GradualPruning(ZerosKept):
         self._layers = layers
         self._options = options
         self._begin = round(options.begin * steps)
-        self._end = max(1, round(options.end * steps) - 1)
+        self._ends = options.ends(steps)
         self._start: dict[str, Tensor] = {}
 
     def before(self, step: int) -> None:
@@ -118,17 +201,32 @@ class GradualPruning(ZerosKept):
     @torch.no_grad()
     def after(self, step: int) -> None:
         """Prune if it is due, and zero what was pruned."""
-        begin, end, options = self._begin, self._end, self._options
-        if begin <= step <= end and ((step - begin) % options.every == 0 or step == end):
-            share = cubic_sparsity(step + 1, begin, end + 1, options.target)
+        share = self._due(step)
+        if share is not None:
             alone = [[name] for name in self._layers]
-            for names in alone if options.scope == "local" else [list(self._layers)]:
+            whole = self._options.scope == "global"
+            for names in [list(self._layers)] if whole else alone:
                 self._prune(names, share)
-        if step == end:
+        if step in self._ends:
             for name, value in self._start.items():
                 self._parameters[name].copy_(value)
+        if step == self._ends[-1]:
             self._start = {}
         super().after(step)
+
+    def _due(self, step: int) -> float | None:
+        """Return the share of the weights to be pruned after a step, if some are to be."""
+        options, end = self._options, self._ends[-1]
+        if options.rounds is not None:
+            if step not in self._ends:
+                return None
+            gone = (self._ends.index(step) + 1) / options.rounds
+            return float(1 - (1 - options.target) ** gone)
+        if not self._begin <= step <= end:
+            return None
+        if (step - self._begin) % options.every and step != end:
+            return None
+        return cubic_sparsity(step + 1, self._begin, end + 1, options.target)
 
     def _prune(self, names: Sequence[str], share: float) -> None:
         """Mask a share of the blocks of some layers, ranked together."""

@@ -12,9 +12,10 @@ from pydantic import Field, model_validator
 from torch import nn
 
 from compressor.errors import DataError, SpecError
+from compressor.graph.sparse_kernels import sparse_notes
 from compressor.passes.prune.magnitude.magnitude import choose_layers
 from compressor.passes.train.job import PREFIX, Order, Regulator, Trained
-from compressor.passes.train.pruning import Gradual, GradualPruning, ZerosKept
+from compressor.passes.train.pruning import Gradual, GradualPruning, Parts, ZerosKept
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
@@ -71,6 +72,18 @@ class Course:
     def steps(self) -> int:
         """The number of steps."""
         return self.recipe.steps or max(1, round(self.recipe.epochs * self.order.steps_in_epoch))
+
+    @property
+    def parts(self) -> Parts:
+        """How pruning in rounds divides them."""
+        prune = self.recipe.prune
+        return Parts(self.steps) if prune is None else prune.parts(self.steps)
+
+    @property
+    def prunings(self) -> tuple[int, ...]:
+        """The steps after which a round of pruning ends."""
+        prune = self.recipe.prune
+        return () if prune is None else prune.ends(self.steps)
 
     @property
     def micro(self) -> int:
@@ -146,6 +159,11 @@ class Recipe(TrainPass):
     )
 
     @property
+    def scheduled(self) -> bool:
+        """Whether more than the learning rate changes with the steps."""
+        return self.prune is not None
+
+    @property
     def code(self) -> tuple[str, ...]:
         """The user's loss."""
         return (self.loss,) if self.loss is not None and ":" in self.loss else ()
@@ -187,7 +205,9 @@ class Recipe(TrainPass):
                 f"has {len(order.trained)} samples to train on, too few for a step of {batch}",
                 f"set batch: {max(1, len(order.trained) // parts * parts)} or less, or add data",
             )
-        return Course(self, training, order)
+        course = Course(self, training, order)
+        assert self.prune is None or course.prunings  # checks them
+        return course
 
     def apply_training(
         self,
@@ -245,8 +265,11 @@ class Recipe(TrainPass):
         """Return the plan's rows: which layers are trained, and which are pruned meanwhile.
 
         Raises:
-            SpecError: a rule matches no layer, or nothing would be trained.
+            SpecError: a rule matches no layer, nothing would be trained, or the prunings do not
+                fit into the steps.
         """
+        if self.prune is not None and self.steps is not None:
+            self.prune.ends(self.steps)
         reasons = self.skip_reasons(carrier)
         actions = dict.fromkeys(reasons, "train")
         actions |= dict.fromkeys(self.pruned_layers(carrier), f"train{self.pruned_note}")
@@ -256,6 +279,10 @@ class Recipe(TrainPass):
     def pruned_note(self) -> str:
         """What the plan adds to the action on a layer that is pruned."""
         return "" if self.prune is None else f", {100 * self.prune.target:g} % zero"
+
+    def pruned_notes(self, context: PassContext) -> tuple[str, ...]:
+        """Return what the weights that are zeroed while training will gain."""
+        return () if self.prune is None else sparse_notes(context.targets, [""])
 
     def freeze(self, carrier: Carrier, module: nn.Module) -> None:
         """Keep skipped layers' weights and biases from being trained, in place.

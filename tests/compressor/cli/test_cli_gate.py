@@ -62,6 +62,9 @@ def test_gate_exit_codes(here: Path) -> None:
     assert invoke("gate", "base", "noise", "--strict").exit_code == 2
     assert invoke("gate", "base", "nothing").exit_code == 2
     assert invoke("gate", "base", "noise", "--alpha", "0.9").exit_code == 2
+    for option in ("--max-metric-drop", "--max-size-ratio", "--max-latency-ratio", "--alpha"):
+        for value in ("nan", "inf"):
+            assert invoke("gate", "base", "noise", option, value).exit_code == 2, (option, value)
     (here / "noise" / "samples.npz").write_bytes(b"")
     refused = invoke("gate", "base", "noise")
     assert refused.exit_code == 3

@@ -18,6 +18,7 @@ COMMANDS = [
     "run",
     "quantize",
     "inspect",
+    "tune",
     "explain",
     "bench",
     "compare",

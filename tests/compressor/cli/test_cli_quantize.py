@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from compressor.cli.application import application
+from compressor.files import json_sha256
 from compressor.passes.quantize.weights.layers import PRESETS
 from tests.paths import ROOT
 
@@ -124,6 +125,69 @@ def test_a_directory_becomes_another(source: Path, tmp_path: Path):
     assert tree(source) == before
 
 
+def test_the_directory_is_ready_to_upload(source: Path, tmp_path: Path):
+    """No store lies in it, which would double it, and a card says what it is."""
+    (source / "README.md").write_text("---\nlicense: mit\n---\n# Llama\n\nTrained on *tales*.\n")
+    output = tmp_path / "small"
+    assert compress(source, "-o", output, "--preset", "int4-g32").exit_code == 0
+    manifest = json.loads((output / "manifest.json").read_text())
+    listed = {entry["name"] for entry in manifest["outputs"]}
+    assert {path.name for path in output.rglob("*")} == {"manifest.json", *listed}
+    assert sorted(p.name for p in (tmp_path / ".compressor").iterdir()) == ["small"]
+    card = (output / "README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n---\n\n# small\n\nThe weights of `llama`, ")
+    assert '- {"pass": "quantize-weights", "preset": "int4-g32", "method": "rtn"' in card
+    assert 'AutoModelForCausalLM.from_pretrained("small")' in card
+    assert "# The float model\n\n# Llama\n\nTrained on *tales*.\n" in card
+    shards = [e for e in manifest["outputs"] if e["name"].endswith(".safetensors")]
+    assert all(f"`{shard['name']}`: {shard['sha256']}\n" in card for shard in shards)
+    reports = {"report.json", "report.md", "report.html", "README.md"}
+    outputs = [entry for entry in manifest["outputs"] if entry["name"] not in reports]
+    rest = {k: v for k, v in manifest.items() if k not in ("seal", "fingerprint")}
+    assert json_sha256({**rest, "outputs": outputs}) == manifest["fingerprint"]
+    assert f"Fingerprint of `manifest.json`: {manifest['fingerprint']}." in card
+    proof = CliRunner().invoke(application, ["verify", str(output)])
+    assert proof.exit_code == 0, proof.output
+    again = compress(source, "-o", output, "--preset", "int4-g32")
+    assert "Nothing has changed" in again.stderr
+    assert (output / "README.md").read_text() == card
+
+
+def test_a_directory_of_somebody_else_with_a_manifest(source: Path, tmp_path: Path):
+    output = tmp_path / "app"
+    output.mkdir()
+    (output / "manifest.json").write_text('{"name": "app", "icons": []}')
+    done = compress(source, "-o", output)
+    assert done.exit_code == 2
+    assert "holds files that no run of compressor made" in done.stderr
+
+
+def test_calibrated_and_judged_on_text(tmp_path: Path):
+    """From a directory with its tokenizer to codes, a verdict and a card with numbers."""
+    sample, output = ROOT / "samples" / "tiny-llama", tmp_path / "small"
+    for name in ("calibration", "evaluation"):
+        text = (sample / f"{name}.txt").read_text(encoding="utf-8")[:6000]
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    train, held_out = tmp_path / "calibration.txt", tmp_path / "evaluation.txt"
+    how = ("--preset", "int4-g32", "--method", "gptq", "--samples", "8", "--length", "128")
+    done = compress(
+        sample / "checkpoint", "-o", output, *how, "--text", train, "--eval", held_out, "--json"
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    (artifact,) = report["artifacts"]
+    assert report["baseline"]["metric"]["name"] == "perplexity"
+    assert report["verdict"] in ("passed", "unknown"), "it is measured"
+    assert artifact["metric_reason"] is None
+    assert 0 < artifact["kl"] < 0.05
+    assert 0 < artifact["metric"]["value"] < 10
+    refused = compress(
+        sample / "checkpoint", "-o", tmp_path / "o", "--eval", held_out, "--embeddings"
+    )
+    assert refused.exit_code == 2
+    assert "is given with --eval, which runs a model's blocks" in refused.stderr
+
+
 def test_transformers_opens_it(source: Path, tmp_path: Path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors")
@@ -179,14 +243,19 @@ def test_killed_and_called_again(tmp_path: Path):
     process = subprocess.Popen([*command, "broken"], cwd=tmp_path, env=environment)
     journal = "*.done.json"
     deadline = time.monotonic() + 120
-    while not list((tmp_path / "broken").rglob(journal)) and time.monotonic() < deadline:
+    while (
+        not list((tmp_path / ".compressor" / "broken").rglob(journal))
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.002)
         if process.poll() is not None:
             break
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
-    kept = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "broken").rglob(journal)}
+    kept = {
+        p.name: p.stat().st_mtime_ns for p in (tmp_path / ".compressor" / "broken").rglob(journal)
+    }
     assert kept
     assert not list((tmp_path / "broken").glob("model*"))  # nothing half is where people look
     assert compress(source, "-o", tmp_path / "broken", "--no-check").exit_code == 0
@@ -217,7 +286,18 @@ def test_a_folder_of_somebody_else_s_by_force(source: Path, tmp_path: Path):
         (["llama", "-o", "out", "--skip", "model.layer.*"], 2, "model.layer.*"),
         (["llama", "-o", "out", "--skip", "*"], 2, "touches no layer"),
         (["llama", "-o", "out", "--preset", "int5"], 2, "int5"),
-        (["llama", "-o", "out", "--method", "gptq"], 2, "write a spec with compress init, and set"),
+        (
+            ["llama", "-o", "out", "--method", "reconstruct"],
+            2,
+            "write a spec with compress init, and set",
+        ),
+        (["llama", "-o", "out", "--method", "gptq"], 2, "option --text: is missing, and method"),
+        (["llama", "-o", "out", "--text", "gone.txt"], 2, "given, and method 'rtn' reads no text"),
+        (
+            ["llama", "-o", "out", "--method", "gptq", "--text", "gone.txt"],
+            2,
+            "gone.txt' does not exist",
+        ),
         (["llama"], 2, "--output"),
         (["cut", "-o", "out"], 3, "model-00001-of-00004.safetensors"),
         (["missing", "-o", "out"], 3, "model-00002-of-00004.safetensors"),

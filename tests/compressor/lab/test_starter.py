@@ -15,8 +15,12 @@ from ruamel.yaml import YAML
 from compressor.errors import ModelError, SpecError
 from compressor.lab.starter import scalar, starter_text, write_starter
 from compressor.run.plan import make_plan
+from compressor.spec import schema
 from compressor.spec.load import Spec, load_spec
 from tests.compressor.voice import MODEL, Voice
+from tests.paths import ROOT
+
+SCHEMA = ROOT / "compressor" / "spec" / "schema.json"
 
 
 def save_onnx(path: Path, name: str = "image", shape: Sequence[int | str] = ("batch", 4)) -> Path:
@@ -48,8 +52,20 @@ def test_of_an_onnx_file(tmp_path: Path) -> None:
     assert spec.data["evaluation"].keys.batch == 32
     assert spec.output == output.parent / "out" / "My-net-v2"
     text = output.read_text()
+    line, _, _ = text.partition("\n")
+    assert line == f"# yaml-language-server: $schema={SCHEMA.as_uri()}"
     assert "#   image float32[batch, 4]\n" in text
     assert "compress plan spec.yaml " in text
+
+
+def test_the_schema_is_named_relative_to_a_folder_that_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "my env" / "compressor" / "spec" / "schema.py"
+    monkeypatch.setattr(schema, "__file__", str(installed))
+    write_starter(save_onnx(tmp_path / "m.onnx"), tmp_path / "spec.yaml")
+    line, _, _ = (tmp_path / "spec.yaml").read_text().partition("\n")
+    assert line == "# yaml-language-server: $schema=my%20env/compressor/spec/schema.json"
 
 
 def test_the_batch_of_a_fixed_input(tmp_path: Path) -> None:

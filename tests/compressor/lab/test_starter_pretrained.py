@@ -44,6 +44,21 @@ def written(model: Path, folder: Path, *, checked: bool = True) -> dict[str, Any
     return spec
 
 
+@pytest.mark.parametrize("halves", [2, 3])
+def test_bfloat16_is_widened_where_most_weights_are(tmp_path: Path, halves: int) -> None:
+    model = directory(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
+    weights = {"a": torch.zeros(halves, 4).bfloat16(), "b": torch.zeros(2, 4), "n": torch.ones(99)}
+    weights["n"] = weights["n"].long()
+    save_file(weights, model / "model.safetensors")
+    spec = written(model, tmp_path, checked=False)
+    config = {"config": {"dtype": "float32"}} if halves == 3 else {}
+    assert spec["model"] == {
+        "factory": "transformers.AutoModelForCausalLM",
+        "checkpoint": "my model",
+        **config,
+    }
+
+
 @pytest.mark.parametrize(("longest", "length"), [(256, 256), (4096, 512), (None, 512)])
 def test_of_a_language_model(tmp_path: Path, longest: int | None, length: int) -> None:
     model = directory(

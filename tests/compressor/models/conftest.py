@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from compressor.models.torch import carrier
+from compressor.models.torch.lowering import lower
+
+
+@pytest.fixture(scope="module")
+def lowered_each_time() -> Iterator[None]:
+    """Lower each module, in files whose tests are of lowering."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier, "lower", lower)
+        yield
 
 
 @pytest.fixture(scope="package")

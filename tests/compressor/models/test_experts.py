@@ -13,6 +13,8 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.experts import plain_experts
 from tests.compressor.models.sample_modules import spec
 
+pytestmark = pytest.mark.usefixtures("lowered_each_time")
+
 transformers = pytest.importorskip("transformers")
 
 

@@ -17,6 +17,8 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET, example_inputs
 from tests.compressor.models.sample_modules import PLANS, batch_of, lowered, spec
 
+pytestmark = pytest.mark.usefixtures("lowered_each_time")
+
 
 def test_garbage_is_collected_after_but_not_while_a_module_is_lowered():
     seen: list[bool] = []
@@ -127,6 +129,12 @@ def test_examples_of_every_axis_differ():
     assert (made["b"].dtype, lengths["c"]) == (torch.int64, (5,))
 
 
+def test_examples_have_more_positions_than_a_chunk():
+    tokens = [spec("a", "n", "t"), spec("b", "n", "m", 4)]
+    made = {n: tuple(t.shape) for n, t in example_inputs(tokens, chunk=8).items()}
+    assert made == {"a": (2, 13), "b": (2, 16, 4)}
+
+
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -142,9 +150,19 @@ def test_what_cannot_be_lowered_is_told_and_nothing_else(capfd: pytest.CaptureFi
         carrier.graph()
     message = str(caught.value)
     assert message.startswith("module Branching: cannot be lowered to a graph (")
-    assert "data-dependent control flow does not export" in message
+    assert "let forward compute all branches and choose with torch.where" in message
     assert "\n" not in message
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_operator_that_the_exporter_cannot_write():
+    class Rotation(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            turned = torch.view_as_complex(x).unsqueeze(1) * 1j
+            return torch.view_as_real(turned)
+
+    with pytest.raises(ModelError, match=r"aten\.unsqueeze.*real and imaginary parts in place"):
+        TorchCarrier(Rotation(), [spec("x", "n", 2)]).graph()
 
 
 def test_an_axis_that_the_network_fixes():

@@ -13,7 +13,10 @@ from compressor.errors import ModelError
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.tensors import TensorSpec
 
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")  # is slower
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning"),  # is slower
+    pytest.mark.usefixtures("lowered_each_time"),
+]
 
 X = TensorSpec("x", ("batch", "time", 5), "float32")
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

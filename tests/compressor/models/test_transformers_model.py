@@ -29,7 +29,9 @@ from tests.compressor.models.transformers_folders import (
     save,
 )
 
-SLOW = {"llama-tied", "qwen2", "mistral", "opt", "distilbert", "t5"}
+pytestmark = pytest.mark.usefixtures("lowered_each_time")
+
+SLOW = {"llama-tied", "qwen2", "mistral", "opt", "distilbert", "t5", "mamba2"}
 
 
 def batch_for(inputs: tuple[TensorSpec, ...], batch: int, length: int) -> Batch:

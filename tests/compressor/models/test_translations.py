@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -11,6 +12,8 @@ from compressor.graph.channels.analysis import map_channels
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.tensors import Batch
 from tests.compressor.models.sample_modules import spec
+
+pytestmark = pytest.mark.usefixtures("lowered_each_time")
 
 SEEN = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 1, 1]], dtype=torch.bool)
 

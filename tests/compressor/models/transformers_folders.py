@@ -47,6 +47,21 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "T5Config",
         {"vocab_size": 37, "d_model": 32, "d_ff": 48, "num_layers": 1, "num_heads": 4, "d_kv": 8},
     ),
+    # one chunk of a sequence, two and four; config.json says that a limit is infinite
+    "mamba2": (
+        CAUSAL,
+        "Mamba2Config",
+        {
+            "vocab_size": 37,
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_heads": 8,
+            "head_dim": 8,
+            "state_size": 16,
+            "n_groups": 2,
+            "chunk_size": 8,
+        },
+    ),
     "vit": (
         "AutoModelForImageClassification",
         "ViTConfig",

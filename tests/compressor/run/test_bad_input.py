@@ -52,12 +52,19 @@ def test_specs(on_onnx: Project, spoil: Spoil, code: int, parts: tuple[str, ...]
     check(on_onnx, spoil, code, *parts)
 
 
-def test_data_that_are_transformed_to_no_samples(on_onnx: Project):
-    """Half of the samples of a batch is none of one."""
-    code = "def half(batch):\n    return {n: a[: len(a) // 2] for n, a in batch.items()}\n"
-    (on_onnx.folder / "halving.py").write_text(code)
-    spoil = setting("data.evaluation.transform", "halving:half")
-    check(on_onnx, spoil, 3, "evaluation data", "are transformed to no samples, of the first 1")
+@pytest.mark.parametrize("role", ["evaluation", "calibration"])
+@pytest.mark.parametrize(
+    ("function", "returned"), [("a[: len(a) // 2]", 0), ("a.repeat(2, axis=0)", 2)]
+)
+def test_a_transform_that_returns_another_number_of_samples(
+    on_onnx: Project, role: str, function: str, returned: int
+):
+    name = f"returns_{returned}_{role}"  # a module of its own for each test
+    code = f"def count(batch):\n    return {{n: {function} for n, a in batch.items()}}\n"
+    (on_onnx.folder / f"{name}.py").write_text(code)
+    spoil = setting(f"data.{role}.transform", f"{name}:count")
+    said = f"returned {returned} samples for 1; return one sample for each that it is given"
+    check(on_onnx, spoil, 3, f"transform '{name}:count': {said}")
 
 
 def test_a_spec_that_is_not_there(tmp_path: Path):

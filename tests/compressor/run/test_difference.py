@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from compressor.run import statistics
 from compressor.run.statistics import (
     BOOTSTRAP,
     MCNEMAR,
@@ -60,7 +61,7 @@ def test_draws_do_not_depend_on_how_many_fit_into_memory(monkeypatch: pytest.Mon
     values = RNG.normal(size=(50, 2))
     whole = resampled_means(values, 40)
     assert whole.shape == (40, 2)
-    monkeypatch.setattr("compressor.run.statistics._AT_ONCE", 150)
+    monkeypatch.setattr(statistics, "_AT_ONCE", 150)
     assert np.array_equal(whole, resampled_means(values, 40))
 
 

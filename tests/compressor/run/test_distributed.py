@@ -15,22 +15,29 @@ import pytest
 import torch
 from click.testing import CliRunner
 from onnx import helper, numpy_helper
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from compressor.cli.application import application
-from tests.compressor.tiny_project import Project, onnx_project
+from tests.compressor.brief_timing import BRIEF
+from tests.compressor.run.test_finetune_runs import STEPS
+from tests.compressor.run.test_finetune_runs import project as training
+from tests.compressor.tiny_project import Project, forget_modules, onnx_project
 from tests.paths import ROOT
 
-WIDTH = 64
+pytestmark = pytest.mark.usefixtures("brief_timing")
+
+WIDTH, TRAINED = 64, "trained"
 OBSERVERS, METHODS = ("min-max", "entropy"), ("gptq", "awq")
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
 
 # Starting two processes takes longer than what they do; so they do several things in turn, in one
 # process group.
-RUNS = """
+RUNS = f"""
 import json, sys
 import torch.distributed as dist
 from compressor.cli.application import application
+from compressor.run import timing
+vars(timing).update({BRIEF})
 dist.init_process_group("gloo")
 end = dist.destroy_process_group
 dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None
@@ -89,8 +96,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
             project.spec["data"]["calibration"]["batch"] = 10  # five batches for two processes
             projects.append(project)
         projects += [perceptron(place / method, method) for method in METHODS]
+        projects.append(training(place / TRAINED))
+        # A teacher's outputs are shared out with the batches, too.
+        distil = {"pass": "distill", "steps": STEPS, "learning-rate": 0.01}
+        projects[-1].spec["passes"].append(distil)
         bare_checkpoint(place / "float")
     assert all(project.path.is_file() for project in projects)  # writes them
+    forget_modules()
     for command in commands(alone):
         done = CliRunner().invoke(application, command)
         assert done.exit_code == 0, done.stderr
@@ -121,7 +133,7 @@ def marking(folder: Path) -> Project:
 
 def commands(place: Path) -> list[list[str]]:
     """Return what is done in a folder, as arguments of the command line."""
-    specs = [str(place / name / "spec.yaml") for name in (*OBSERVERS, *METHODS)]
+    specs = [str(place / name / "spec.yaml") for name in (*OBSERVERS, *METHODS, TRAINED)]
     preset = ["--preset", "int4-g128", "-o", str(place / "packed")]
     return [*(["run", spec] for spec in specs), ["quantize", str(place / "float"), *preset]]
 
@@ -132,6 +144,21 @@ def test_counts_give_the_same_bytes(both: Both, observer: str):
     assert alone.artifacts()
     assert shared.artifacts() == alone.artifacts()
     assert shared.leftovers() == alone.leftovers()
+
+
+def test_training_in_two_processes_gives_the_losses_of_one(both: Both):
+    alone, shared = (Project(place / TRAINED, {}) for place in (both.alone, both.shared))
+    for first, second in zip(alone.report()["passes"], shared.report()["passes"], strict=True):
+        one, two = first["training"]["losses"], second["training"]["losses"]
+        assert len(one) == STEPS
+        assert [step for step, _ in two] == list(range(1, STEPS + 1))
+        for (_, left), (_, right) in zip(one, two, strict=True):
+            assert right == pytest.approx(left, abs=1e-4)
+    tensors, others = (load_file(p.output / "model.safetensors") for p in (alone, shared))
+    before = torch.load(alone.folder / "tiny.pt", weights_only=True)
+    for name, untrained in before.items():
+        torch.testing.assert_close(others[name], tensors[name], rtol=0, atol=1e-4)
+        assert not torch.equal(tensors[name], untrained)
 
 
 def test_each_process_sees_its_own_batches(both: Both):

@@ -19,7 +19,7 @@ from compressor.run.evaluate import (
     ratio_db,
     signal_and_error,
 )
-from compressor.run.metrics import ACCURACY, Metric, resolve_metric
+from compressor.run.metrics import ACCURACY, Metric, kl_sums, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import sample_images, tiny_onnx
@@ -67,7 +67,8 @@ def test_a_model_against_itself():
     assert found.metric["value"] == 100
     assert (found.sqnr_db, found.agreement, found.max_abs_diff) == (None, 100, 0)
     assert found.per_sample.tolist() == [1] * 5
-    assert set(found.as_json()) == {"metric", "sqnr_db", "agreement", "max_abs_diff"}
+    assert set(found.as_json()) == {"metric", "sqnr_db", "agreement", "max_abs_diff", "kl"}
+    assert found.kl is None
 
 
 def test_noise_is_measured_against_the_float_model():
@@ -279,3 +280,13 @@ def test_a_batch_can_be_run_in_parts():
             return {"y": batch["x"].sum(keepdims=True)}
 
     assert outputs_of(Total(), batch, 2)["y"] == 45
+
+
+def test_divergence_from_the_float_model():
+    """By the definition, on two tokens of three classes; a label of -100 does not count."""
+    ours = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.3, 0.5]]]))
+    theirs = np.log(np.array([[[0.25, 0.5, 0.25], [0.1, 0.1, 0.8], [0.9, 0.05, 0.05]]]))
+    total, tokens = kl_sums(ours + 7, theirs - 3, np.array([[0, 1, -100]]))
+    assert tokens == 2
+    assert total == pytest.approx(0.25 * np.log(0.5) + 0.5 * np.log(2))
+    assert kl_sums(ours, ours, np.array([[0, 1, 2]])).tolist() == [0, 3]

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.report.run import run_spec
 from compressor.run.metrics import AGREEMENT, COSINE, MSE
 from compressor.spec.load import load_spec
 from compressor.types.tensors import filled
+
+pytestmark = pytest.mark.usefixtures("brief_timing")
 
 
 def test_arrays_of_other_lengths_are_filled_with_zeros():

@@ -11,7 +11,8 @@ import pytest
 
 from compressor.errors import SpecError
 from compressor.models.torch import carrier as torch_carrier
-from tests.compressor.tiny_project import MODULE, STORE, Project
+from compressor.models.torch.lowering import lower
+from tests.compressor.tiny_project import MODULE, Project
 
 FLOAT = ir.AttributeType.FLOAT
 
@@ -20,7 +21,6 @@ FLOAT = ir.AttributeType.FLOAT
 def lowerings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Return a list that grows with every module that is lowered."""
     done: list[object] = []
-    lower = torch_carrier.lower
 
     def counted(module: Any, inputs: Any) -> Any:
         done.append(module)
@@ -31,13 +31,13 @@ def lowerings(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def kept(project: Project) -> list[Path]:
-    return list((project.output / STORE).rglob("lowered.onnx"))
+    return list(project.store.rglob("lowered.onnx"))
 
 
 def test_the_run_finds_the_graph_that_the_plan_kept(on_torch: Project, lowerings: list[object]):
     on_torch.run()
     artifacts = on_torch.artifacts()
-    shutil.rmtree(on_torch.output)
+    shutil.rmtree(on_torch.output.parent)
     on_torch.plan().model.keep_graph()
     assert len(lowerings) == 2
     assert len(kept(on_torch)) == 1

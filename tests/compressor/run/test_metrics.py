@@ -1,7 +1,9 @@
 """Metrics against values worked out by hand."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from compressor import catalog
 from compressor.errors import DataError, SpecError
 from compressor.run.metrics import ACCURACY, COSINE, MSE, PERPLEXITY, Metric, resolve_metric
 from compressor.spec.keys import MetricKeys
+from compressor.spec.user_code import importable, load_symbol
 
 LOGITS = np.array([[1, 3, 2, 0, -1, -2], [9, 1, 1, 1, 1, 1]], np.float32)
 
@@ -153,29 +156,29 @@ def test_a_metric_that_raises():
 
 
 def test_what_is_chosen_without_a_name():
-    assert resolve_metric(None, True, Path(), "s:1").name == "accuracy"
-    chosen = resolve_metric(None, False, Path(), "s:1")
+    assert resolve_metric(None, True, load_symbol, "s:1").name == "accuracy"
+    chosen = resolve_metric(None, False, load_symbol, "s:1")
     assert (chosen.name, chosen.against_float) == ("cosine", True)
 
 
 def test_errors_compare_with_the_float_model_where_there_are_no_labels():
-    chosen = resolve_metric("mse", False, Path(), "s:1")
+    chosen = resolve_metric("mse", False, load_symbol, "s:1")
     assert (chosen.against_float, chosen.higher_is_better) == (True, False)
-    assert not resolve_metric("mse", True, Path(), "s:1").against_float
+    assert not resolve_metric("mse", True, load_symbol, "s:1").against_float
 
 
 def test_agreement_compares_decisions_with_the_float_models_whether_or_not_there_are_labels():
     theirs = {"y": np.array([[0.1, 0.9], [0.8, 0.2], [0.7, 0.3]])}
     ours = {"y": np.array([[0.4, 0.6], [0.1, 0.2], [0.9, 0.3]])}
     for labels in (True, False):
-        metric = resolve_metric("agreement", labels, Path(), "s:1")
+        metric = resolve_metric("agreement", labels, load_symbol, "s:1")
         assert metric.against_float
         assert metric.per_sample(ours, theirs, 3).tolist() == [1.0, 0.0, 1.0]
         assert metric.summary(metric.per_sample(theirs, theirs, 3))["value"] == 100.0
 
 
 def test_a_metric_by_name_may_stand_in_a_section():
-    metric = resolve_metric(MetricKeys(name="top5", expect=99.0), True, Path(), "s:1")
+    metric = resolve_metric(MetricKeys(name="top5", expect=99.0), True, load_symbol, "s:1")
     assert metric.name == "top5"
     for keys in ({}, {"name": "top5", "function": "own:metric"}):
         with pytest.raises(ValidationError, match="give either name or function"):
@@ -184,11 +187,21 @@ def test_a_metric_by_name_may_stand_in_a_section():
 
 def test_metrics_that_cannot_be():
     with pytest.raises(SpecError, match=r"^s:1: metric 'acuracy': .* did you mean 'accuracy'\?"):
-        resolve_metric("acuracy", True, Path(), "s:1")
+        resolve_metric("acuracy", True, load_symbol, "s:1")
     with pytest.raises(SpecError, match=r"^s:1: metric 'top5': needs labels.*use agreement"):
-        resolve_metric("top5", False, Path(), "s:1")
+        resolve_metric("top5", False, load_symbol, "s:1")
     with pytest.raises(SpecError, match=r"^s:1: metric: 'no_such_module' does not import"):
-        resolve_metric("no_such_module:f", True, Path(), "s:1")
+        resolve_metric("no_such_module:f", True, load_symbol, "s:1")
+
+
+def found_in(folder: Path) -> Callable[[str, str], Any]:
+    """Return what finds functions in files of a folder."""
+
+    def symbol(reference: str, key: str) -> Any:
+        with importable([folder]):
+            return load_symbol(reference, key)
+
+    return symbol
 
 
 def test_a_metric_of_the_users_own(tmp_path: Path):
@@ -196,20 +209,22 @@ def test_a_metric_of_the_users_own(tmp_path: Path):
         "def within(output, target):\n    return abs(output[:, 0] - target) < 1\n"
     )
     keys = MetricKeys(function="own_metric_module:within", higher_is_better=False)
-    own = resolve_metric(keys, True, tmp_path, "s:1")
+    own = resolve_metric(keys, True, found_in(tmp_path), "s:1")
     values = own.per_sample({"y": np.array([[1.0], [5.0]])}, np.array([1.5, 1.5]), 2)
     assert values.tolist() == [1, 0]
     assert own.drop({"value": 0.1}, {"value": 0.3}) == pytest.approx(0.2)
     # Right or wrong again: Wilson's interval.
     assert own.summary(values)["ci95"] == pytest.approx([0.0945, 0.9055], abs=1e-4)
-    assert resolve_metric("own_metric_module:within", True, tmp_path, "s:1").higher_is_better
+    assert resolve_metric(
+        "own_metric_module:within", True, found_in(tmp_path), "s:1"
+    ).higher_is_better
 
 
 def test_a_metric_of_several_outputs_gets_all_of_them(tmp_path: Path):
     (tmp_path / "two_output_metric.py").write_text(
         "def both(outputs, target):\n    return outputs['a'] + outputs['b']\n"
     )
-    own = resolve_metric("two_output_metric:both", True, tmp_path, "s:1")
+    own = resolve_metric("two_output_metric:both", True, found_in(tmp_path), "s:1")
     outputs = {"a": np.ones(2), "b": np.ones(2)}
     assert own.per_sample(outputs, None, 2).tolist() == [2, 2]
 
@@ -231,7 +246,7 @@ def test_the_users_own_metric_without_labels_gets_what_the_float_model_gives(tmp
         "        outputs, target = outputs['a'], target['a']\n"
         "    return (outputs > 0.5) == (target > 0.5)\n"
     )
-    own = resolve_metric("decision_metric:same", False, tmp_path, "s:1")
+    own = resolve_metric("decision_metric:same", False, found_in(tmp_path), "s:1")
     first, second = np.array([0.4, 0.9]), np.array([0.1, 0.2])
     assert own.per_sample({"y": first}, {"y": second}, 2).tolist() == [1, 0]
     several, others = ({"a": a[:1], "b": a} for a in (first, second))

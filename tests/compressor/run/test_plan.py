@@ -384,3 +384,17 @@ def test_a_limit_that_an_estimate_exceeds_is_a_warning(on_torch: Project):
     on_torch.spec |= {"passes": [STRUCTURED], "exports": [{"format": "onnx"}]}
     (warning,) = on_torch.plan("limits.size-ratio=0.01").warnings
     assert warning.startswith("onnx: the estimated size ratio ")
+
+
+def test_a_plan_says_where_latency_is_not_judged(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("compressor.models.onnx.runtimes.usable_providers", lambda: {"cpu"})
+    on_onnx.spec["exports"] = [
+        {"format": "onnx", "target": "ort-cuda"},
+        {"format": "safetensors"},
+    ]
+    assert on_onnx.plan().warnings == (
+        "onnx: its latency is not judged: meant for ONNX Runtime's CUDA provider, which does not "
+        "start here, timed in ONNX Runtime on the CPU",
+    )
+    on_onnx.spec["exports"] = [{"format": "onnx", "target": "ort-cpu"}, {"format": "safetensors"}]
+    assert not on_onnx.plan().warnings

@@ -11,7 +11,7 @@ import pytest
 import compressor
 from compressor.passes.prune.structured.structured import PruneStructured
 from tests.compressor.spine_plugins import in_another_process
-from tests.compressor.tiny_project import MODULE, NETWORK, STORE, WIDTH, Project
+from tests.compressor.tiny_project import MODULE, NETWORK, WIDTH, Project
 
 KEPT = WIDTH // 2
 PRUNED = {
@@ -103,7 +103,7 @@ def test_killed_while_the_smaller_model_is_stored_it_prunes_again(
     killed.spec["passes"] = [PRUNED, LATER]
     process = in_another_process(killed, tmp_path / "site", "-c", KILLED_WHILE_STORING)
     assert process.returncode == -signal.SIGKILL, process.stderr
-    assert list((killed.output / STORE).glob(".staging-*/model/weights.safetensors"))
+    assert list(killed.store.glob(".staging-*/model/weights.safetensors"))
     whole = unbroken(killed, tmp_path / "whole")
 
     report = killed.run().report

@@ -21,7 +21,7 @@ from compressor.models.onnx import carrier as onnx_carrier
 from compressor.run import execute, timing
 from compressor.run.store import Store
 from tests.compressor.spine_plugins import in_another_process
-from tests.compressor.tiny_project import STORE, Project, onnx_project
+from tests.compressor.tiny_project import Project, onnx_project
 
 FULL = "is full (No space left on device); free some space and run the same command again"
 
@@ -115,7 +115,7 @@ def kill_at(number: int, patch: pytest.MonkeyPatch) -> list[Path]:
     move = Path.replace
 
     def replace(path: Path, target: Path) -> Path:
-        if STORE not in Path(target).parts:
+        if ".compressor" not in Path(target).parts:
             if len(moved) == number:
                 raise Killed
             moved.append(target)
@@ -151,8 +151,8 @@ def test_a_full_disk_leaves_the_earlier_result_whole(
 def test_fresh_deletes_nothing_behind_a_link(on_onnx: Project, tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "precious").mkdir(parents=True)
-    on_onnx.output.mkdir(parents=True)
-    (on_onnx.output / STORE).symlink_to(elsewhere)
+    on_onnx.store.parent.mkdir(parents=True)
+    on_onnx.store.symlink_to(elsewhere)
     with pytest.raises(SpecError, match="is a link, and --fresh would delete what it leads to"):
         on_onnx.run(fresh=True)
     assert (elsewhere / "precious").is_dir()
@@ -163,7 +163,7 @@ def test_a_full_disk_is_exit_code_3(on_onnx: Project, monkeypatch: pytest.Monkey
     Disk(monkeypatch).full_from = 0
     result = CliRunner().invoke(application, ["run", str(on_onnx.path)])
     assert result.exit_code == ExitCode.BAD_INPUT
-    folder = str(on_onnx.output / STORE)
+    folder = str(on_onnx.store)
     *steps, last = result.stderr.splitlines()
     assert last == f"error: folder {folder!r}: {FULL}; finished passes are kept"
     assert all(step.startswith(("plan  ", "step ")) for step in steps)
@@ -263,7 +263,7 @@ def test_an_empty_folder_is_fine(on_onnx: Project):
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_folder_that_another_run_is_using(on_onnx: Project, fresh: bool):
     on_onnx.run()
-    store = Store(on_onnx.output / STORE)
+    store = Store(on_onnx.store)
     before = {p: p.read_bytes() for p in on_onnx.output.rglob("*") if p.is_file()}
     staged = on_onnx.output / ".staging-of-the-other"
     staged.mkdir()

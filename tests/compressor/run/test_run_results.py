@@ -23,7 +23,6 @@ from compressor.types.carrier import Carrier
 from tests.compressor.tiny_project import (
     ONNX,
     REPORTS,
-    STORE,
     Project,
     onnx_project,
     sample_images,
@@ -56,7 +55,6 @@ def test_all_files_are_there_and_no_other(quantized: tuple[Project, RunResult]):
         "manifest.json",
         "samples.npz",
         *REPORTS,
-        STORE,
     }
     assert not list(project.output.rglob(".staging-*"))
     assert {p.name for p in project.folder.iterdir()} == {

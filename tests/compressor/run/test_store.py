@@ -10,12 +10,12 @@ import pytest
 
 from compressor.errors import ExitCode, InputError, SpecError
 from compressor.files import publish, remove_stale_staging, staging, write_text
-from compressor.run.store import Store, result_key
+from compressor.run.store import Store, result_key, store_of
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "output" / ".compressor")
+    return Store(store_of(tmp_path / "output"))
 
 
 KEY, OTHER = result_key("test", "", n=1), result_key("test", "", n=2)
@@ -111,7 +111,7 @@ def sealed_entry(store: Store) -> list[Path]:
 
 def test_each_flipped_bit_is_noticed(store: Store, tmp_path: Path):
     files = sealed_entry(store)
-    root = tmp_path / "output" / ".compressor"
+    root = store_of(tmp_path / "output")
     for file in files:
         whole = file.read_bytes()
         for bit in range(0, 8 * len(whole), 11):
@@ -133,11 +133,11 @@ def test_a_cut_entry_is_missing(store: Store, tmp_path: Path, name: str, content
     else:
         file.write_bytes(content)
     notes: list[str] = []
-    later = Store(tmp_path / "output" / ".compressor", notes.append)
+    later = Store(store_of(tmp_path / "output"), notes.append)
     assert later.read(KEY) is None
     assert later.read(KEY) is None
     (note,) = notes
-    assert note.startswith(f"stored result .compressor/{KEY[:2]}/{KEY[2:]} is damaged (")
+    assert note.startswith(f"stored result .compressor/output/{KEY[:2]}/{KEY[2:]} is damaged (")
     assert note.endswith("): it is done again")
     with later.write(KEY) as (_, result):
         result["n"] = 2
@@ -147,7 +147,7 @@ def test_a_cut_entry_is_missing(store: Store, tmp_path: Path, name: str, content
 def test_a_file_that_was_added_is_noticed(store: Store, tmp_path: Path):
     sealed_entry(store)
     (store.folder(KEY) / "model" / "more.pkl").touch()
-    assert Store(tmp_path / "output" / ".compressor").read(KEY) is None
+    assert Store(store_of(tmp_path / "output")).read(KEY) is None
 
 
 def test_infinity_is_refused_rather_than_stored(store: Store):
@@ -179,11 +179,11 @@ def test_keys_depend_on_the_versions_of_what_computes(monkeypatch: pytest.Monkey
 
 
 def test_a_second_run_is_kept_out(store: Store, tmp_path: Path):
-    root = tmp_path / "output" / ".compressor"
+    root = store_of(tmp_path / "output")
     with store.locked():
         with pytest.raises(SpecError, match="in use by another run; wait for it") as caught:
             take(Store(root))
-        assert str(root.parent) in str(caught.value)
+        assert str(tmp_path / "output") in str(caught.value)
     take(Store(root))
 
 
@@ -193,7 +193,7 @@ def take(store: Store) -> None:
 
 
 def test_locking_removes_what_a_killed_process_left(store: Store, tmp_path: Path):
-    root = tmp_path / "output" / ".compressor"
+    root = store_of(tmp_path / "output")
     left = root / ".staging-abc"
     left.mkdir(parents=True)
     (left / "half").touch()
@@ -208,7 +208,7 @@ def test_forgetting_keeps_the_lock(store: Store, tmp_path: Path):
         store.forget()
         assert store.read(KEY) is None
         with pytest.raises(SpecError, match="in use"):
-            take(Store(tmp_path / "output" / ".compressor"))
+            take(Store(store_of(tmp_path / "output")))
 
 
 def test_text_is_written_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

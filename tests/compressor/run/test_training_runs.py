@@ -30,7 +30,6 @@ from tests.compressor.drill import STATE, Drill, told
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import (
     ONNX,
-    STORE,
     Project,
     forget_modules,
     onnx_project,
@@ -64,7 +63,7 @@ def project(on_onnx: Project) -> Project:
 
 
 def trainings(project: Project) -> list[Path]:
-    return sorted((project.output / STORE).glob("training-*"))
+    return sorted(project.store.glob("training-*"))
 
 
 def test_what_a_training_is_given(project: Project):
@@ -226,7 +225,7 @@ def test_a_state_of_another_spec_is_said_and_not_used(
     project.spec["data"]["training"]["batch"] = 12
     lines, report = noted(project)
     expected = (
-        f"a saved state of drill at out/tiny/{STORE}/{folder.name} belongs to another spec "
+        f"a saved state of drill at out/.compressor/tiny/{folder.name} belongs to another spec "
         "(epochs 2, here 5; data.training.batch 16, here 12): it is not used; --fresh removes it"
     )
     assert lines == [expected]
@@ -272,7 +271,7 @@ def test_a_training_that_came_to_no_state_is_not_worth_a_word(
 def test_the_data_can_be_sent_to_a_process_that_does_not_know_the_code(project: Project):
     (project.folder / "tiny_data.py").write_text(JITTER)
     project.spec["data"]["training"]["transform"] = "tiny_data:jitter"
-    workspace = Workspace(project.plan(), Store(project.output / STORE), Silent())
+    workspace = Workspace(project.plan(), Store(project.store), Silent())
     data = open_training_data(workspace)
     content = pickle.dumps(data)
     wanted = data.batch(np.arange(3), (1, 2))

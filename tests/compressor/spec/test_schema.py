@@ -1,13 +1,16 @@
 """The JSON Schema accepts what ``load_spec`` accepts, and refuses what it refuses."""
 
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 import samples
 from compressor import catalog
+from compressor.cli.application import application
 from compressor.errors import SpecError
 from compressor.spec.load import load_spec
 from compressor.spec.schema import options_schema, spec_schema
@@ -163,3 +166,9 @@ def test_references_lead_somewhere_and_nothing_is_left_over() -> None:
 def test_defaults_that_a_factory_makes_are_shown() -> None:
     schema = options_schema(dict(every("source"))["npz"])
     assert schema["properties"]["fields"]["default"] == {}
+
+
+def test_the_file_in_the_package_is_what_the_command_prints() -> None:
+    printed = CliRunner().invoke(application, ["schema"]).stdout
+    file = files("compressor.spec") / "schema.json"
+    assert file.read_text(encoding="utf-8") == printed, "run python docs/generate.py"

@@ -116,7 +116,8 @@ def test_words_that_only_yaml_1_1_converts_stay_words(load: Load, word: str):
         (
             b"name: \xff\n",
             "spec 'spec.yaml': cannot be read ('utf-8' codec can't decode byte 0xff in "
-            "position 6: invalid start byte); give a YAML text file",
+            "position 6: invalid start byte); give a YAML text file; compress init writes one "
+            "for a model",
         ),
         (SPEC.encode("utf-16"), "spec 'spec.yaml': cannot be read ('utf-8' codec "),
         ("name: \0\n", "spec.yaml: YAML: unacceptable character #x0000: "),

@@ -141,6 +141,11 @@ def test_the_spec_itself_is_fine(load: Load):
         ("seed: 3", "seed: -3", "spec.yaml:3: seed: is -3; it must be greater than or equal to 0"),
         ("seed: 3", "seed: 3.0", "spec.yaml:3: seed: is 3.0; it must be a valid integer"),
         ("seed: 3", 'seed: "3"', 'spec.yaml:3: seed: is "3"; it must be a valid integer'),
+        (
+            "pass: fuse",
+            "pass: prune-structured\n    target: {ratio: 0.5}\n    reconstruct: sometimes",
+            'spec.yaml:11: passes.0.reconstruct: is "sometimes"; use true or false',
+        ),
         ("version: 1", "version: 2", "spec.yaml:1: version: is 2; use 1"),
         ("version: 1\n", "", "spec.yaml: version: is missing; add version"),
         ("name: tiny", "name: 12", "spec.yaml:2: name: is 12; it must be a valid string"),

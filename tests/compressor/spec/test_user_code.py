@@ -3,12 +3,13 @@
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from compressor.errors import SpecError
-from compressor.spec.user_code import code_digest, importable, load_symbol
+from compressor.spec.user_code import code_digest, importable, load_symbol, reference_to
 
 FILES = {
     "uc_model.py": "from uc_blocks import width\nimport uc_package.parts.deep\n\n"
@@ -170,3 +171,23 @@ def test_installed_libraries_do_not_count():
     import numpy
 
     assert code_digest(numpy.load) != code_digest(numpy.save)
+
+
+def test_a_function_without_a_file_is_told_by_its_code_and_what_it_holds():
+    def made(factor: float, held: object = None) -> Callable[[float], object]:
+        return lambda value: (value * factor, held)
+
+    digests = [code_digest(made(factor)) for factor in (1.0, 1.0, 2.0)]
+    assert digests[0] == digests[1] != digests[2]
+    assert code_digest(made(1.0, made(1.0))) != code_digest(made(1.0, made(2.0)))
+    assert code_digest(partial(made, 1.0)) == code_digest(partial(made, 1.0))
+    assert code_digest(partial(made, 1.0)) != code_digest(partial(made, 2.0))
+    # Of some objects nothing is known: then no result is taken for that of another.
+    assert code_digest(made(1.0, object())) != code_digest(made(1.0, object()))
+
+
+def test_what_can_be_imported_has_a_reference():
+    assert reference_to(code_digest) == "compressor.spec.user_code:code_digest"
+    assert reference_to(lambda: 0) is None
+    assert reference_to(partial(code_digest)) is None
+    assert reference_to(5) is None

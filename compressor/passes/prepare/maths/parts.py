@@ -81,7 +81,8 @@ class Span:
                 ends = torch.where(ends == ends.amax(), 2 * ends / (ends == ends.amax()).sum(), 0)
             noise = gain * torch.exp2(2 * each)
             error = (ends.sum() / self.steps).square() / 12 * noise.sum()
-            shares = ends / (ends.sum().clamp(min=_LEAST) * totals)
+            # Of a value that is always zero, the product is too small for float64.
+            shares = ends / (ends.sum() * totals).clamp(min=_LEAST)
             moved = noise / noise.sum().clamp(min=_LEAST) - shares @ raised
             return error, _gathered(2 * error * moved, self.index, logarithms)
 

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.sparse_kernels import sparse_notes
 from compressor.passes.prune.magnitude.cuts import Chosen, Ranked, cut_each, cut_together
 from compressor.passes.prune.magnitude.ranking import Criterion, Norm, value_of, without
 from compressor.run.weight_pass import FLOATS, Changes, Choice, Treatment, WeightPass, WeightRows
@@ -173,7 +174,8 @@ class PruneMagnitude(WeightPass):
                 f"{'weights' if self.block is None else 'blocks'} rounds down to none",
                 "raise sparsity, or remove the pass",
             )
-        return Choice(treatments, work=(ranked, context.progress))
+        notes = sparse_notes(context.targets, [""] if ranked else [])
+        return Choice(treatments, notes, (ranked, context.progress))
 
     def change(
         self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]

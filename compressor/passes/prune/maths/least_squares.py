@@ -185,6 +185,31 @@ def solve(start: Start, parts: Sequence[Sums], penalties: Sequence[float] = PENA
     return Fit(weight, bias, chosen, before, after)
 
 
+def without_columns(
+    start: Start, sums: Sums, gone: Tensor, penalty: float = 1e-3
+) -> tuple[Tensor, Tensor]:
+    """Return a layer's weight and bias that come nearest to what it gives, without some columns.
+
+    The closed form of :func:`solve` where the inputs that remain are those that there were, and
+    the targets the layer's own outputs: moments of the inputs say all.
+
+    Args:
+        sums: of its inputs, all of them.
+        gone: flags of columns, ``[columns]``; their weights are zero in what is returned.
+        penalty: share of the mean input power.
+    """
+    stay = ~gone
+    rest = Sums(int(stay.sum()), len(start.weight))
+    rest.inputs = sums.inputs[stay][:, stay]
+    rest.input_sum, rest.count = sums.input_sum[stay], sums.count
+    rest.target_sum = start.weight @ sums.input_sum + start.bias * sums.count
+    rest.cross = start.weight @ sums.inputs[:, stay] + torch.outer(start.bias, rest.input_sum)
+    left = Start(start.weight[:, stay], start.bias, start.shifts, start.importance)
+    weight = torch.zeros_like(start.weight)
+    ((weight[:, stay], bias),) = _solved(left, rest, [penalty])
+    return weight, bias
+
+
 def _chosen(start: Start, parts: Sequence[Sums], penalties: Sequence[float]) -> float | None:
     """Return the penalty that does best on what was held out; ``None`` if none is better."""
     errors = torch.zeros(1 + len(penalties), dtype=torch.float64)

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from compressor.errors import SpecError
+from compressor.graph.sparse_kernels import sparse_notes
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.sparse.layers import choose_layers
 from compressor.passes.prune.sparse.patterns import Pattern, n_of_m
@@ -127,6 +128,11 @@ class PatternPruning(WeightPass):
         """Whether the criterion needs to see what flows into each block once others are pruned."""
         return self._criterion != "magnitude" or self._solves
 
+    @property
+    def in_blocks(self) -> bool:
+        """Whether nothing but each block's inputs has to be seen."""
+        return self.by_block and not self.permute and not self.replays
+
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:
         """Return each layer's pattern, and what the criterion has to know of its input.
 
@@ -194,12 +200,8 @@ class PatternPruning(WeightPass):
         return super().conclude(carrier, choice, changes)
 
     def _notes(self, patterns: Mapping[str, Pattern], context: PassContext) -> tuple[str, ...]:
-        dense = sorted({str(p) for p in patterns.values() if p.m and (p.n, p.m) != (2, 4)})
-        if "tensorrt" not in context.targets or not dense:
-            return ()
-        return (
-            f"TensorRT has sparse kernels for 2:4 only; it computes {', '.join(dense)} densely",
-        )
+        found = {str(p) if p.m else "" for p in patterns.values()}
+        return sparse_notes(context.targets, found)
 
 
 class PruneNm(PatternPruning):

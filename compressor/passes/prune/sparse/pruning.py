@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, SpecError
-from compressor.models.layer_uses import input_moments
+from compressor.models.layer_uses import observed_inputs
 from compressor.passes.prune.maths.masked import solve_kept
 from compressor.passes.prune.sparse.layers import input_channels, positions
 from compressor.passes.prune.sparse.patterns import (
@@ -46,7 +46,7 @@ def requests_for(
     if criterion == "magnitude" and not solves:
         return {}
     requests = {
-        name: request for name, request in input_moments(carrier.graph()).items() if name in names
+        name: request for name, request in observed_inputs(carrier).items() if name in names
     }
     if not requests:
         raise SpecError(

@@ -11,8 +11,8 @@ import numpy as np
 
 from compressor.errors import SpecError
 from compressor.passes.prune.criteria import Queue
-from compressor.passes.prune.structured.knapsack import Options, cheapest
 from compressor.passes.prune.structured.segments import Segment, Variant
+from compressor.run.knapsack import Options, cheapest
 from compressor.types.channels import Flags, Units
 
 _COARSE = 8  # widths of a group that are timed first, at least
@@ -154,10 +154,7 @@ class Search:
             predicted = self._total(state) / full * factor
             measured = self._measured(state)
             found = Found(state, predicted, measured, self.widths)
-            if best is None or (measured > target, -measured) < (
-                best.measured > target,
-                -best.measured,
-            ):
+            if best is None or self._rank(found, target) < self._rank(best, target):
                 best = found
             if target - 2 * _CLOSE <= measured <= target:
                 break
@@ -166,13 +163,20 @@ class Search:
         assert best is not None
         return best
 
+    def _rank(self, found: Found, target: float) -> tuple[bool, float]:
+        """Return what orders choices: the least loss in time, or else the least time."""
+        late = found.measured > target
+        return late, found.measured if late else self.loss(found.state)
+
     def _measured(self, state: State) -> float:
         network = self._network
         return self._whole(network.variant(state)) / self._whole(network.variant(network.full))
 
     def _check(self, target: float, full: float) -> None:
         network = self._network
-        least = self._total(network.least) / full
+        if self._total(network.least) / full <= target:
+            return
+        least = self._measured(network.least)  # the table's sums may be off by a little
         if least <= target:
             return
         dropped = f" and {len(network.blocks)} blocks dropped" if network.blocks else ""

@@ -18,12 +18,12 @@ from compressor.graph.residuals import ResidualBlock, drop_blocks, residual_bloc
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.onnx.runtimes import OpenVinoRunner, why_elsewhere
 from compressor.passes.prune.criteria import Queue
-from compressor.passes.prune.structured import scores
 from compressor.passes.prune.structured.clock import MOST_TIMINGS, SECONDS, TimingTable
 from compressor.passes.prune.structured.fastest import Found, Network, Search
 from compressor.passes.prune.structured.removal import GatedModel
 from compressor.passes.prune.structured.segments import Segments, Variant
 from compressor.passes.prune.structured.selection import Selector
+from compressor.passes.prune.structured.solved import OutputLoss, SolvedModel, first_batches
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import Samples
 from compressor.types.passes import PassContext
@@ -31,7 +31,8 @@ from compressor.types.tensors import Batch, samples_in
 
 THREADS = 1  # more would measure how many cores are free
 _TIMED_SAMPLES = 1  # a fixed batch counts instead; limits of latency are judged at that, too
-_LOSS_SAMPLES = 64
+_LEAST_LOSS_SAMPLES, _LOSS_SAMPLES = 8, 64
+_LOSS_WORK = 4e9  # multiply-accumulates for each loss
 _SHOWN = 12
 
 
@@ -48,6 +49,7 @@ class LatencyTarget:
         blocks: those that may be dropped.
         queues: the order in which the units of each prunable group go.
         statistics: losses are those of a model whose batch statistics are estimated anew.
+        solve: losses are those of a model whose layers that read removed units are solved.
     """
 
     carrier: Carrier
@@ -57,7 +59,8 @@ class LatencyTarget:
     queues: Sequence[Queue]
     samples: Samples
     context: PassContext
-    statistics: bool
+    statistics: bool = False
+    solve: bool = False
 
     @cached_property
     def _batch(self) -> Batch:
@@ -95,11 +98,27 @@ class LatencyTarget:
 
     @cached_property
     def _loss(self) -> Callable[[Variant], float]:
-        channels = self.analysis.channels
-        model = GatedModel(self.carrier, channels, self.blocks, statistics=self.statistics)
-        batch = self.samples.probe(_LOSS_SAMPLES)
-        reference = self.carrier.runner().run(batch)
-        return lambda variant: scores.relative_error(reference, model.run(batch, variant))
+        channels, statistics = self.analysis.channels, self.statistics and not self.solve
+
+        def gated(others: Sequence[str]) -> GatedModel:
+            return GatedModel(
+                self.carrier, channels, self.blocks, statistics=statistics, others=others
+            )
+
+        model: GatedModel | SolvedModel = gated(())
+        if self.solve:
+            groups = [p.group for p in self.selector.prunable]
+            model = SolvedModel(self.carrier, channels, groups, gated, self.samples.batches)
+        batches = first_batches(self.samples, self._loss_samples)
+        runner = self.carrier.runner()
+        loss = OutputLoss([runner.run(batch) for batch in batches])
+        return lambda variant: loss(model.run(batch, variant) for batch in batches)
+
+    @property
+    def _loss_samples(self) -> int:
+        """How many samples a loss is measured on: fewer where each takes much work."""
+        work = max(self.analysis.channels.macs(self.selector.nothing), 1)
+        return int(np.clip(_LOSS_WORK / work, _LEAST_LOSS_SAMPLES, _LOSS_SAMPLES))
 
     def chosen(self, target: float) -> tuple[Variant, list[str]]:
         """Return what is taken away, and a sentence each on what was measured.

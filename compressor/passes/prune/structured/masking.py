@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +24,7 @@ _FED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 _TOLERANCES = {2: 2e-2}
 """By the bytes of an output's element, of the largest output; else 1e-4."""
 _TOLERANCE = 1e-4
+_NO_CHANGES: Batch = {}
 
 
 class MaskedModel:
@@ -31,16 +32,19 @@ class MaskedModel:
 
     The parameters that hold units become inputs, so that each run can be given others.
 
+    Args:
+        others: names of further parameters that a run can be given.
+
     Attributes:
         unfed: why its units cannot be zeroed: a parameter's type cannot be fed; empty if they can.
     """
 
-    def __init__(self, carrier: Carrier, channels: ChannelMap):
+    def __init__(self, carrier: Carrier, channels: ChannelMap, others: Collection[str] = ()):
         self._axes = zeroed_axes(channels)
         graph = carrier.graph().clone()
         self._parameters: dict[str, Array] = {}
         self.unfed = ""
-        for name in self._axes:
+        for name in dict.fromkeys([*self._axes, *others]):
             value = graph.graph.initializers[name]
             if value.dtype not in _FED or value.const_value is None:
                 self.unfed = f"parameter {name!r} is {value.dtype}"
@@ -56,20 +60,26 @@ class MaskedModel:
     def _runner(self) -> Runner:
         return self._model.runner()
 
-    def run(self, batch: Batch, removed: Flags) -> Batch:
+    def run(self, batch: Batch, removed: Flags, changes: Batch = _NO_CHANGES) -> Batch:
         """Run one batch with the parameters of ``removed`` units zeroed.
+
+        Args:
+            changes: parameters in place of the model's own.
 
         Raises:
             ModelError: the runtime does not load or run the model.
         """
-        return self._runner.run({**batch, **self._masked(removed)})
+        return self._runner.run({**batch, **self._masked(removed, changes)})
 
     def run_in_doubles(self, batch: Batch, removed: Flags) -> Batch:
         """Do the same in double precision: see :func:`in_doubles`."""
         return in_doubles(self._model.graph(), {**batch, **self._masked(removed)})
 
-    def _masked(self, removed: Flags) -> dict[str, Array]:
-        return {n: zeroed(a, self._axes[n], removed) for n, a in self._parameters.items()}
+    def _masked(self, removed: Flags, changes: Batch = _NO_CHANGES) -> dict[str, Array]:
+        return {
+            name: zeroed(changes.get(name, own), self._axes.get(name, {}), removed)
+            for name, own in self._parameters.items()
+        }
 
 
 def in_doubles(model: ir.Model, batch: Batch) -> Batch:

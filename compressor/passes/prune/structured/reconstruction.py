@@ -39,6 +39,7 @@ from compressor.types.tensors import Array, Batch, samples_in
 
 _PLACES = 64  # of a feature map or a sequence that are looked at in each sample at least
 _ROWS_PER_COLUMN = 16  # of all samples together, if they have as many places
+_ROWS = 1 << 15  # of all samples together at least: of few samples, all places tell something
 _FOLDS = 2
 _DOUBLE = 8  # bytes
 _WORKING = 4  # matrices that are there while one layer is solved
@@ -239,7 +240,8 @@ class _Walk:
         outputs = [_chosen(c, exact[c.layer.output])]
         if beside is not None:
             outputs += [_chosen(c, exact[beside]), _tensor(given[beside])]
-        wanted = max(_PLACES, -(-_ROWS_PER_COLUMN * c.layer.columns // self._solved.samples))
+        rows = max(_ROWS, _ROWS_PER_COLUMN * c.layer.columns)
+        wanted = max(_PLACES, -(-rows // self._solved.samples))
         inputs, (target, *both) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
         if both:
             factor = scale.to(target.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -10,15 +10,12 @@ import torch
 from compressor.models.element_types import from_numpy
 from compressor.passes.prune.criteria import Scores
 from compressor.passes.prune.maths.elimination import Reader, eliminate
-from compressor.passes.prune.maths.least_squares import Sums, pairs
+from compressor.passes.prune.maths.least_squares import Sums
 from compressor.passes.prune.structured.consumers import Consumer, possible_consumers
+from compressor.passes.prune.structured.moments import gathered, moment_bytes, owners, portions
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
-from compressor.types.tensors import Array, Batch
-
-_PLACES = 64  # of a feature map or a sequence that are looked at in each sample
-_AT_ONCE = 256 << 20  # bytes of moments; more only if a single group has more
-_DOUBLE = 8  # bytes
+from compressor.types.tensors import Batch
 
 
 def remaining_scores(
@@ -49,9 +46,9 @@ def remaining_scores(
         for group in groups
     ]
     scores: list[Scores] = []
-    for start, end in _portions([sum(map(_bytes, part)) for part in readers]):
+    for start, end in portions([sum(map(moment_bytes, part)) for part in readers]):
         wanted = list(dict.fromkeys(c for part in readers[start:end] for c in part))
-        sums = _gathered(carrier, wanted, batches()) if wanted else {}
+        sums = gathered(carrier, wanted, batches)
         for group, part, other in zip(
             groups[start:end], readers[start:end], plain[start:end], strict=True
         ):
@@ -60,57 +57,13 @@ def remaining_scores(
     return scores
 
 
-def _bytes(consumer: Consumer) -> int:
-    return _DOUBLE * consumer.layer.columns**2
-
-
-def _portions(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first number and the end of groups that fit into memory together."""
-    start = held = 0
-    for index, size in enumerate(sizes):
-        if index > start and held + size > _AT_ONCE:
-            yield start, index
-            start, held = index, 0
-        held += size
-    if len(sizes) > start:
-        yield start, len(sizes)
-
-
-def _gathered(
-    carrier: Carrier, consumers: Sequence[Consumer], batches: Iterable[Batch]
-) -> dict[str, Sums]:
-    names = dict.fromkeys(n for c in consumers for n in (c.input, c.layer.output))
-    given = {spec.name for spec in carrier.inputs}
-    runner = carrier.runner([name for name in names if name not in given])
-    sums = {c.layer.name: Sums(c.layer.columns, 0) for c in consumers}
-    for batch in batches:
-        values = {**batch, **runner.run(batch)}
-        for c in consumers:
-            inputs, outputs = (_tensor(values[name]) for name in (c.input, c.layer.output))
-            seen, _ = pairs(inputs, [outputs], c.window, _PLACES)
-            flat = seen.flatten(0, 1)
-            sums[c.layer.name].add(flat, flat[:, :0])
-    return sums
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(np.array(array, np.float32))
-
-
 def _reader(
     carrier: Carrier, channels: ChannelMap, group: ChannelGroup, c: Consumer, sums: Sums
 ) -> Reader:
     """Return a layer's weight, the moment of what it reads, and whose its columns are."""
-    places = np.full(channels.count + 1, -1)  # the last for positions without a unit
+    places = np.full(channels.count + 1, -1)  # the last for columns without a unit
     places[group.units] = np.arange(len(group.units))
-    axis = next(
-        m.axis for m in group.members if m.role == "input" and m.parameter == c.layer.weight
-    )
-    units = channels.parameters[c.layer.weight][axis]
-    assert units is not None
-    owners = torch.from_numpy(places[units])
-    shape = [-1 if index == axis else 1 for index in range(len(c.layer.shape))]
-    spread = c.layer.canonical(owners.reshape(shape).expand(c.layer.shape))[0]
+    spread = torch.from_numpy(places)[owners(channels, [group], c)]
     moment = sums.inputs
     if c.shift is not None:
         moment = moment - torch.outer(sums.input_sum, sums.input_sum) / max(sums.count, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,9 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.graph.channels.analysis import Analysis
 from compressor.graph.channels.slicing import Kept, remove_channels
+from compressor.graph.costs import size_notes
 from compressor.graph.residuals import ResidualBlock, drop_blocks, gated
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import with_batch_statistics
 from compressor.passes.prune.structured import masking
 from compressor.passes.prune.structured.segments import Variant
@@ -21,6 +23,7 @@ from compressor.types.data import Samples
 from compressor.types.tensors import Batch
 
 PROOF_SAMPLES = 4
+_NO_CHANGES: Batch = {}
 
 
 class GatedModel:
@@ -28,6 +31,7 @@ class GatedModel:
 
     Args:
         statistics: normalize each batch by its own statistics, as if they were estimated anew.
+        others: names of further parameters that a run can be given.
     """
 
     def __init__(
@@ -37,22 +41,23 @@ class GatedModel:
         blocks: Sequence[ResidualBlock],
         *,
         statistics: bool = False,
+        others: Collection[str] = (),
     ):
         graph, self._gates = gated(carrier.graph(), blocks)
         if statistics:
             graph = with_batch_statistics(graph)
         types = {value.name: value.dtype for value in graph.graph.inputs}
         self._types = [t.numpy() if (t := types[name]) else np.float32 for name in self._gates]
-        self._model = masking.MaskedModel(carrier.with_graph(graph), channels)
+        self._model = masking.MaskedModel(carrier.with_graph(graph), channels, others)
 
     @property
     def unfed(self) -> str:
         """Why its units cannot be zeroed; empty if they can."""
         return self._model.unfed
 
-    def run(self, batch: Batch, variant: Variant) -> Batch:
-        """Run one batch without what a variant takes away."""
-        return self._model.run({**batch, **self._opened(variant)}, variant.removed)
+    def run(self, batch: Batch, variant: Variant, changes: Batch = _NO_CHANGES) -> Batch:
+        """Run one batch without what a variant takes away, and with other parameters."""
+        return self._model.run({**batch, **self._opened(variant)}, variant.removed, changes)
 
     def run_in_doubles(self, batch: Batch, variant: Variant) -> Batch:
         """Do the same in double precision."""
@@ -135,3 +140,26 @@ class Removal:
             f"{len(variant.dropped)} dropped blocks were proved: the model without them differs by "
             f"at most {error:.1e} of the largest output from the one whose branches give zeros"
         )
+
+
+def became_notes(before: Carrier, after: Carrier, *, dropped: bool) -> list[str]:
+    """Describe what a model has become; ``dropped`` says that residual blocks are gone."""
+    notes = []
+    rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (before, after)]
+    if after.kind != before.kind:
+        notes.append(
+            "no sizes of the module make it compute what its graph does: the graph takes its "
+            "place, and cannot be trained"
+        )
+    elif rebuilt == [False, True] and dropped:
+        notes.append(
+            "the module still has the blocks that were dropped: a module that executes the graph "
+            "takes its place"
+        )
+    elif rebuilt == [False, True]:
+        notes.append(
+            "no sizes of the module make it compute what its graph does, such as where its "
+            "forward has sizes written into it or computes weights of its parameters: a module "
+            "that executes the graph takes its place"
+        )
+    return [*notes, *size_notes(before, after)]

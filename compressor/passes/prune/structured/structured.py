@@ -13,23 +13,23 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
-from compressor.graph.costs import size_notes
 from compressor.graph.residuals import ResidualBlock
 from compressor.models.threads import on_threads
-from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.criteria import Queue, Scores, normalized
 from compressor.passes.prune.structured import groups, latency, reconstruction, scores
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import remaining_scores
-from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal
+from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal, became_notes
 from compressor.passes.prune.structured.segments import Variant
 from compressor.passes.prune.structured.selection import Selector
+from compressor.passes.prune.structured.solved import first_batches
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.channels import ChannelMap
+from compressor.types.channels import ChannelMap, Flags
 from compressor.types.data import Samples, calibration_batch
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import GraphPass, Outcome, PassContext, Survey
+from compressor.types.tensors import Batch
 
 _SCAN_SAMPLES = 32
 _ANY = PassContext()
@@ -47,7 +47,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 4
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -115,9 +115,8 @@ class PruneStructured(GraphPass):
         """What calibration data are run for."""
         purposes = {
             f"to score by {self.criterion}": self.criterion in ("taylor", "reconstruction"),
-            "to measure sensitivity": self.sensitivity
-            or self.scope == "sensitivity"
-            or self.target.kind == "latency",
+            "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
+            "to weigh what is lost against the time": self.target.kind == "latency",
             "to re-estimate batch-norm statistics": self.re_estimate,
             "to reconstruct layers": self.reconstruct is True,
         }
@@ -274,10 +273,10 @@ class _Pruning:
             after = self._carrier.with_trainable_graph(smaller, (), probe=probe)
         else:
             after = self._carrier.with_channels(smaller, kept, probe=probe)
-        self._describe(after, variant)
+        self._notes += became_notes(self._carrier, after, dropped=bool(variant.dropped))
         self._notes += self._removal.proof(variant, smaller, self._samples)
         details: dict[str, dict[str, Any]] = {}
-        if self._fed and self._options.reconstruct is not False:
+        if self._solves:
             assert self._samples is not None
             graphs, data = (self._graph, smaller), self._samples.batches()
             required = self._options.reconstruct is True
@@ -300,6 +299,11 @@ class _Pruning:
     def _fed(self) -> bool:
         """Whether there are calibration data."""
         return self._samples is not None and not self._samples.made_up
+
+    @property
+    def _solves(self) -> bool:
+        """Whether the layers that read what is removed are solved."""
+        return self._fed and self._options.reconstruct is not False
 
     @property
     def _scope(self) -> groups.Scope:
@@ -338,15 +342,18 @@ class _Pruning:
         options = self._options
         if self._samples is None or not (options.sensitivity or self._scope == "sensitivity"):
             return ()
-        batch = self._samples.probe(_SCAN_SAMPLES)
+        batches = first_batches(self._samples, _SCAN_SAMPLES)
         named = [
             (p.group.name, queue) for p, queue in zip(self._selector.prunable, queues, strict=True)
         ]
-        return scores.scan(
-            lambda flags: self._removal.masked.run(batch, Variant(flags)),
-            named,
-            self._channels.count,
-        )
+
+        def masked(flags: Flags) -> Batch:
+            runs = [self._removal.masked.run(batch, Variant(flags)) for batch in batches]
+            return {
+                f"{name}:{i}": array for i, run in enumerate(runs) for name, array in run.items()
+            }
+
+        return scores.scan(masked, named, self._channels.count)
 
     def _chosen(
         self, queues: list[Queue], sensitivities: tuple[scores.Sensitivity, ...]
@@ -369,30 +376,10 @@ class _Pruning:
             queues,
             self._samples,
             self._context,
-            self._options.re_estimate,
+            statistics=self._options.re_estimate,
+            solve=self._solves,
         )
         with on_threads(latency.THREADS):
             variant, notes = wanted.chosen(self._options.target.value)
         self._notes += notes
         return variant
-
-    def _describe(self, after: Carrier, variant: Variant) -> None:
-        before = self._carrier
-        rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (before, after)]
-        if after.kind != before.kind:
-            self._notes.append(
-                "no sizes of the module make it compute what its graph does: the graph takes its "
-                "place, and cannot be trained"
-            )
-        elif rebuilt == [False, True] and variant.dropped:
-            self._notes.append(
-                "the module still has the blocks that were dropped: a module that executes the "
-                "graph takes its place"
-            )
-        elif rebuilt == [False, True]:
-            self._notes.append(
-                "no sizes of the module make it compute what its graph does, such as where its "
-                "forward has sizes written into it or computes weights of its parameters: a module "
-                "that executes the graph takes its place"
-            )
-        self._notes += size_notes(before, after)

@@ -303,3 +303,18 @@ def round_to_nearest(
     else:
         scale = float_parameters(matrix, scheme, tensor_scale)
     return quantize_floats(matrix, scale, scheme, tensor_scale)
+
+
+def shortened(values: Tensor, bits: int) -> Tensor:
+    """Round floats to so many significant bits, halves to even: the last bits of each are zero.
+
+    >>> shortened(torch.tensor([1.2345, -0.3]), 4)
+    tensor([ 1.2500, -0.3125])
+
+    Args:
+        values: of any float dtype and shape; what is not finite, or would not be, stays.
+        bits: those of the significand, the leading one included.
+    """
+    mantissa, exponent = torch.frexp(values.to(torch.float64))
+    rounded = torch.ldexp(torch.round(mantissa * 2.0**bits), exponent - bits).to(values.dtype)
+    return torch.where(torch.isfinite(rounded), rounded, values)

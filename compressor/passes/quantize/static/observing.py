@@ -4,33 +4,36 @@ Activations are rounded as they will be, and weights stay floats: their codes ha
 ranges. Scales and zero points are inputs of one session, so that an observer costs a run of some
 samples.
 
-An observer is judged by the ranges that it will have, from all samples, which none of these
-exceeds much. A sample that is seen later may: it has the greatest of ``N + 1`` values of an
-activation with probability ``1 / (N + 1)``, whatever their distribution, since any of them is as
-likely to come last. So the error to expect is that of the calibration samples, and with the
-probability that one of the activations is exceeded that of samples which were held back from
-ranges and exceed them: the quarter with the greatest activations. Then half of the
-samples stand for the others.
+No calibration sample exceeds the ranges much, since they are made of all of them. A later one may:
+it has the greatest of ``N + 1`` values of an activation with probability ``1 / (N + 1)``, whatever
+their distribution, since any of them is as likely to come last. If one of the activations is likely
+to be exceeded, each quarter of the samples is judged by the ranges that the others have
+(cross-validation).
+
+That tells what later samples cost if they are like these. Where the greatest values of samples have
+a heavy tail, it does not: what is clipped of later ones depends on a few that these may not hold.
+With a tail index of 1/4 or more the squares of what exceeds a range have no variance, so no mean
+over samples is to be relied on. As far as activations are such, the half of the samples with the
+greatest values is judged by the ranges that the lesser half has. (Hill, A simple general approach
+to inference about the tail of a distribution, 1975.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import onnx_ir as ir
 
+from compressor.calibration.parts import Parts
 from compressor.graph.costs import macs
-from compressor.graph.editing import Editor
-from compressor.graph.values import value_by_name
-from compressor.models.onnx.ort_runner import graph_runner
-from compressor.passes.quantize.static.placement import ActivationCode
 from compressor.passes.quantize.static.settings import Decision
-from compressor.types.carrier import Carrier
+from compressor.passes.quantize.static.simulation import Codes, Simulation, output_errors
+from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import Samples
 from compressor.types.passes import PassContext
 from compressor.types.tensors import (
@@ -38,7 +41,6 @@ from compressor.types.tensors import (
     Batch,
     Feed,
     cut,
-    filled,
     fixed_batch,
     picked,
     samples_in,
@@ -50,12 +52,14 @@ MOST_SAMPLES = 64
 _FEWEST = 16  # samples that are run at least, if there are so many
 _MOST_MACS = 16e9  # of more samples than these, in the float model
 _MOST_BYTES = 64 << 20  # of these samples
+_MOST_INNER = 128 << 20  # bytes of the inner values of samples in a run
 _TOGETHER = 8  # samples in a run
-_HELD = 4  # one of so many samples is held back
+_FOLDS = 4
 _FEWEST_HELD = 4  # of fewer, a single one could decide against what all samples say
 _RARELY = 0.1  # how often a later sample may exceed a range before that counts
-_Codes: TypeAlias = Mapping[str, ActivationCode]
+_HEAVY = 0.25  # tail index from which on squares of what exceeds a range have no variance
 _FLOOR = 1e-12  # of a squared error over the signal: what is less is none
+_CLEARLY = 3.0  # dB by which the error of an observer exceeds the least before it is dropped
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,19 @@ class ObserverChoice:
 
     observer: int = 0
     note: str = ""
+
+
+class _Round(NamedTuple):
+    """Samples that observers are judged on.
+
+    Attributes:
+        share: how much their mean error counts.
+        codes: returns the codes by some observers' ranges.
+    """
+
+    share: float
+    samples: Sequence[Batch]
+    codes: Callable[[Sequence[int]], Sequence[Codes]]
 
 
 def choose_observer(
@@ -88,32 +105,125 @@ def choose_observer(
     pixels = decision.pixel_inputs()
     exact = {pixel.value for pixel in pixels if statistics[pixel.request.key] is not None}
     values = [value for value in decision.placement.values if value not in exact]
-    tried = dict[int, _Codes]()
+    tried = dict[int, Codes]()
     for index in range(len(names)):
         codes = decision.codes({}, statistics, index, values)
         if codes not in tried.values():
             tried[index] = codes
     if len(tried) == 1:
         return ObserverChoice()
-    data = _Data(carrier, samples)
-    simulation = _Simulation(decision.model, tried[0])
-    later = exceeding(len(values), data.seen)
-    extremes = data.split(values) if later > _RARELY else None
-    judged = [(1.0, data.kept, list(tried.values()))]
-    if extremes is not None and context.collect is not None:
-        held, rest = extremes
-        requests = [r for value in values for r in decision.range_requests(value)]
-        ranges = context.collect(carrier, requests, data.together(rest))
-        held_codes: list[_Codes] = [decision.codes({}, ranges, index, values) for index in tried]
-        judged = [(1 - later, data.kept[::2], judged[0][2]), (later, held, held_codes)]
-    errors, signals = _expected_errors(data, simulation, judged)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        place, gain = best(errors / signals.sum(0))
-    index = list(tried)[place]
+    ranges = _Ranges(decision, statistics, values)
+    data = _Data(carrier, samples, values)
+    if exceeding(len(values), data.seen) <= _RARELY or len(data.kept) < _FOLDS * _FEWEST_HELD:
+        quarters = (data.kept[k::_FOLDS] for k in range(_FOLDS))
+        rounds = [_Round(len(q), q, lambda some: [tried[i] for i in some]) for q in quarters if q]
+    else:
+        rounds = _held_back(data, ranges)
+    index, gain = _contest(data, Simulation(decision.model, tried[0]), rounds, list(tried))
     result = f"is {gain:.1f} dB less than with {names[0]}" if index else "is not less with another"
     count = len(data.kept) * (samples_in(data.kept[0]) if data.whole else 1)
     on = f"{count} calibration sample{'s' if count > 1 else ''}"
     return ObserverChoice(index, f"observer {names[index]}: on {on}, the outputs' error {result}")
+
+
+@dataclass(frozen=True)
+class _Ranges:
+    """What some values are rounded by if ranges come from other data than all.
+
+    Attributes:
+        statistics: of all data, which count where the others say nothing.
+    """
+
+    decision: Decision
+    statistics: Mapping[str, Any]
+    values: Sequence[str]
+
+    def parts(self, count: int) -> Parts:
+        """Return what observes some parts of the data."""
+        requests = [r for value in self.values for r in self.decision.range_requests(value)]
+        return Parts(requests, count)
+
+    def codes(
+        self, parts: Parts, some: Sequence[int]
+    ) -> Callable[[Sequence[int]], Sequence[Codes]]:
+        """Return what returns the codes of observers by the ranges of some parts of the data."""
+        names = self.decision.settings.activations.observers
+
+        def codes(observers: Sequence[int]) -> Sequence[Codes]:
+            found = parts.results(some, [names[index] for index in observers])
+            known = {**self.statistics, **found}
+            return [self.decision.codes({}, known, i, self.values) for i in observers]
+
+        return codes
+
+
+def _held_back(data: _Data, ranges: _Ranges) -> list[_Round]:
+    """Return rounds in which samples are judged by the ranges of others."""
+    parts = ranges.parts(_FOLDS)
+    peaks = np.zeros((len(data.kept), len(ranges.values)))
+    for k in range(_FOLDS):
+        rows = list[Array]()
+        for outputs in data.outputs(data.kept[k::_FOLDS]):
+            parts.add(k, outputs)
+            rows.append(data.peaks(outputs))
+        peaks[k::_FOLDS] = np.concatenate(rows)
+    heavy = heavy_tails(peaks)
+    rounds = []
+    for k in range(_FOLDS):
+        held = data.kept[k::_FOLDS]
+        others = [other for other in range(_FOLDS) if other != k]
+        rounds.append(_Round((1 - heavy) * len(held), held, ranges.codes(parts, others)))
+    if heavy:
+        order = peaks.argsort(0, kind="stable").argsort(0).mean(1).argsort(kind="stable").tolist()
+        ordered = [data.kept[i] for i in order]
+        lesser, greater = ordered[: len(order) // 2], ordered[len(order) // 2 :]
+        parts = ranges.parts(1)
+        for outputs in data.outputs(lesser):
+            parts.add(0, outputs)
+        rounds.append(_Round(heavy * len(order), greater, ranges.codes(parts, [0])))
+    return rounds
+
+
+def _contest(
+    data: _Data, simulation: Simulation, rounds: Sequence[_Round], observers: list[int]
+) -> tuple[int, float]:
+    """Return the best observer, and by how many dB its error is less than the first's.
+
+    After each round, those that are clearly worse than the best of the others are dropped.
+    """
+    total = sum(step.share for step in rounds)
+    errors, signals = list[Array](), list[Array]()
+    for step in rounds:
+        batches = data.together(step.samples)
+        error, signal = output_errors(data.runner, simulation, step.codes(observers), batches)
+        weight = step.share / total / len(signal)
+        errors.append(error * weight)
+        signals.append(signal * weight)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.concatenate(errors, 1) / np.concatenate(signals).sum(0)
+        left = remaining(relative)
+        if step is not rounds[-1]:
+            errors, observers = [part[left] for part in errors], [observers[i] for i in left]
+        if len(observers) == 1:
+            return observers[0], 0.0
+    place, gain = best(relative)
+    return observers[place], gain
+
+
+def heavy_tails(peaks: Array) -> float:
+    """Return the share of values whose greatest values in samples have a heavy tail.
+
+    Hill's estimate of the tail index, from the greater quarter of the samples.
+
+    Args:
+        peaks: ``[samples, values]``.
+    """
+    ordered = -np.sort(-peaks, 0)
+    count = max(1, len(peaks) // _FOLDS)
+    rare = (ordered[count] == 0) & (ordered[0] > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        index = np.log(ordered[:count] / ordered[count]).mean(0)
+    return float((rare | (index >= _HEAVY)).mean())
 
 
 def exceeding(values: int, samples: int) -> float:
@@ -129,10 +239,11 @@ class _Data:
 
     Args:
         carrier: the float model.
+        values: names of its values that are rounded.
     """
 
-    def __init__(self, carrier: Carrier, samples: Samples):
-        self.carrier = carrier
+    def __init__(self, carrier: Carrier, samples: Samples, values: Sequence[str]):
+        self._carrier, self._values = carrier, values
         self.whole = fixed_batch(carrier.inputs) is not None
         self._inputs = carrier.inputs
         names = [spec.name for spec in carrier.inputs]
@@ -141,31 +252,41 @@ class _Data:
         self.seen = places * samples_in(self.kept[0]) if self.whole else places
         while len(self.kept) >= 2 * _FEWEST and len(self.kept) * self._work() > _MOST_MACS:
             self.kept = self.kept[::2]
+        self._together, self._taps = _TOGETHER, list[str]()
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The float model, with the values that are rounded once those were asked for."""
+        return self._carrier.runner(self._taps)
 
     def _work(self) -> float:
         """Return about how many multiplications a run takes; lengths that vary count by inputs."""
         declared = sum(prod(x if isinstance(x, int) else 1 for x in s.shape) for s in self._inputs)
         given = sum(array.size for array in self.kept[0].values())
-        return macs(self.carrier.graph()) * given / max(declared, 1)
+        return macs(self._carrier.graph()) * given / max(declared, 1)
 
-    def split(self, values: Sequence[str]) -> tuple[list[Batch], list[Batch]] | None:
-        """Return the samples with the greatest values, a quarter, and the others; if not too few.
+    def outputs(self, samples: Sequence[Batch]) -> Iterator[Batch]:
+        """Run samples; yield their inputs, outputs, and the values that are rounded."""
+        if not self._taps:
+            inputs = {spec.name for spec in self._inputs}
+            self._taps = [value for value in self._values if value not in inputs]
+            sample = self.kept[0]
+            size = sum(array.nbytes for array in self.runner.run(sample).values())
+            self._together = max(1, min(_TOGETHER, _MOST_INNER // max(size, 1)))
+        for batch in self.together(samples):
+            yield type(batch)({**batch, **self.runner.run(batch)})
 
-        A sample's values rank among those of the others, and the mean of its ranks counts.
-        """
-        count = len(self.kept)
-        held = count // _HELD
-        if held < _FEWEST_HELD:
-            return None
-        inputs = {spec.name for spec in self._inputs}
-        runner = self.carrier.runner([value for value in values if value not in inputs])
-        peaks = np.zeros((count, len(values)))
-        for row, sample in enumerate(self.kept):
-            arrays = {**sample, **runner.run(sample)}
-            peaks[row] = [np.abs(arrays[value]).max(initial=0.0) for value in values]
-        ranks = peaks.argsort(0, kind="stable").argsort(0).mean(1)
-        order = ranks.argsort(kind="stable").tolist()
-        return [self.kept[i] for i in order[-held:]], [self.kept[i] for i in order[:-held]]
+    def peaks(self, outputs: Batch) -> Array:
+        """Return the greatest absolute values ``[samples, values]``."""
+        rows = 1 if self.whole else samples_in(outputs)
+        arrays = [np.abs(outputs[value]) for value in self._values]
+        peaks = [
+            a.reshape(rows, -1).max(1, initial=0.0)
+            if a.ndim and a.size % rows == 0
+            else np.full(rows, a.max(initial=0.0))
+            for a in arrays
+        ]
+        return np.stack(peaks, 1)
 
     def together(self, samples: Sequence[Batch]) -> Iterator[Batch]:
         """Yield samples, neighbours of the same shapes as one batch."""
@@ -178,8 +299,8 @@ class _Data:
             if self.whole or isinstance(group[0], Feed):
                 yield from group
                 continue
-            for start in range(0, len(group), _TOGETHER):
-                some = group[start : start + _TOGETHER]
+            for start in range(0, len(group), self._together):
+                some = group[start : start + self._together]
                 yield {name: np.concatenate([s[name] for s in some]) for name in some[0]}
 
 
@@ -206,6 +327,24 @@ def spread(batches: Iterable[Batch], *, whole: bool) -> tuple[list[Batch], int]:
     return kept, seen
 
 
+def remaining(errors: Array) -> list[int]:
+    """Return the observers that are not clearly worse than the best; the first stays.
+
+    Clearly, if the error is more than twice the least (3 dB), and still is without any one sample.
+
+    Args:
+        errors: as :func:`best` takes them.
+    """
+    errors = errors[:, :, np.isfinite(errors).all((0, 1))]
+    if not errors.size:
+        return list(range(len(errors)))
+    total = errors.sum(1, keepdims=True)
+    gains = _gains(np.concatenate([total, np.maximum(total - errors, 0.0)], 1))
+    best_gains = gains[gains[:, 0].argmax()]
+    worse = (best_gains - gains).min(1) > _CLEARLY
+    return [i for i in range(len(errors)) if i == 0 or not worse[i]]
+
+
 def best(errors: Array) -> tuple[int, float]:
     """Return which error is least, and by how many dB less than the first's.
 
@@ -229,123 +368,3 @@ def _gains(totals: Array) -> Array:
     """Return by how many dB the mean over outputs is below the first's, ``[observers, N]``."""
     levels = 10 * np.log10(totals + _FLOOR).mean(2)
     return np.asarray(levels[:1] - levels)
-
-
-class _Simulation:
-    """A model whose activations are rounded by codes that a run is given.
-
-    It is not optimized: the runtime's optimizer takes scales that are inputs for others.
-
-    Args:
-        model: not changed.
-        codes: the values to round; of each code only the type counts, and whether it has limits.
-    """
-
-    def __init__(self, model: ir.Model, codes: Mapping[str, ActivationCode]):
-        graph = model.clone()
-        self._editor, self._graph = Editor(graph), graph.graph
-        present = value_by_name(graph)
-        self._entries = {name: self._round(present[name], code) for name, code in codes.items()}
-        self._runner = graph_runner(graph, optimize=False)
-
-    def run(self, batch: Batch, codes: Mapping[str, ActivationCode]) -> list[Array]:
-        """Return the outputs, in the order of the model's."""
-        feed = dict(batch)
-        for value, entries in self._entries.items():
-            code = codes[value]
-            numbers = (code.scale, code.zero_point, *(code.limits or ()))
-            for entry, number in zip(entries, numbers, strict=True):
-                assert entry.dtype is not None
-                feed[entry.name or ""] = np.asarray(number, entry.dtype.numpy())
-        return list(self._runner.run(feed).values())
-
-    def _round(self, value: ir.Value, code: ActivationCode) -> list[ir.Value]:
-        """Round a value for all of its readers; return the inputs that its code is given by."""
-        float32, editor, uses = ir.DataType.FLOAT, self._editor, list(value.uses())
-        keys = {"scale": float32, "zero_point": code.dtype}
-        if code.limits is not None:
-            keys |= {"low": float32, "high": float32}
-        entries = [
-            ir.Value(
-                name=editor.free_name(f"{value.name}.{key}"),
-                type=ir.TensorType(dtype),
-                shape=ir.Shape(()),
-            )
-            for key, dtype in keys.items()
-        ]
-        self._graph.inputs.extend(entries)
-        nodes, source = list[ir.Node](), value
-        if code.limits is not None:
-            nodes.append(editor.node("Clip", [value, *entries[2:]], f"{value.name}.clip", float32))
-            source = nodes[-1].outputs[0]
-        for op_type, dtype in (("QuantizeLinear", code.dtype), ("DequantizeLinear", float32)):
-            operands = [source, *entries[:2]]
-            nodes.append(editor.node(op_type, operands, f"{value.name}.{op_type}", dtype))
-            source = nodes[-1].outputs[0]
-        producer = value.producer()
-        if producer is None:
-            self._graph.insert_before(self._graph[0], nodes)
-        else:
-            self._graph.insert_after(producer, nodes)
-        for node, index in uses:
-            node.replace_input_with(index, source)
-        for index, output in enumerate(self._graph.outputs):
-            if output is value:
-                self._graph.outputs[index] = source
-        return entries
-
-
-def _expected_errors(
-    data: _Data,
-    simulation: _Simulation,
-    judged: Sequence[tuple[float, Sequence[Batch], Sequence[_Codes]]],
-) -> tuple[Array, Array]:
-    """Return errors and signals as :func:`_output_errors`, of samples that stand for a share each.
-
-    Args:
-        judged: a share of later samples, the samples that stand for it, and each observer's codes.
-    """
-    errors, signals = list[Array](), list[Array]()
-    for share, samples, codes in judged:
-        error, signal = _output_errors(data, simulation, codes, samples)
-        errors.append(error * share / error.shape[1])
-        signals.append(signal * share / error.shape[1])
-    return np.concatenate(errors, 1), np.concatenate(signals)
-
-
-def _output_errors(
-    data: _Data, simulation: _Simulation, codes: Sequence[_Codes], samples: Sequence[Batch]
-) -> tuple[Array, Array]:
-    """Return squared errors ``[observers, samples, outputs]`` and signals ``[samples, outputs]``.
-
-    Outputs that are no floats are left out if others are.
-
-    Args:
-        codes: by each observer.
-    """
-    runner, signals, errors = data.carrier.runner(), list[Array](), list[Array]()
-    for batch in data.together(samples):
-        rows = samples_in(batch)
-        wanted = list(runner.run(batch).values())
-        floats = [i for i, array in enumerate(wanted) if array.dtype.kind == "f"]
-        places: Collection[int] = floats or range(len(wanted))
-        signals.append(np.stack([_squares(wanted[i], None, rows) for i in places], 1))
-        parts = []
-        for given in codes:
-            outputs = simulation.run(batch, given)
-            parts.append(np.stack([_squares(wanted[i], outputs[i], rows) for i in places], 1))
-        errors.append(np.stack(parts))
-    return np.concatenate(errors, 1), np.concatenate(signals)
-
-
-def _squares(wanted: Array, given: Array | None, rows: int) -> Array:
-    """Return sums of squares of an array, or of its difference from another, for each sample."""
-    values = wanted.astype(np.float64)
-    if given is not None:
-        values, others = filled(values, given)
-        values = values - others
-    with np.errstate(invalid="ignore", over="ignore"):
-        squares = np.square(values)
-    if squares.ndim and len(squares) == rows:
-        return np.asarray(squares.reshape(rows, -1).sum(1))
-    return np.full(rows, squares.sum() / rows)

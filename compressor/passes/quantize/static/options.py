@@ -46,7 +46,7 @@ class WeightOptions(WeightSettings):
 
 
 AUTO = "auto"
-CANDIDATES = ("mse", "min-max", "percentile", "entropy")
+CANDIDATES = ("mse", "min-max", "percentile", "entropy", "extreme-value")
 """What ``auto`` chooses from; the first stays unless another is better."""
 
 _SET_BY_PASSES = frozenset({"bits", "symmetric"})  # options that every observer of ranges has
@@ -169,8 +169,7 @@ class StaticActivationOptions(ActivationOptions):
         default=AUTO,
         description="how the range is chosen from the calibration data, by name, or with options "
         f"as {{name: moving-average, constant: 0.1}}; auto is the one of {', '.join(CANDIDATES)} "
-        "with which the model's outputs err least on calibration samples; extreme-value suits "
-        "detectors and others where large values carry the answer and calibration data are few",
+        "with which the model's outputs err least on calibration samples",
         json_schema_extra=_list_observers_and_auto,
     )
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.graph.codes import attach_codes, write_out_zero_point
-from compressor.graph.editing import Editor
+from compressor.graph.editing import Editor, insert_behind
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, constant_of, static_shape, value_by_name
 from compressor.passes.quantize.maths.affine import quantize
@@ -229,11 +229,7 @@ def _quantize_value(
         source = clip.outputs[0]
     quantized = _node("QuantizeLinear", [source, scale, zero], f"{name}_codes", code.dtype, value)
     added.append(quantized)
-    producer = value.producer()
-    if producer is None:
-        graph.insert_before(graph[0], added)
-    else:
-        graph.insert_after(producer, added)
+    insert_behind(graph, value, added)
     _read_codes(graph, quantized.outputs[0], (scale, zero), uses, carried)
     if value.is_graph_output():
         _replace_output(graph, value, quantized.outputs[0], (scale, zero))

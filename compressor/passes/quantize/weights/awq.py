@@ -12,6 +12,7 @@ import torch
 
 from compressor.errors import SpecError
 from compressor.graph.blocks import partition
+from compressor.models.transformers.block_checkpoint import BLOCK, BlockCheckpoint
 from compressor.passes.prepare.sources import (
     InputGroup,
     input_groups,
@@ -40,6 +41,29 @@ def awq_groups(
         if len({home[name] for name in names}) > 1:
             group = replace(group, source=None, reason="what absorbs factors is in another block")
         groups.append(group)
+    return tuple(groups)
+
+
+def block_groups(
+    carrier: BlockCheckpoint, schemes: Mapping[str, Scheme], parameters: Collection[str]
+) -> tuple[InputGroup, ...]:
+    """Return the same for a checkpoint, from the graphs of its blocks."""
+    layers = {layer.name: layer for layer in carrier.layers()}
+    groups = []
+    for index, block in enumerate(carrier.decoder.blocks):
+        lowered, path = carrier.graph_of_block(index), f"{block.path}."
+        here = {BLOCK + n.removeprefix(path): s for n, s in schemes.items() if n.startswith(path)}
+        free = [BLOCK + name.removeprefix(path) for name in parameters if name.startswith(path)]
+        for group in awq_groups(lowered.graph(), here, free):
+            named = [layers[path + layer.name.removeprefix(BLOCK)] for layer in group.layers]
+            value, source = carrier.observed[named[0].name], group.source
+            if source is not None:
+                owner = source.layer
+                vectors = [path + name.removeprefix(BLOCK) for name in source.vectors]
+                owner = None if owner is None else layers[path + owner.name.removeprefix(BLOCK)]
+                source = replace(source, vectors=tuple(vectors), layer=owner)
+            request = replace(group.request, tensor=value)
+            groups.append(replace(group, request=request, layers=tuple(named), source=source))
     return tuple(groups)
 
 
@@ -192,10 +216,19 @@ def _alike(scaled: Sequence[tuple[InputGroup, torch.Tensor]], carrier: Carrier) 
 
 
 def plan_awq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> AwqWork:
-    """Return what AWQ would do to the chosen layers of a model with a graph."""
+    """Return what AWQ would do to the chosen layers of a model.
+
+    Raises:
+        ModelError: a block of a checkpoint cannot be lowered to a graph.
+    """
     stored = carrier.tensors()
     kept = {layer.weight for layer in carrier.layers() if layer.name not in schemes}
-    groups = awq_groups(carrier.graph(), schemes, stored.keys() - kept)
+    parameters = stored.keys() - kept
+    groups = (
+        block_groups(carrier, schemes, parameters)
+        if isinstance(carrier, BlockCheckpoint)
+        else awq_groups(carrier.graph(), schemes, parameters)
+    )
     return AwqWork(schemes, groups, Folded(lambda name: stored[name].read()), search)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from compressor.errors import DataError, SpecError
-from compressor.models.layer_uses import input_moments
+from compressor.models.layer_uses import observed_inputs
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights
 from compressor.passes.quantize.reconstruct import (
@@ -132,11 +132,11 @@ class GptqWork:
 
 
 def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> GptqWork:
-    """Return what GPTQ would do to the chosen layers of a model with a graph."""
+    """Return what GPTQ would do to the chosen layers of a model."""
     groups = {layer.name: layer.groups for layer in carrier.layers()}
     by_layer = {
         name: request
-        for name, request in input_moments(carrier.graph(), _ROWS_PER_COLUMN).items()
+        for name, request in observed_inputs(carrier, _ROWS_PER_COLUMN).items()
         if name in schemes and (groups[name] == 1 or _by_rows(schemes[name]))
     }
     return GptqWork(schemes, by_layer, lambda x: x.canonical(carrier.weight(x)), search)

@@ -86,7 +86,9 @@ class QuantizeWeights(WeightPass):
     memory. `gptq` makes up for each rounding error with the weights still to be rounded; `awq`
     gives the channels with large activations finer steps; `reconstruct` goes on from `gptq` and
     trains the codes until each block gives the float block's outputs. These three need calibration
-    data and a model that runs, and work through it block by block.
+    data and work through the model block by block; `gptq` and `awq` take the checkpoint of a causal
+    language model as it is, of which memory then holds one block, and `reconstruct` a model that
+    runs.
     """
 
     name: ClassVar[str] = "quantize-weights"
@@ -146,6 +148,11 @@ class QuantizeWeights(WeightPass):
     def by_block(self) -> bool:
         """Whether the method needs to see what flows into each block as it is quantized."""
         return self.method in ("gptq", "awq", "reconstruct")
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether nothing but each block's inputs has to be seen."""
+        return self.method in ("gptq", "awq")
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:
         """Return each layer's scheme, and what the method has to know of its inputs.

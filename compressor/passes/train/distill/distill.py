@@ -74,6 +74,7 @@ class Distill(Recipe, Distillation):
     """
 
     name: ClassVar[str] = "distill"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN, Capability.GRAPH})
     source: ClassVar[str] = (
         "Hinton et al. 2015 (arXiv:1503.02531); features: Romero et al. 2015 (arXiv:1412.6550); "
@@ -144,7 +145,7 @@ class Distill(Recipe, Distillation):
             name = "the squared difference to the teacher's outputs"
         target = f", {self.alpha:g} {hard}" if hard else ""
         note = f"{1 - self.alpha:g} of the loss is {name}{target}"
-        return Survey(self.plan(carrier), notes=(note,))
+        return Survey(self.plan(carrier), notes=(note, *self.pruned_notes(context)))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Train assistants, then the model."""

@@ -207,7 +207,8 @@ class TeacherOutputs:
         course = self._course
         name = _SHARED if self._shared else f"epoch {step // course.order.steps_in_epoch}"
         name = _HELD_OUT if step >= course.steps else name
-        page = self._page(name) if self._kept else None
+        # Samples of a program's own loop have no numbers to keep outputs under.
+        page = self._page(name) if self._kept and len(micro.rows) else None
         kept = page.read(micro.rows) if page is not None else None
         if kept is None:
             return self._compute(micro.rows, inputs, page)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.graph.editing import Attributes, Editor
+from compressor.graph.editing import Attributes, Editor, insert_behind
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
@@ -155,11 +155,7 @@ class _Writer:
         names, inputs = self._scales(point.value, scale, zero, learned, learned and point.movable)
         fields = {"low": point.scheme.low, "high": point.scheme.high, "batched": 1}
         node = self._node("FakeQuantize", [source, *inputs], point.value, fields)
-        producer = value.producer()
-        if producer is None:
-            self.model.graph.insert_before(self.model.graph[0], node)
-        else:
-            self.model.graph.insert_after(producer, node)
+        insert_behind(self.model.graph, value, node)
         for reader, index in readers:
             reader.replace_input_with(index, node.outputs[0])
         if output:
@@ -168,6 +164,7 @@ class _Writer:
             for index, listed in enumerate(self.model.graph.outputs):
                 if listed is value:
                     self.model.graph.outputs[index] = node.outputs[0]
+        producer = value.producer()
         if source is not value and producer is not None:
             self.model.graph.remove(producer, safe=True)
         return names

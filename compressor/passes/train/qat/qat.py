@@ -71,6 +71,7 @@ class Qat(Recipe):
     """
 
     name: ClassVar[str] = "qat"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
@@ -168,7 +169,9 @@ class Qat(Recipe):
             note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
         notes = kernel_notes(context.targets, settings)
         faster = replace(settings, faster=True, samples=context.shapes).decide(networks.folded)
-        return Survey(rows, notes=(note, *notes, *_faster_as_floats(faster)))
+        return Survey(
+            rows, notes=(note, *notes, *self.pruned_notes(context), *_faster_as_floats(faster))
+        )
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Calibrate, train, and quantize.
@@ -277,6 +280,11 @@ class Qat(Recipe):
     def labelled(self) -> bool:
         """Whether the training data must have a target: unless all is learned from a teacher."""
         return self.distill is None or self.distill.alpha > 0
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether more than the learning rate changes: batch norms are frozen, weights pruned."""
+        return self._live or super().scheduled
 
     @property
     def _live(self) -> bool:

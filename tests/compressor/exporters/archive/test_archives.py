@@ -17,7 +17,8 @@ from safetensors import safe_open
 import compressor.exporters.archive.exporter as packing
 from compressor.errors import CompressorError, InputError, ModelError, SpecError
 from compressor.exporters.archive import unpacking
-from compressor.exporters.archive.coder import CHUNK
+from compressor.exporters.archive.coder import CHUNK, encode
+from compressor.exporters.archive.forms import candidates
 from compressor.exporters.archive.index import PackedFile, index_bytes, read_index
 from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.files import file_sha256
@@ -127,6 +128,27 @@ def test_incompressible_files_grow_little(tmp_path: Path) -> None:
     path = tmp_path / "noise.bin"
     path.write_bytes(rng().bytes(100_000))
     assert packed([path], tmp_path / "a").stat().st_size < 100_400
+
+
+@pytest.mark.parametrize("content", ["codes", "sparse codes", "zeros at the beginning"])
+def test_large_tensors_take_as_little_as_if_all_ways_were_tried(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way is chosen by parts of a tensor, and looked for again where another part differs."""
+    draw = rng()
+    codes = np.clip(draw.normal(8, 2, 2 * CHUNK), 0, 15).astype(np.uint8)
+    if content == "sparse codes":
+        codes[draw.random(codes.size) < 0.7] = 8
+    data = codes[::2] | codes[1::2] << 4
+    if content.startswith("zeros"):
+        data[: CHUNK // 4] = 0
+    path = write_safetensors(tmp_path / "w.safetensors", {"w": ("U8", data)})
+    monkeypatch.setattr(packing, "_SMALL", 0)
+    found = stored_bytes(packed([path], tmp_path / "a"))["w"]
+    likely = [form for form in candidates(data, 1, floating=False) if form.bits in (4, 8)]
+    assert found <= 1.01 * min(encode(data, form, 9).nbytes for form in likely)
+    unpack(tmp_path / "a", tmp_path / "out")
+    assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_single_tensors_are_taken_alone(archive: Path, tmp_path: Path) -> None:

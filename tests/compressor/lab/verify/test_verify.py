@@ -24,9 +24,9 @@ from compressor.models.codec.load import load
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.report.pages.inspect import proof_page
 from compressor.report.terminal import plain_text
-from compressor.run import timing
 from compressor.run.store import Store
 from compressor.types.proofs import is_sealed, sealed_text
+from tests.compressor.brief_timing import time_briefly
 from tests.compressor.lab.verify.proved import (
     BUILDERS,
     Flip,
@@ -48,8 +48,7 @@ RUN_FILES = 10  # of the run below, manifest.json included
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "_BUDGET", 0.0)
-        patch.setattr(timing, "_LEAST_OPENINGS", 2)
+        time_briefly(patch)
         return exported(onnx_project(tmp_path_factory.mktemp("run")))
 
 
@@ -226,7 +225,6 @@ def test_truncated_missing_new_and_swapped_files(run: Path) -> None:
     weights.write_bytes(whole)
     (folder / "sub").mkdir()
     (folder / "sub" / "code.py").write_text("")
-    (folder / ".compressor" / "anything").write_text("")  # the store proves itself
     assert complaint(folder) == "sub/code.py new "
     shutil.rmtree(folder / "sub")
     markdown, page = folder / "report.md", folder / "report.html"

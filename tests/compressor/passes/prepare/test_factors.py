@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.passes.prepare.maths.factors import find_factors
+from compressor.passes.prepare.maths.factors import find_factors, total_error
 from compressor.passes.prepare.maths.parts import Columns, Part, Rows, Span
 
 
@@ -50,6 +51,133 @@ def test_factors_undo_what_makes_channels_differ(shared: bool):
     uneven = find_factors(parts(1, 16, 3.0, shared=shared), 16)
     assert uneven.before > 50 * even.before
     assert uneven.after < 1.5 * even.after
+
+
+def grained(logarithms: torch.Tensor) -> torch.Tensor:
+    """Return logarithms of mean 0, at most 10 from it, in sixteenths."""
+    return ((logarithms - logarithms.mean()).clamp(-10, 10) * 16).round() / 16
+
+
+def least_of(problem: list[Part], tried: list[torch.Tensor]) -> torch.Tensor:
+    """Return the first of these, and of no factors, with the least error."""
+    every = [torch.zeros_like(tried[0]), *map(grained, tried)]
+    return min(every, key=lambda logarithms: total_error(problem, torch.exp2(logarithms)))
+
+
+def powers(ranges: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+    """Return logarithms of powers of relative sizes, of which none counts below 1e-4."""
+    first, second = (x.clamp(min=1e-4).log2() for x in (ranges, weights))
+    quarters = [n / 4 for n in range(5)]
+    return [a * first - b * second for a in quarters for b in quarters]
+
+
+def descended(problem: list[Part], start: torch.Tensor) -> list[torch.Tensor]:
+    """Return each sixth of 60 steps of PyTorch's Adam along the logarithm of the soft error."""
+    logarithms = torch.cat([start, torch.zeros(1)]).to(torch.float64)
+    adam = torch.optim.Adam([logarithms], betas=(0.9, 0.99), eps=1e-30)
+    soft, visited = [part.softened() for part in problem], list[torch.Tensor]()
+    for done in range(60):
+        errors, slopes = zip(*(each(logarithms) for each in soft), strict=True)
+        logarithms.grad = torch.stack(slopes).sum(0) / torch.stack(errors).sum()
+        logarithms.grad[-1] = 0.0
+        adam.param_groups[0]["lr"] = 0.25 * (1 - done / 60)
+        adam.step()
+        if done % 6 == 5:
+            visited.append(logarithms[:-1].to(torch.float32))
+    return visited
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("seed", "count"), [(0, 9), (1, 9), (59, 9), (3, 2)])
+def test_the_search_is_of_powers_and_then_adam(seed: int, count: int, shared: bool):
+    """With seed 1, a channel has no factor; with seed 59, the last step is the best."""
+    span, columns, *rows = parts(seed, count, 3.0, shared=shared)
+    assert isinstance(span, Span)
+    assert isinstance(columns, Columns)
+    ranges = span.reach.amax(0) / span.reach.amax()
+    weights = (columns.peaks / columns.peaks.amax(2, keepdim=True)).amax((0, 1))
+    if seed == 1:
+        kept = torch.tensor([0, 1, 2, 3, -1, 5, 6, 7, 8])
+        span, columns = replace(span, index=kept), replace(columns, index=kept[None])
+        ranges[4] = weights[4] = 0.0
+    problem = [span, columns, *rows]
+    best = least_of(problem, powers(ranges, weights))
+    found = find_factors(problem, count, wanted=0.0)
+    assert torch.equal(found.factors, torch.exp2(best))
+    assert found.after == total_error(problem, found.factors) < found.before
+    refined = find_factors(problem, count)
+    best = least_of(problem, [best, *descended(problem, best)])
+    assert torch.equal(refined.factors, torch.exp2(best))
+    assert refined.after < found.after or count == 2
+    # Descent begins where it may come near what is wanted: within a factor of 1.5.
+    for share, after in ((0.99, found.after), (1.01, refined.after)):
+        assert find_factors(problem, count, found.after / 1.5 * share).after == after
+
+
+def test_powers_are_of_each_value_s_own_greatest_range():
+    """The second value is a thousandth of the first, but an error of it counts a million times."""
+    reach = torch.tensor([[0.0, -3.0, 1e-3, 0.5], [1.0, 0.01, 0.0, 0.0]])
+    other = torch.tensor([[1e-3, 4e-6, 0.0], [0.0, 0.0, 2e-6]])
+    problem: list[Part] = [
+        Span(reach, torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0, 1, 2, -1]), 255, True),
+        Span(other, torch.full((3,), 1e6), torch.tensor([1, 0, 2]), 255, False),
+    ]
+    # Shares of 1, and of 1e-3; that of the channel without a factor is nobody's.
+    ranges = torch.tensor([1.0, 1.0, 2e-3])
+    found = find_factors(problem, 3, wanted=0.0)
+    best = least_of(problem, powers(ranges, torch.ones(3)))
+    assert torch.equal(found.factors, torch.exp2(best))
+    assert found.after < found.before
+
+
+def test_powers_are_of_the_greatest_weight_by_row():
+    peaks = torch.tensor([[[8.0, 1.0, 1.0], [0.01, 0.02, 0.001]]])
+    index = torch.arange(3)[None]
+    problem: list[Part] = [Columns(peaks, torch.ones(1, 3), torch.ones(1, 2), index, 254, True)]
+    found = find_factors(problem, 3, wanted=0.0)
+    best = least_of(problem, powers(torch.full((3,), 1e-5), torch.tensor([1.0, 1.0, 1 / 8])))
+    assert torch.equal(found.factors, torch.exp2(best))
+    assert found.after < found.before
+
+
+@pytest.mark.parametrize("least", [0, 1])
+def test_a_factor_is_at_most_1024_times_the_mean_or_its_part(least: int):
+    """One channel is much larger, or much smaller, than twenty others."""
+    ranges = torch.full((21,), (1e-5, 1.0)[least])
+    ranges[0] = (1.0, 1e-5)[least]
+    gain = torch.ones(21)
+    gain[0] = (1.0, 1e9)[least]
+    problem: list[Part] = [Span(ranges.expand(2, 21), gain, torch.arange(21), 255, True)]
+    found = find_factors(problem, 21, wanted=0.0)
+    assert found.factors[0] == (1024.0, 1 / 1024)[least]
+
+
+def test_a_single_factor_changes_nothing():
+    """What is multiplied and divided by it keeps its steps, relative to its size."""
+    problem = parts(2, 1, 3.0, shared=False)
+    found = find_factors(problem, 1)
+    assert found.factors.tolist() == [1.0]
+    assert found.after == found.before > 0
+
+
+def test_where_nothing_errs_factors_stay_one():
+    problem: list[Part] = [Span(torch.zeros(2, 3), torch.ones(3), torch.arange(3), 255, False)]
+    found = find_factors(problem, 3)
+    assert found.factors.tolist() == [1.0, 1.0, 1.0]
+    assert (found.before, found.after) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_value_that_is_always_zero_has_no_say(symmetric: bool):
+    """It errs by nothing, so the factors are those that there are without it."""
+    problem = parts(1, 6, 3.0, shared=False)
+    zero = Span(torch.zeros(2, 6), torch.ones(6), torch.arange(6), 255, symmetric)
+    without, found = find_factors(problem, 6), find_factors([*problem, zero], 6)
+    assert found.after == without.after < 0.99 * without.before
+    assert torch.equal(found.factors, without.factors)
+    error, slopes = zero.softened()(torch.zeros(7, dtype=torch.float64))
+    assert float(error) == 0.0
+    assert slopes.tolist() == [0.0] * 7
 
 
 def test_a_channel_without_a_factor_keeps_its_scale():

@@ -121,6 +121,29 @@ def test_a_target_below_everything_gone_says_what_was_measured():
     assert "0.12 or more" in raised.value.remedy
 
 
+def test_only_a_run_of_the_whole_network_refuses_a_target():
+    """The table says 0.11 with everything gone, and the network takes 0.6 times as long as that."""
+    found = search([1.0] * GROUPS, correction=0.6).find(0.1)
+    assert found.measured <= 0.1
+    with pytest.raises(SpecError, match=r"is 0.05, and 0.06 of the time was measured"):
+        search([1.0] * GROUPS, correction=0.6).find(0.05)
+
+
+def test_of_choices_that_are_fast_enough_the_one_that_loses_least_counts():
+    made = search([1.0, 2.0, 3.0, 4.0], correction=0.9)
+    seen: list[tuple[float, float]] = []
+    measured = made._measured
+
+    def noted(state: State) -> float:
+        seen.append((measured(state), made.loss(state)))
+        return seen[-1][0]
+
+    made._measured = noted  # type: ignore[method-assign]  # the times that decide
+    found = made.find(0.6)
+    assert made.loss(found.state) == min(loss for time, loss in seen if time <= 0.6)
+    assert len(seen) > 1
+
+
 def test_the_same_table_gives_the_same_choice():
     first, second = (search([1.0, 2.0, 3.0, 4.0]).find(0.5) for _ in range(2))
     assert vars(first) == vars(second)

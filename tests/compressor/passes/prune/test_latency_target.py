@@ -175,9 +175,7 @@ def target_of(model: TorchCarrier) -> LatencyTarget:
     analysis = analyse(model.graph())
     selector = step.selector(model, analysis.channels)
     blocks = droppable_blocks(model.graph(), ())
-    return LatencyTarget(
-        model, analysis, selector, blocks, selector.plain(), data(), PassContext(), False
-    )
+    return LatencyTarget(model, analysis, selector, blocks, selector.plain(), data(), PassContext())
 
 
 def test_a_choice_is_described():

@@ -128,6 +128,9 @@ def test_a_layer_without_statistics_is_an_error():
         weights = ("up.0.weight",)
         statistics: dict[str, Any] = {}  # noqa: RUF012
 
+        def kept(self, make: Any) -> Any:
+            return make()
+
         def replace(self, changes: Any) -> None:
             raise AssertionError(changes)
 

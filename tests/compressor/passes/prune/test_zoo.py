@@ -124,6 +124,13 @@ def check_positions(
             assert static_shape(value) == static_shape(old), name
 
 
+def test_both_directions_of_a_recurrence_are_zeroed_for_the_proof() -> None:
+    _, channels = mapped("recurrent")
+    roles = {m.parameter: m.role for g in channels.groups for m in g.members}
+    assert "gru.weight_hh_l0_reverse" in roles
+    assert "other" not in roles.values()
+
+
 @every
 def test_what_remains_computes_what_it_did(name: str) -> None:
     model, channels = mapped(name)

@@ -135,6 +135,40 @@ def test_artifacts_hold_it(
     assert contents.parameters == model_parameters(source)
 
 
+@pytest.mark.parametrize("model", [digits, transformer])
+def test_floats_that_remain_are_shortened_on_request(
+    model: Callable[[], Carrier], tmp_path: Path
+) -> None:
+    """Codebooks and vectors keep 8 significant bits on each carrier; an archive is smaller."""
+    source, bits = model(), 8
+    plain, short = applied(source), applied(source, float_bits=bits)
+    other = applied(OnnxCarrier(source.graph()), float_bits=bits)
+    weights = {layer.weight for layer in source.layers()}
+    changed = 0
+    for name, stored in source.tensors().items():
+        before, after = stored.read(), short.carrier.tensors()[name].read()
+        if name in weights or before.ndim != 1 or not before.is_floating_point():
+            continue
+        assert torch.equal(after, other.carrier.tensors()[name].read()), name
+        assert not (after.view(torch.int32) & 0xFFFF).any(), name
+        assert bool(((after - before).abs() <= before.abs() * 2.0**-bits).all()), name
+        changed += not torch.equal(after, before)
+    assert changed
+    known = short.carrier.graph().graph.initializers
+    for layer in source.layers():
+        book = codebook_of(known[layer.weight])
+        if book is not None:
+            table = np.asarray(book.table.const_value.numpy())  # type: ignore[union-attr]
+            assert not (table.view(np.int32) & 0xFFFF).any()
+    exporter, sizes = catalog.load("exporter", "archive")(), []
+    for place, outcome in enumerate((plain, short)):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        (path,) = exporter.write(outcome.carrier, folder, CONTEXT)
+        sizes.append(path.stat().st_size)
+    assert sizes[1] < sizes[0]
+
+
 def test_nothing_is_clustered_for_a_plan() -> None:
     class Unread(OnnxCarrier):
         def weight(self, layer: object) -> torch.Tensor:  # noqa: ARG002

@@ -19,6 +19,7 @@ from compressor.passes.quantize.maths.floating import (
     nvfp4_tensor_scale,
     quantize_floats,
     round_to_nearest,
+    shortened,
 )
 from compressor.types.layers import QuantizedTensor, Scheme
 
@@ -364,3 +365,25 @@ def test_fine_factors_are_rounded_once() -> None:
         off = (found.double() - scale.double() * factor).abs()
         above = torch.nextafter(found, torch.full_like(found, torch.inf)).double()
         assert bool((off <= (above - found.double()) / 2).all())
+
+
+@given(
+    values=st.lists(st.floats(width=32), min_size=1, max_size=8),
+    bits=st.integers(3, 24),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+def test_shortened_floats_keep_their_first_bits(values, bits, dtype):
+    given_values = torch.tensor(values, dtype=torch.float32).to(dtype)
+    short = shortened(given_values, bits)
+    assert short.dtype == dtype
+    finite = torch.isfinite(given_values)
+    assert torch.equal(torch.isnan(short), torch.isnan(given_values))
+    wide, found = given_values[finite].double(), short[finite].double()
+    normal = wide.abs() >= torch.finfo(dtype).smallest_normal
+    assert bool(((found - wide).abs() <= wide.abs() * 2.0**-bits)[normal].all())
+    again = shortened(short, bits)
+    assert torch.equal(torch.nan_to_num(again), torch.nan_to_num(short))
+    mantissa, _ = torch.frexp(found)
+    whole = mantissa * 2.0**bits
+    largest = wide.abs() > torch.finfo(dtype).max * (1 - 2.0**-bits)  # would not be finite
+    assert bool((whole == whole.round())[~largest].all())

@@ -1,8 +1,8 @@
 """`observer: auto` of quantize-static: which ranges are chosen, by what, and what is said of it."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,17 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compressor.calibration.collect import collect_statistics
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static import observing
-from compressor.passes.quantize.static.observing import MOST_SAMPLES, best, exceeding, spread
+from compressor.passes.quantize.static.observing import (
+    MOST_SAMPLES,
+    best,
+    exceeding,
+    heavy_tails,
+    remaining,
+    spread,
+)
 from compressor.passes.quantize.static.options import CANDIDATES, StaticActivationOptions
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.qat.qat import Qat
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome
-from compressor.types.statistics import Request
 from compressor.types.tensors import Batch, Feed, TensorSpec
 from tests.compressor.passes.quantize.static_models import ORT, Given, statistics
 
@@ -65,12 +70,7 @@ def applied(
         options["observer"] = observer
     step = QuantizeStatic.model_validate({"activations": options, **EVERY})
 
-    def collect(
-        carrier: Carrier, requests: list[Request], some: Iterable[Batch] | None = None
-    ) -> dict[str, object]:
-        return collect_statistics(carrier, batches if some is None else some, requests)
-
-    context = replace(ORT, samples=Given(batches), collect=collect)
+    context = replace(ORT, samples=Given(batches))
     return step.apply(model, context, statistics(step, model, ORT, batches))
 
 
@@ -162,6 +162,8 @@ def test_batches_of_a_fixed_size_and_whole_feeds_are_run_as_they_are():
     assert "on 64 calibration samples" in applied(fixed, rare()).notes[-1]
     feeds: list[Batch] = [Feed(batch) for batch in rare()]
     assert applied(network(), feeds).notes[-1].startswith("observer ")
+    some: list[Batch] = [Feed(normal(rows)[0]) for rows in range(1, 17)]  # a quarter is held back
+    assert "on 16 calibration samples" in applied(network(), some).notes[-1]
 
 
 def test_the_plan_says_what_it_chooses_from():
@@ -184,29 +186,75 @@ def test_qat_has_no_auto():
         StaticActivationOptions.model_validate({"observer": "aut"})
 
 
-@pytest.mark.parametrize(("samples", "ranged"), [(16, 12), (15, 0)])
+def normal(samples: int) -> list[Batch]:
+    random = np.random.default_rng(0)
+    return [{"x": random.standard_normal((samples, 16)).astype(np.float32)}]
+
+
+@pytest.mark.parametrize(("samples", "chosen"), [(16, "extreme-value"), (15, "min-max")])
 def test_few_samples_are_held_back_from_ranges_that_later_ones_would_exceed(
-    samples: int, ranged: int
+    samples: int, chosen: str
 ):
     """But not fewer than four: then ranges of all samples are judged."""
-    model, batches = network(), rare(samples=samples)
-    step = QuantizeStatic.model_validate(EVERY)
-    given_ranges, others = statistics(step, model, ORT, batches), list[float]()
+    note = applied(network(), normal(samples)).notes[-1]
+    assert note.startswith(f"observer {chosen}: on {samples} calibration samples")
 
-    def collect(
-        carrier: Carrier, requests: list[Request], some: Iterable[Batch] | None = None
-    ) -> dict[str, object]:
-        assert some is not None
-        rest = list(some)
-        others.extend(float(x) for batch in rest for x in batch["x"][:, 0])
-        return collect_statistics(carrier, rest, requests)
 
-    context = replace(ORT, samples=Given(batches), collect=collect)
-    notes = step.apply(model, context, given_ranges).notes
-    assert len(others) == ranged
-    assert max(others, default=0) < 5 < batches[0]["x"].max()
-    assert notes[-1].startswith("observer ")
-    assert f"on {samples} calibration samples" in notes[-1]
+@pytest.mark.parametrize(("heavy", "chosen"), [(0.0, "mse"), (1.0, "extreme-value")])
+def test_where_tails_are_heavy_the_greater_half_is_judged_by_the_ranges_of_the_lesser(
+    heavy: float, chosen: str, monkeypatch: pytest.MonkeyPatch
+):
+    batches = normal(16)
+    batches[0]["x"][:, 0] = np.linspace(2, 8, 16)
+    monkeypatch.setattr(observing, "heavy_tails", lambda peaks: heavy * (peaks.shape == (16, 2)))
+    assert applied(network(), batches).notes[-1].startswith(f"observer {chosen}: ")
+
+
+def test_what_is_known_of_no_other_sample_does_not_stop_the_choice():
+    """Behind a gate that opens for a single sample, the others show nothing."""
+    batches = normal(16)
+    batches[0]["x"][1:] = 0.0
+    assert "on 16 calibration samples" in applied(network(), batches).notes[-1]
+
+
+@pytest.mark.parametrize(("index", "share"), [(0.5, 1.0), (0.1, 0.0)])
+def test_tails_are_heavy_from_an_index_of_a_quarter_on(index: float, share: float):
+    random = np.random.default_rng(0)
+    peaks = random.pareto(1 / index, (400, 5)) + 1
+    assert heavy_tails(peaks) == share
+
+
+def test_no_values_have_no_tail_and_rare_ones_a_heavy_one():
+    peaks = np.ones((16, 4))
+    peaks[:, 0] = 0.0
+    peaks[1:, 1] = 0.0
+    assert heavy_tails(peaks) == 0.25
+
+
+def test_what_is_clearly_worse_is_dropped_and_what_is_worse_on_one_sample_is_not():
+    errors = np.ones((4, 8, 1))
+    errors[1] = 2.5  # 4 dB
+    errors[2, 3] = 25.0  # 6 dB, by one sample
+    errors[3] = 1.9  # 2.8 dB
+    assert remaining(errors) == [0, 2, 3]
+    assert remaining(errors[[1, 0, 2, 3]]) == [0, 1, 2, 3]  # the first stays
+    assert remaining(np.full((2, 3, 1), np.nan)) == [0, 1]
+
+
+def test_what_was_dropped_is_run_no_more(monkeypatch: pytest.MonkeyPatch):
+    runs = list[int]()
+    measured = observing.output_errors
+
+    def counted(*given: Any) -> Any:
+        runs.append(len(given[2]))
+        return measured(*given)
+
+    monkeypatch.setattr(observing, "output_errors", counted)
+    every = applied(network(), rare(every=2)).notes
+    assert runs[0] > runs[-1]
+    monkeypatch.setattr(observing, "_CLEARLY", 1000.0)
+    assert applied(network(), rare(every=2)).notes == every
+    assert runs[-4:] == [runs[0]] * 4
 
 
 @pytest.mark.parametrize(

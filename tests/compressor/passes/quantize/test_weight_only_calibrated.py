@@ -138,6 +138,9 @@ def test_a_layer_without_statistics_is_an_error(language):
         weights = tuple(layer.weight for layer in language.layers())
         statistics: dict[str, Any] = {}  # noqa: RUF012
 
+        def kept(self, make: Any) -> Any:
+            return make()
+
         def replace(self, changes: Any) -> None:
             raise AssertionError(changes)
 

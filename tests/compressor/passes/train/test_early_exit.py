@@ -18,11 +18,13 @@ from compressor.graph.costs import macs
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.smaller_module import trainable_graph
+from compressor.passes.train.early_exit import early_exit
 from compressor.passes.train.early_exit.early_exit import EarlyExit
 from compressor.passes.train.early_exit.heads import FrozenTrunk
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch, TensorSpec
+from tests.compressor.brief_timing import time_briefly
 from tests.compressor.passes.train.early_exit_graphs import Builder, residual_network
 from tests.compressor.passes.train.small_training import SmallData, training
 from tests.compressor.passes.train.test_finetune import Killed, ending_at
@@ -64,6 +66,13 @@ def trained_network() -> TorchCarrier:
         loss.backward()  # type: ignore[no-untyped-call]  # PyTorch's own has no types
         optimizer.step()
     return TorchCarrier(net, INPUTS)
+
+
+@pytest.fixture(autouse=True)
+def brief_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time networks in a moment."""
+    time_briefly(monkeypatch)
+    monkeypatch.setattr(early_exit, "_SECONDS", 0.05)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 from compressor.errors import CompressorError, DataError, ModelError, SpecError
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.train.finetune import Finetune
+from compressor.passes.train.pruning import Gradual
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.training import Advance
 from tests.compressor.passes.train.small_training import SmallData, small, training
@@ -165,7 +166,72 @@ def test_gradual_pruning_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     assert same(state(tuned(tmp_path / "broken", **options)), state(whole))
 
 
-PRUNED: dict[str, Any] = {"prune": {"target": 0.5, "every": 2, "rewind": 1}, "validation": 0.2}
+@pytest.mark.parametrize("scope", ["local", "global"])
+@pytest.mark.parametrize("rewind", [None, 1])
+def test_rounds_prune_the_same_share_of_what_is_left(
+    tmp_path: Path, scope: str, rewind: int | None
+) -> None:
+    prune = {"target": 0.75, "rounds": 2, "scope": scope, "rewind": rewind}
+    weights = {n: t for n, t in state(tuned(tmp_path, prune=prune)).items() if t.ndim > 1}
+    zeros = sum(int((t == 0).sum()) for t in weights.values())
+    assert zeros == round(0.75 * sum(t.numel() for t in weights.values()))
+
+
+def test_a_rewind_forgets_the_momentum(tmp_path: Path) -> None:
+    """The step behind it goes as far as the network's first step, not as the sum of those since."""
+    prune = {"target": 0.5, "rounds": 1, "rewind": 0}
+    options: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.99, "schedule": "constant"}
+    before = dict(small().module.state_dict())
+    after = state(tuned(tmp_path, prune=prune, steps=40, **options))
+    # 20 steps with momentum from rest go about as far as the first 20 did, pruned or not.
+    first = state(tuned(tmp_path / "first", steps=20, **options))
+    for name in ("conv.weight", "fc.weight"):
+        alive = after[name] != 0
+        far, near = ((found[name] - before[name])[alive].norm() for found in (after, first))
+        assert 0 < far < 1.5 * near, name
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_pruning_in_rounds_resumes_to_the_same_bytes(tmp_path: Path, step: int) -> None:
+    """Also right behind a rewind, where the optimizer has no moments."""
+    prune = {"target": 0.75, "rounds": 2, "rewind": 1}
+    options: dict[str, Any] = {"prune": prune, "steps": 10, "save_every": 1, "optimizer": "sgd"}
+    whole = tuned(tmp_path / "whole", **options)
+    with pytest.raises(Killed):
+        tuned(tmp_path / "broken", **options, stage=ending_at(step, "killed"))
+    assert same(state(tuned(tmp_path / "broken", **options)), state(whole))
+
+
+def test_only_networks_that_are_pruned_are_candidates(tmp_path: Path) -> None:
+    """A denser network is better on held-out data, and is not what was asked for."""
+    prune = {"target": 0.9, "rounds": 1}
+    outcome = tuned(tmp_path, prune=prune, validation=0.2, steps=24)
+    weights = [t for t in state(outcome).values() if t.ndim > 1]
+    assert sum(int((t == 0).sum()) for t in weights) >= 0.85 * sum(t.numel() for t in weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 30}, "prune.rounds: is 30, and the training has 10 steps"),
+        ({"rewind": 9}, "prune.rewind: is 9, and weights are pruned after step 7 of 10"),
+        ({"rounds": 1, "rewind": 11}, "prune.rewind: is 11"),
+    ],
+)
+def test_rounds_that_do_not_fit(tmp_path: Path, options: dict[str, int], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        tuned(tmp_path, steps=10, prune={"target": 0.5, **options})
+
+
+def test_rounds_have_no_curve() -> None:
+    with pytest.raises(ValueError, match="every is for pruning without rounds"):
+        Gradual(target=0.5, rounds=2, every=3)
+
+
+PRUNED: dict[str, Any] = {
+    "prune": {"target": 0.5, "every": 2, "rewind": 1, "end": 0.3},
+    "validation": 0.2,
+}
 
 
 def broken_off(folder: Path) -> list[Path]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from compressor.passes.prune.structured import knapsack
-from compressor.passes.prune.structured.knapsack import Options, cheapest
+from compressor.run import knapsack
+from compressor.run.knapsack import Options, cheapest
 
 numbers = st.integers(-20, 40).map(lambda n: n / 4)
 
@@ -67,3 +67,27 @@ def test_times_told_apart_coarsely_still_fit(seed):
         exact = cheapest(offered, 4.0)
     assert exact is not None
     assert totals(offered, chosen)[1] <= totals(offered, exact)[1] + 0.02
+
+
+@pytest.mark.parametrize(("most", "kept"), [(65, range(65)), (17, [0, *range(3, 64, 4), 64])])
+def test_of_too_many_choices_the_last_of_each_stretch_and_the_fastest_stay(most, kept):
+    """The second class asks for all but some of the time, so that the first gets what is left."""
+    times = np.arange(65.0)
+    many = Options(times, 64.0 - times)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(knapsack, "_MOST_POINTS", most)
+        for left in range(65):
+            rest = Options(np.array([0.0, 64.0 - left]), np.array([0.0, -1000.0]))
+            fits = max(time for time in kept if time <= left)
+            assert cheapest([many, rest], 64.0) == [fits, 1]
+
+
+def test_a_choice_may_take_exactly_the_budget():
+    """Though sums of times are rounded: three tenths are a little more than 0.3."""
+    tenth = Options(np.array([0.0, 0.1]), np.array([1.0, 0.0]))
+    assert 0.1 + 0.1 + 0.1 > 0.3
+    assert cheapest([tenth] * 3, 0.3) == [1, 1, 1]
+    assert cheapest([tenth] * 3, 0.3 * (1 - 1e-11)) != [1, 1, 1]
+    faster = Options(np.array([-0.1, 0.0]), np.array([0.0, 1.0]))
+    assert cheapest([faster] * 3, -0.3) == [0, 0, 0]
+    assert cheapest([faster] * 3, -0.3 - 1e-9) is None

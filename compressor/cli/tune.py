@@ -1,0 +1,130 @@
+"""``compress tune``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from compressor.cli.options import (
+    PATH,
+    Number,
+    json_option,
+    print_result,
+    set_option,
+    shown_progress,
+    spec_argument,
+)
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class _Time(click.ParamType[float]):
+    """A time such as 90, 90s, 10m or 2h, in seconds."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the seconds."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
+        if match is None:
+            self.fail(f"{value!r} is no time: write 90s, 10m or 2h", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+@click.command()
+@spec_argument
+@set_option
+@click.option(
+    "--max-metric-drop",
+    type=Number(min=0),
+    metavar="X",
+    help="How much the metric may lose, in its unit (points); default: the spec's limit.",
+)
+@click.option(
+    "--max-size-ratio",
+    type=Number(min=0, min_open=True),
+    metavar="X",
+    help="Bytes over those of the float model, at most.",
+)
+@click.option(
+    "--max-latency-ratio",
+    type=Number(min=0, min_open=True),
+    metavar="X",
+    help="Latency over the float model's, at most.",
+)
+@click.option(
+    "--minimize",
+    type=click.Choice(("size", "latency")),
+    default="size",
+    show_default=True,
+    help="What is to be as small as the limits allow.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=0),
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Solve, write, measure and correct at most N times.",
+)
+@click.option(
+    "--budget",
+    type=_Time(),
+    metavar="TIME",
+    help="Begin no candidate after this time, such as 10m; the same command resumes later.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    help="The tuned spec, in the folder of SPEC; default: tuned.yaml.",
+)
+@json_option
+def tune(
+    spec: Path,
+    settings: tuple[str, ...],
+    max_metric_drop: float | None,
+    max_size_ratio: float | None,
+    max_latency_ratio: float | None,
+    minimize: Literal["size", "latency"],
+    rounds: int,
+    budget: float | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Find the smallest or fastest artifact, and prove it.
+
+    SPEC names the model and a pass to tune. What costs nothing is tried first (equalization,
+    observers, rounding), then the width of each layer: its noise is measured once for each width,
+    a knapsack chooses, the choice is written and measured, and so on. Candidates are compared on
+    samples of their own (data.search, or samples of the calibration source that do not calibrate);
+    the best are then proved on the evaluation data in a fixed order. Writes tuned.yaml, which
+    compress run runs to the same bytes, tuned.json and tuned.md. With --max-size-ratio alone, the
+    answer loses as little as fits. If the command is stopped, running it again resumes, and the
+    best artifact that is proved is there. The exit code is 1 where none was.
+    """
+    from compressor.errors import ExitCode
+    from compressor.lab.tune.answer import Goal
+    from compressor.lab.tune.tune import tune as find
+    from compressor.report.pages.tune import tune_page
+    from compressor.spec.load import load_spec
+    from compressor.spec.user_code import importable
+
+    goal = Goal(max_metric_drop, max_size_ratio, max_latency_ratio, minimize, rounds, budget)
+    with importable([Path.cwd()]), shown_progress(lines=not as_json) as progress:
+        found = find(load_spec(spec, settings), goal, output, progress)
+    written = found.spec
+    if written is not None and written.is_relative_to(Path.cwd()):
+        written = written.relative_to(Path.cwd())
+    print_result(
+        lambda: {**found.answer.as_json(), "written": None if written is None else str(written)},
+        lambda: tune_page(found.answer, written),
+        as_json=as_json,
+    )
+    if found.spec is None:
+        raise click.exceptions.Exit(int(ExitCode.LIMIT_FAILED))

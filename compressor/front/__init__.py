@@ -1,0 +1,1 @@
+"""The library's functions: what the package offers to Python programs."""

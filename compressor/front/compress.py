@@ -1,0 +1,220 @@
+"""Compress a module or a file in one call, with data as a Python program has them."""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from compressor.errors import SpecError
+from compressor.files import scratch
+from compressor.front.run import run
+from compressor.front.spec import Spec, checked, is_section
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.lowering import arguments
+from compressor.progress import Silent
+from compressor.report.result import RunResult
+from compressor.run.pipeline import run_passes
+from compressor.run.plan import make_plan
+from compressor.run.store import Store, store_of
+from compressor.run.workspace import Workspace
+from compressor.spec.user_code import importable
+from compressor.types.carrier import Capability
+from compressor.types.passes import Pass
+
+_SAMPLES = 512  # that calibrate, of what a program gives
+_STATIC: tuple[Mapping[str, Any], ...] = ({"pass": "fuse"}, {"pass": "quantize-static"})
+_DYNAMIC: tuple[Mapping[str, Any], ...] = ({"pass": "fuse"}, {"pass": "quantize-dynamic"})
+_ONNX = {"format": "onnx", "target": "ort-cpu"}
+
+
+def quantize(
+    model: nn.Module | str | os.PathLike[str] | Mapping[str, Any],
+    data: Any = None,
+    *,
+    evaluate: Any = None,
+    metric: str | Callable[..., Any] | None = None,
+    passes: Sequence[Pass | Mapping[str, Any]] | None = None,
+    output: str | os.PathLike[str] | None = None,
+) -> RunResult:
+    """Quantize a model to 8 bits, write it as ONNX, and judge the file in ONNX Runtime.
+
+    The module is not changed.
+
+    Example:
+        >>> result = compressor.quantize(module, loader, evaluate=val_loader, metric="accuracy")
+        >>> result.save("out/edge")
+
+    Args:
+        model: a module, the path of an ONNX file, or the section of a spec.
+        data: what calibrates, the first 512 samples of it: a DataLoader, a Dataset, arrays, or an
+            iterable of batches. Batches are tensors, arrays, tuples with the inputs first, or
+            dictionaries. Without any, activations are quantized while the model runs.
+        evaluate: what the float model and the file are judged on; without it, quality is unknown.
+        metric: a metric's name or a function of outputs and target; by default accuracy if there
+            are right answers, else the cosine to the float model's outputs.
+        passes: other passes than ``fuse`` and ``quantize-static``.
+        output: the folder of the run, where the next one resumes; by default a temporary one that
+            lasts as long as the result.
+
+    Raises:
+        CompressorError: the model or the data cannot be used.
+    """
+    usual = _DYNAMIC if data is None else _STATIC
+    sources = {"calibration": first_samples(data), "evaluation": evaluate}
+    spec = Spec(
+        name=model_name(model),
+        model=model,
+        data={role: given for role, given in sources.items() if given is not None},
+        metric=metric,
+        passes=usual if passes is None else passes,
+        exports=[_ONNX],
+        output=output,
+    )
+    if output is not None:
+        return run(spec)
+    folder = TemporaryFolder()
+    result = run(replace(checked(spec), output=folder.path / spec.name))
+    return replace(result, kept=folder)
+
+
+class TemporaryFolder:
+    """A folder that is gone when nobody holds this any more."""
+
+    def __init__(self) -> None:
+        with ExitStack() as stack:
+            self.path = stack.enter_context(scratch())
+            weakref.finalize(self, stack.pop_all().close)
+
+
+def prune(
+    module: nn.Module,
+    data: Any = None,
+    *,
+    macs: float = 0.5,
+    passes: Sequence[Pass | Mapping[str, Any]] | None = None,
+) -> nn.Module:
+    """Return a smaller copy of a module, which can be trained and exported like any other.
+
+    Whole channels and filters are removed. With data, the layers that read them are solved so that
+    they give what they gave; see the pass ``prune-structured``.
+
+    Example:
+        >>> smaller = compressor.prune(module, loader, macs=0.5)
+        >>> optimizer = torch.optim.SGD(smaller.parameters(), lr=0.01)
+
+    Args:
+        module: it is not changed.
+        data: what calibrates, as :func:`compressor.quantize` takes it.
+        macs: multiply-accumulates that remain, as a share.
+        passes: other passes that leave a module to train, such as ``prune-magnitude``.
+
+    Returns:
+        A module of the same class where its sizes can be adapted, or else one that executes the
+        smaller graph; both take and return what the module does.
+
+    Raises:
+        CompressorError: the module or the data cannot be used, or nothing can be removed.
+    """
+    usual = ({"pass": "prune-structured", "target": {"macs": macs}},)
+    spec = Spec(
+        name=model_name(module),
+        model=module,
+        data={} if data is None else {"calibration": first_samples(data)},
+        passes=usual if passes is None else passes,
+        exports=[{"format": "safetensors"}],
+    )
+    with scratch() as folder, importable([Path.cwd()]):
+        plan = make_plan(replace(checked(spec), output=folder / spec.name))
+        workspace = Workspace(plan, Store(store_of(folder / spec.name)), Silent())
+        with workspace.store.locked():
+            carrier = run_passes(workspace)[-1].carrier
+        if not isinstance(carrier, TorchCarrier) or Capability.TRAIN not in carrier.offers:
+            raise SpecError(
+                "passes",
+                "leave a graph or codes, and no module that trains",
+                "use compressor.run, and load() of its result",
+            )
+        made = deepcopy(carrier.module)
+        if carrier.executes_graph:
+            assert isinstance(plan.model.carrier, TorchCarrier)
+            names = [spec.name for spec in carrier.inputs]
+            made = _AsBefore(made, names, output_form(plan.model.carrier.module, workspace))
+    return made.train(module.training)
+
+
+class _AsBefore(nn.Module):
+    """A module that executes a graph, and returns what the module before it did.
+
+    Args:
+        inputs: their names, in the order of its forward.
+        form: how that arranged its outputs.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Sequence[str], form: OutputForm):
+        super().__init__()
+        self.module = module
+        self._inputs = tuple(inputs)
+        self._form = form
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Run the graph on inputs by position or name."""
+        given = dict(zip(self._inputs, inputs, strict=False)) | named
+        outputs = self.module(*(given[name] for name in self._inputs))
+        return self._form.filled(list(outputs.values()))
+
+
+@dataclass(frozen=True)
+class OutputForm:
+    """How a module arranges its outputs.
+
+    Attributes:
+        tree: the arrangement of all that it returns.
+        others: what it returns beside tensors, by place, such as ``None``.
+    """
+
+    tree: TreeSpec
+    others: Mapping[int, Any]
+
+    def filled(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """Return tensors, in the order of a graph's outputs, as the module does."""
+        left = iter(outputs)
+        leaves = range(self.tree.num_leaves)
+        made = [self.others[i] if i in self.others else next(left) for i in leaves]
+        return tree_unflatten(made, self.tree)
+
+
+def output_form(module: nn.Module, workspace: Workspace) -> OutputForm:
+    """Return how a module arranges its outputs; it is called with samples of the run's data."""
+    example = {n: torch.from_numpy(a) for n, a in workspace.sample(2).items()}
+    args, named = arguments(module, example)
+    with torch.no_grad():
+        leaves, tree = tree_flatten(module(*args, **named))
+    others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
+    return OutputForm(tree, others)
+
+
+def first_samples(data: Any) -> Any:
+    """Limit what a program gives to calibrate with."""
+    if data is None or is_section(data):
+        return data
+    return {"factory": data, "samples": _SAMPLES}
+
+
+def model_name(model: Any) -> str:
+    """Return the name of a result: that of the file or class."""
+    if isinstance(model, str | os.PathLike):
+        text = Path(model).stem
+    else:
+        text = type(model).__name__ if isinstance(model, nn.Module) else "model"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._") or "model"

@@ -1,0 +1,48 @@
+"""Run a spec from Python; the command line does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from compressor.front.spec import SpecLike, checked
+from compressor.progress import Progress
+from compressor.report.result import RunResult
+from compressor.report.run import run_spec
+from compressor.run.execute import RunOptions
+from compressor.spec.user_code import importable
+
+_ONCE = RunOptions()
+
+
+def run(
+    spec: SpecLike,
+    options: RunOptions = _ONCE,
+    *,
+    settings: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> RunResult:
+    """Compress, export, verify and report, as a spec says; what ``compress run`` does.
+
+    Nothing is printed. Steps that an earlier run of the same spec finished are reused.
+
+    Example:
+        >>> result = compressor.run("spec.yaml", settings=["passes.1.weights.bits=4"])
+        >>> result.verdict
+        'passed'
+
+    Args:
+        spec: the path of a file, its content as a dictionary, or a :class:`compressor.Spec`.
+            Relative paths in the last two start from the current folder.
+        options: what is not in a spec, such as ``RunOptions(fresh=True)``.
+        settings: overrides, as ``--set`` takes them.
+        progress: is told about the stages.
+
+    Returns:
+        The report and the artifacts. A limit that failed is a verdict, not an error.
+
+    Raises:
+        CompressorError: the run cannot continue; finished passes are kept for the next run.
+    """
+    with importable([Path.cwd()]):
+        return run_spec(checked(spec, settings), options, progress)

@@ -1,0 +1,224 @@
+"""A spec that is written in Python: typed, and completed by editors."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import nn
+
+from compressor import catalog
+from compressor.calibration.sources.iterables import TARGETS, as_array, first_item, parts, reader
+from compressor.errors import SpecError
+from compressor.spec.keys import LimitKeys, MetricKeys, ModelKeys
+from compressor.spec.load import FACTORY, check_spec, load_spec
+from compressor.spec.load import Spec as CheckedSpec
+from compressor.spec.source_text import Document, KeyPath, dotted, override
+from compressor.spec.user_code import HELD, reference_to
+from compressor.types.exporter import Exporter
+from compressor.types.options import Options
+from compressor.types.passes import Pass
+
+PLACE = Path("spec in Python")  # what messages name, and whose folder relative paths start from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A spec with the keys of a file; relative paths start from the current folder.
+
+    Passes, exports and the other sections are their classes or dictionaries as in a file. What a
+    file can only name may be given as it is: a module or a path as the model, a DataLoader or
+    another iterable as data, a function as metric, transform or loss. The manifest says then that
+    no file repeats the run.
+
+    Example:
+        >>> from compressor.passes import Fuse, QuantizeStatic
+        >>> spec = compressor.Spec(
+        ...     name="edge",
+        ...     model={"onnx": "model.onnx"},
+        ...     data={"calibration": {"npz": "calib.npz", "inputs": {"image": "image"}}},
+        ...     passes=[Fuse(), QuantizeStatic()],
+        ...     exports=[{"format": "onnx", "target": "ort-cpu"}],
+        ... )
+
+    Attributes:
+        name: name of the result.
+        model: where the model comes from: its section, a module, or the path of an ONNX file or of
+            a checkpoint.
+        exports: the artifacts that are written.
+        passes: what is done, in order.
+        data: sources by role: ``calibration``, ``evaluation``, ``training``; each is its section,
+            a DataLoader, a Dataset, arrays, or an iterable of batches.
+        metric: a metric's name, a function of outputs and target, or its section.
+        limits: what every artifact must reach.
+        seed: seed of everything random.
+        output: folder of the results; default ``out/NAME``.
+    """
+
+    name: str
+    model: ModelKeys | Mapping[str, Any] | nn.Module | str | os.PathLike[str]
+    exports: Sequence[Exporter | Mapping[str, Any]]
+    passes: Sequence[Pass | Mapping[str, Any]] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metric: str | MetricKeys | Mapping[str, Any] | Callable[..., Any] | None = None
+    limits: LimitKeys | Mapping[str, Any] | None = None
+    seed: int = 0
+    output: str | os.PathLike[str] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the spec as a file would have it, without what is left at its default.
+
+        >>> compressor.Spec(name="a", model={"onnx": "m.onnx"}, exports=[OnnxExporter()]).to_dict()
+        {'version': 1, 'name': 'a', 'model': {'onnx': 'm.onnx'}, 'exports': [{'format': 'onnx'}]}
+        """
+        value: dict[str, Any] = _Writer().plain(self._given(), ())
+        return value
+
+    def _given(self) -> dict[str, Any]:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        left = {k for k, v in given.items() if v is None or (k != "exports" and v in (0, (), {}))}
+        return {"version": 1} | {k: v for k, v in given.items() if k not in left}
+
+
+SpecLike: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Spec | CheckedSpec
+"""A spec's file, its content as a dictionary, a typed one, or one that has been checked."""
+
+
+def checked(spec: SpecLike, settings: Sequence[str] = ()) -> CheckedSpec:
+    """Check a spec; of what it names, nothing is opened yet but data to tell a module's inputs by.
+
+    Args:
+        settings: overrides, as ``--set`` takes them: ``passes.1.epochs=5``.
+
+    Raises:
+        SpecError: anything is wrong; independent errors come together as ``SpecErrors``.
+        DataError: a program's data have no first batch.
+    """
+    if isinstance(spec, str | os.PathLike):
+        return load_spec(Path(spec), settings)
+    if isinstance(spec, CheckedSpec):
+        return check_spec(override(spec.document, settings), spec.objects) if settings else spec
+    writer = _Writer()
+    value = writer.plain(spec._given() if isinstance(spec, Spec) else spec, ())
+    _add_inputs(value, writer.objects)
+    return check_spec(override(Document(PLACE, value), settings), writer.objects)
+
+
+class _Writer:
+    """Writes a spec as a file would hold it, with references in place of objects.
+
+    Attributes:
+        objects: what the references stand for.
+    """
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Any] = {}
+
+    def plain(self, value: Any, path: KeyPath) -> Any:
+        """Return dictionaries, lists and scalars."""
+        if isinstance(value, Options):
+            value = _keys(value)
+        if path == ("model",) and isinstance(value, str | os.PathLike):
+            value = {"onnx" if Path(value).suffix == ".onnx" else "checkpoint": value}
+        if path[:1] == ("data",) and len(path) == 2 and not is_section(value):
+            value = {FACTORY: value}
+        if isinstance(value, nn.Module) and path[-1:] != (FACTORY,):
+            value = {FACTORY: value}
+        if path[:1] == ("data",) and path[2:] == (FACTORY,) and not isinstance(value, str):
+            return self._reference(value, path)
+        if isinstance(value, Mapping):
+            return {str(key): self.plain(item, (*path, str(key))) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.plain(item, (*path, number)) for number, item in enumerate(value)]
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        return value if isinstance(value, _SCALARS) else self._reference(value, path)
+
+    def _reference(self, value: Any, path: KeyPath) -> str:
+        """Return the name of what can be imported, or a name for what was given."""
+        if callable(value) and not isinstance(value, nn.Module):
+            imported = reference_to(value)
+            if imported is not None:
+                return imported
+        reference = f"{HELD}:{dotted(path)}"
+        self.objects[reference] = value
+        return reference
+
+
+_SCALARS = (type(None), bool, int, float, str)
+
+
+def _keys(options: Options) -> dict[str, Any]:
+    """Return the keys that were given to a declaration, with the name that a spec gives it."""
+    given = {
+        info.alias or name: getattr(options, name)
+        for name, info in type(options).model_fields.items()
+        if name in options.model_fields_set
+    }
+    if isinstance(options, Pass):
+        return {"pass": options.name, **given}
+    return {"format": options.format, **given} if isinstance(options, Exporter) else given
+
+
+def is_section(value: Any) -> bool:
+    """Whether what is given as data is a section as in a file."""
+    return isinstance(value, Mapping) and not {*catalog.names("source"), FACTORY}.isdisjoint(value)
+
+
+def _add_inputs(value: dict[str, Any], objects: Mapping[str, Any]) -> None:
+    """Add the inputs of a program's module, if they are not given and its data show them."""
+    model, data = value.get("model"), value.get("data")
+    if not isinstance(model, dict) or model.get("inputs") or not isinstance(data, dict):
+        return
+    module = objects.get(str(model.get(FACTORY)))
+    for role in ("calibration", "evaluation", "training"):
+        entry = data.get(role) or {}
+        items = objects.get(str(entry.get(FACTORY)))
+        if isinstance(module, nn.Module) and items is not None and "transform" not in entry:
+            name = f"data.{role}"
+            first = first_item(reader(items, name), name, value.get("seed", 0))
+            model["inputs"] = _inputs(module, first, entry.get("target"), name)
+            return
+
+
+def _inputs(module: nn.Module, item: Any, target: Any, name: str) -> dict[str, Any]:
+    """Return the inputs of a module that a batch shows, in the order of its forward.
+
+    Raises:
+        SpecError: forward takes none of what a dictionary has.
+    """
+    taken = inspect.signature(module.forward).parameters.values()
+    named = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(p.default is p.empty for p in named)
+    length = len(item) if isinstance(item, tuple | list) else 1
+    # What comes after the inputs that forward needs is the target, where there is anything.
+    count = length if length <= needed else max(1, min(length - 1, len(named)))
+    first, _ = parts(item, count)
+    if isinstance(first, Mapping):
+        values = {p.name: first[p.name] for p in taken if p.name in first}
+        others = {*TARGETS, target}
+        chosen = {n: v for n, v in values.items() if n not in others} or values
+    else:
+        chosen = {p.name: v for p, v in zip(named, first, strict=False)}
+    if not chosen:
+        raise SpecError(
+            "model.inputs",
+            f"is not given, and forward of {type(module).__name__} takes nothing of the first "
+            f"batch of {name}",
+            f"its parameters are {', '.join(p.name for p in taken) or 'none'}",
+        )
+    floats = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    made = {}
+    for key, content in chosen.items():
+        array = as_array(content, f"data {name!r}", key)
+        dtype = str(floats).removeprefix("torch.") if array.dtype.kind == "f" else array.dtype.name
+        made[key] = {"shape": ["batch", *array.shape[1:]], "dtype": dtype}
+    return made

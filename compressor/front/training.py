@@ -1,0 +1,225 @@
+"""A training in the program's own loop: prepare a module for it, and convert what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from compressor.errors import SpecError, listed
+from compressor.front.compress import (
+    OutputForm,
+    TemporaryFolder,
+    first_samples,
+    model_name,
+    output_form,
+)
+from compressor.front.run import run
+from compressor.front.spec import Spec, checked
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.progress import Silent
+from compressor.report.result import RunResult
+from compressor.run.execute import RunOptions
+from compressor.run.pipeline import run_passes
+from compressor.run.plan import make_plan
+from compressor.run.store import Store, store_of
+from compressor.run.workspace import Workspace
+from compressor.spec.load import Spec as CheckedSpec
+from compressor.spec.user_code import importable
+from compressor.types.passes import Pass, TrainPass
+from compressor.types.training import Handed, OwnLoop
+
+_ONNX = {"format": "onnx", "target": "ort-cpu"}
+
+
+class PreparedModule(nn.Module):
+    """A module to train, with what a pass trains in it: fake quantization, masks, projections.
+
+    It takes and returns what the module does. Masks and bounds of scales are applied when the
+    module is called after the optimizer has moved its parameters, so that any loop will do.
+    :func:`prepare` makes it, and :func:`convert` makes artifacts of it.
+    """
+
+    def __init__(self, handed: Handed, form: OutputForm, spec: CheckedSpec, folder: Any = None):
+        super().__init__()
+        self.network: nn.Module = handed.module
+        self.spec = spec
+        self._handed = handed
+        self._form = form
+        self._folder = folder
+        self._step = 0
+        self._seen = 0
+        self._given: dict[str, Tensor] = {}
+        self._outputs: Mapping[str, Tensor] = {}
+        self._begin()
+        hook = self.register_load_state_dict_post_hook
+        hook(lambda *_: self._begin())  # type: ignore[no-untyped-call]  # PyTorch's own
+
+    def forward(self, *inputs: Tensor, **named: Any) -> Any:
+        """Run the network on inputs by position or name; other names are ignored."""
+        self.settle()
+        names = self._handed.inputs
+        given = {**dict(zip(names, inputs, strict=False)), **named}
+        self._given = {name: given[name] for name in names}
+        self._outputs = self.network(**self._given)
+        return self._form.filled([self._outputs[n] for n in self._handed.outputs])
+
+    def loss(self, target: Tensor | None = None) -> Tensor:
+        """Return the pass's own loss of the last outputs: that of the task, and of distillation.
+
+        Args:
+            target: the right answers; not needed where all is learned from a teacher.
+
+        Raises:
+            SpecError: the module has not been called.
+            DataError: the target does not fit the outputs.
+        """
+        if not self._outputs:
+            raise SpecError("loss", "has no outputs yet", "call the module first")
+        tensors = dict(self._given)
+        if target is not None and self._handed.target is not None:
+            tensors[self._handed.target] = target
+        return self._handed.loss(self._outputs, tensors, min(self._step, self._handed.steps - 1))
+
+    def settle(self) -> None:
+        """Apply masks and bounds of scales, if the optimizer has moved parameters since."""
+        if self._versions() == self._seen:
+            return
+        self._handed.after(self._step)
+        self._step += 1
+        self._begin()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the number of the step, and the masks."""
+        return {"step": self._step, "state": self._handed.state()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Go on at a step that was saved."""
+        self._step = int(state["step"])
+        self._handed.load(state["state"])
+
+    def _begin(self) -> None:
+        self._handed.before(self._step)
+        self._seen = self._versions()
+
+    def _versions(self) -> int:
+        """Return a number that changes when parameters are written."""
+        return sum(parameter._version for parameter in self.network.parameters())
+
+
+class _HandedOver(Exception):  # it ends a run at its training, and is no error
+    def __init__(self, handed: Handed):
+        super().__init__()
+        self.handed = handed
+
+
+def prepare(
+    module: nn.Module,
+    passes: Spec | Sequence[Pass | Mapping[str, Any]],
+    data: Any = None,
+    *,
+    evaluate: Any = None,
+    metric: Any = None,
+) -> PreparedModule:
+    """Return a module for a training loop of the program's own.
+
+    Passes in front of the one that trains are done; that one calibrates, and hands over what it
+    would train. ``qat`` gives fake quantization, ``distill`` the loss against a teacher, ``prune``
+    of either the masks.
+
+    Example:
+        >>> prepared = compressor.prepare(module, [{"pass": "qat", "loss": "mse"}], loader)
+        >>> result = compressor.convert(train(prepared))
+
+    Args:
+        module: it is not changed.
+        passes: one of them trains; or a whole spec, whose model is the module.
+        data: what calibrates, as :func:`compressor.quantize` takes it.
+        evaluate: what :func:`convert` judges the artifact on.
+        metric: by what it does.
+
+    Raises:
+        SpecError: not one of the passes trains, or one depends on the number of steps, which is
+            not given.
+        CompressorError: the module or the data cannot be used.
+    """
+    if not isinstance(passes, Spec):
+        given = first_samples(data)
+        sources = {"calibration": given, "training": given, "evaluation": evaluate}
+        passes = Spec(
+            name=model_name(module),
+            model=module,
+            data={role: source for role, source in sources.items() if source is not None},
+            metric=metric,
+            passes=passes,
+            exports=[_ONNX],
+        )
+    folder = None
+    spec = checked(replace(passes, model=module))
+    _check_one_trains(spec)
+    if passes.output is None:
+        folder = TemporaryFolder()
+        spec = replace(spec, output=folder.path / spec.name)
+    with importable([Path.cwd()]):
+        plan = make_plan(spec)
+        workspace = Workspace(plan, Store(store_of(spec.output)), Silent(), loop=OwnLoop("", _take))
+        with workspace.store.locked():
+            handed = _handed_by(workspace)
+            source = plan.model.carrier
+            assert isinstance(source, TorchCarrier)
+            form = output_form(source.module, workspace)
+    return PreparedModule(handed, form, spec, folder).train()
+
+
+def convert(prepared: PreparedModule) -> RunResult:
+    """Finish the run of a module that the program has trained: passes, artifacts, and their report.
+
+    The result is what the spec's own training would have given with the same weights. The module
+    may be trained further and converted again.
+
+    Example:
+        >>> compressor.convert(prepared).save("out/edge")
+
+    Raises:
+        CompressorError: the run cannot continue.
+    """
+    prepared.settle()
+    state = prepared.network.state_dict()
+    trained = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+    digest = sha256()
+    for name, tensor in sorted(trained.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    def given(handed: Handed) -> Mapping[str, Tensor]:
+        del handed  # it is the same network once more
+        return trained
+
+    result = run(prepared.spec, RunOptions(loop=OwnLoop(digest.hexdigest(), given)))
+    return replace(result, kept=prepared._folder)
+
+
+def _take(handed: Handed) -> NoReturn:
+    raise _HandedOver(handed)
+
+
+def _handed_by(workspace: Workspace) -> Handed:
+    try:
+        run_passes(workspace)
+    except _HandedOver as over:
+        return over.handed
+    raise AssertionError("the pass that trains did not")
+
+
+def _check_one_trains(spec: CheckedSpec) -> None:
+    training = [declared.name for declared in spec.passes if isinstance(declared, TrainPass)]
+    if len(training) != 1:
+        what = f"{listed(training)} train" if training else "none of them trains"
+        raise SpecError(
+            "passes", f"cannot be prepared: {what}", "give one of qat, distill and finetune"
+        )

@@ -1,0 +1,1 @@
+"""Find the recipe: the smallest artifact within stated limits, proved."""

@@ -1,0 +1,118 @@
+"""What tuning found: measured points, the path to them, and what was not tried and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+Objective = Literal["size", "latency"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for.
+
+    Attributes:
+        metric_drop: how much the metric may lose, in its unit; ``None`` to lose as little as fits.
+        size_ratio: bytes over those of the float model, at most.
+        latency_ratio: latency over the float model's, at most.
+        rounds: how often the choice is solved, written and measured.
+        seconds: no candidate is begun after so long; ``None`` for no end.
+    """
+
+    metric_drop: float | None = None
+    size_ratio: float | None = None
+    latency_ratio: float | None = None
+    minimize: Objective = "size"
+    rounds: int = 4
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured artifact.
+
+    Attributes:
+        bound: the largest drop that the search thought possible; ``None`` where it could not tell.
+        drop: on the evaluation data, with its 95 % interval; ``None`` where it was not judged.
+        proved: the whole interval keeps the limit; ``None`` where it was not judged.
+        beaten: another point is as small or smaller, and loses as little or less.
+    """
+
+    name: str
+    bytes: int
+    size_ratio: float
+    bound: float | None
+    sqnr_db: float | None
+    drop: float | None = None
+    ci95: tuple[float, float] | None = None
+    proved: bool | None = None
+    latency_ratio: float | None = None
+    latency_ci95: tuple[float, float] | None = None
+    beaten: bool = False
+
+
+def with_beaten(points: Sequence[Point]) -> list[Point]:
+    """Mark the points that another one beats in size and noise."""
+    return [replace(p, beaten=any(_beats(q, p) for q in points)) for p in points]
+
+
+def _beats(one: Point, other: Point) -> bool:
+    if one.sqnr_db is None or other.sqnr_db is None:
+        return False
+    better = one.bytes < other.bytes or one.sqnr_db > other.sqnr_db
+    return one.bytes <= other.bytes and one.sqnr_db >= other.sqnr_db and better
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of tuning.
+
+    Attributes:
+        metric: name of the metric.
+        share: it is a share in percent, so that drops are points.
+        points: every candidate, in the order in which they were made.
+        chosen: name of the point that is the answer; ``None`` where no artifact was proved.
+        reason: why there is no answer, and what comes nearest; empty where there is one.
+        path: what was decided, one sentence each.
+        not_tried: what was not, and why.
+        search: where the samples are from that candidates were compared on.
+        evaluations: how many artifacts were run on all evaluation data.
+    """
+
+    name: str
+    goal: Goal
+    metric: str
+    share: bool
+    points: tuple[Point, ...]
+    chosen: str | None
+    reason: str
+    path: tuple[str, ...]
+    not_tried: tuple[str, ...]
+    search: str
+    evaluations: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of ``tuned.json``."""
+        return {"schema": 1, **asdict(self)}
+
+    @property
+    def point(self) -> Point | None:
+        """The point that is the answer."""
+        return next((p for p in self.points if p.name == self.chosen), None)
+
+
+def layers_words(choice: Mapping[str, str], words: Mapping[str, str]) -> str:
+    """Return in a few words which options a choice has, most frequent first.
+
+    >>> layers_words({"a": "4", "b": "8", "c": "4"}, {"4": "4 bits", "8": "8 bits"})
+    '2 of 3 layers 4 bits, 1 8 bits'
+    """
+    counts = {o: sum(v == o for v in choice.values()) for o in dict.fromkeys(choice.values())}
+    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    (first, most), *others = ordered
+    if not others:
+        return f"all layers {words[first]}"
+    rest = ", ".join(f"{number} {words[option]}" for option, number in others)
+    return f"{most} of {len(choice)} layers {words[first]}, {rest}"

@@ -1,0 +1,198 @@
+"""A recipe: the passes of a spec, one of which has its options and its layers' rules tuned."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+from compressor import catalog
+from compressor.errors import SpecError
+from compressor.spec.load import Spec, check_spec
+from compressor.spec.source_text import Document
+from compressor.types.layer_rules import match_of, rule_class
+from compressor.types.passes import Pass, TrainPass
+
+FLOAT = "float"
+"""The option of leaving a layer as it is."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change that costs no bytes and no latency.
+
+    Attributes:
+        keys: options of the pass, merged into those that it has.
+        before: a pass that is put in front of it.
+        slow: it takes minutes for large networks, and so is tried last.
+    """
+
+    name: str
+    keys: Mapping[str, Any]
+    before: Mapping[str, Any] | None = None
+    slow: bool = False
+
+
+REMEDIES: dict[str, tuple[Remedy, ...]] = {
+    "quantize-static": (
+        Remedy("equalize", {}, {"pass": "equalize"}),
+        Remedy("observer auto", {"activations": {"observer": "auto"}}),
+        Remedy("observer extreme-value", {"activations": {"observer": "extreme-value"}}),
+        Remedy("rounding reconstruct", {"weights": {"rounding": "reconstruct"}}, slow=True),
+    ),
+    "quantize-weights": (
+        Remedy("range mse", {"range": "mse"}),
+        Remedy("method hqq", {"method": "hqq"}),
+        Remedy("method gptq", {"method": "gptq"}, slow=True),
+        Remedy("method awq", {"method": "awq"}, slow=True),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Passes as a spec has them.
+
+    Attributes:
+        passes: each with its name and options.
+        index: the one that is tuned.
+        layers: the rules that tuning adds, behind the user's own: the last is for all others.
+        left_out: the pass is left out, and so all of its layers stay floats.
+    """
+
+    passes: tuple[Mapping[str, Any], ...]
+    index: int
+    layers: tuple[Mapping[str, Any], ...] = ()
+    left_out: bool = False
+
+    def value(self) -> list[dict[str, Any]]:
+        """Return the list ``passes`` of a spec."""
+        passes = [deepcopy(dict(entry)) for entry in self.passes]
+        if self.left_out:
+            del passes[self.index]
+        elif self.layers:
+            tuned = passes[self.index]
+            tuned["layers"] = [*(tuned.get("layers") or ()), *map(dict, self.layers)]
+        return passes
+
+    def with_remedy(self, remedy: Remedy) -> Recipe:
+        """Return the recipe with a remedy."""
+        passes = list(self.passes)
+        passes[self.index] = _merged(passes[self.index], remedy.keys)
+        if remedy.before is None:
+            return replace(self, passes=tuple(passes))
+        passes.insert(self.index, remedy.before)
+        return replace(self, passes=tuple(passes), index=self.index + 1)
+
+    def has(self, remedy: Remedy) -> bool:
+        """Whether a remedy is in it already."""
+        named = [entry["pass"] for entry in self.passes]
+        if remedy.before is not None:
+            return remedy.before["pass"] in named
+        tuned = self.passes[self.index]
+        return _merged(tuned, remedy.keys) == tuned
+
+    def with_choice(self, choice: Mapping[str, str]) -> Recipe:
+        """Return the recipe with an option for each layer; what most layers have is the last rule.
+
+        Args:
+            choice: the options by layer.
+        """
+        counted = Counter(choice.values())
+        if set(counted) == {FLOAT}:
+            return replace(self, left_out=True)
+        rest = max(counted, key=lambda option: (counted[option], option != FLOAT, option))
+        rules = [
+            {"match": match_of(layer), **_rule(option)}
+            for layer, option in choice.items()
+            if option != rest
+        ]
+        return replace(self, layers=(*rules, {"match": "*", **_rule(rest)}), left_out=False)
+
+
+def _rule(option: str) -> dict[str, Any]:
+    return {"skip": True} if option == FLOAT else {"bits": int(option)}
+
+
+def _merged(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(entry)
+    for key, value in keys.items():
+        old = merged.get(key)
+        both = isinstance(value, Mapping)
+        merged[key] = {**(old or {}), **value} if both else value
+    return merged
+
+
+def widths(declared: type[Pass]) -> tuple[str, ...]:
+    """Return the options of a layer's width that a pass has rules for, the widest first."""
+    rules = rule_class(declared)
+    field = None if rules is None else rules.model_fields.get("bits")
+    choices = [] if field is None else [c for a in get_args(field.annotation) for c in get_args(a)]
+    return tuple(str(bits) for bits in sorted(choices, reverse=True))
+
+
+def base_recipe(spec: Spec) -> Recipe:
+    """Return the recipe that a spec has: its last pass with rules for layers is tuned.
+
+    Raises:
+        SpecError: no pass has such rules, or one after it trains.
+    """
+    passes = tuple(dict(entry) for entry in spec.document.value.get("passes") or ())
+    names = [declared.name for declared in spec.passes]
+    fit = [i for i, name in enumerate(names) if name in REMEDIES]
+    if not fit:
+        raise SpecError(
+            "passes",
+            f"have none to tune ({', '.join(names) or 'there are none'})",
+            f"add {' or '.join(REMEDIES)}; compress init writes a spec that has one",
+            where=spec.where("passes"),
+        )
+    for declared in spec.passes[fit[-1] :]:
+        if isinstance(declared, TrainPass):
+            raise SpecError(
+                f"pass {declared.name!r}",
+                "trains after what is tuned, and would train once for each candidate",
+                "tune without it, and train the tuned recipe",
+                where=spec.where("passes"),
+            )
+    return Recipe(passes, fit[-1])
+
+
+def is_ruled(spec: Spec, index: int, layer: str) -> bool:
+    """Whether a rule of the user's own decides about a layer."""
+    rules: Sequence[Any] = getattr(spec.passes[index], "layers", ())
+    return any(fnmatchcase(layer, rule.match) for rule in rules)
+
+
+def spec_with(spec: Spec, value: Mapping[str, Any]) -> Spec:
+    """Return a spec with some of its keys replaced.
+
+    Raises:
+        SpecError: they do not fit.
+    """
+    document = Document(spec.document.path, {**spec.document.value, **value}, spec.document.lines)
+    return check_spec(document)
+
+
+def with_recipe(spec: Spec, recipe: Recipe) -> Spec:
+    """Return the spec of a recipe.
+
+    Raises:
+        SpecError: a pass does not take its options.
+    """
+    return spec_with(spec, {"passes": recipe.value()})
+
+
+def identity(recipe: Recipe) -> str:
+    """Return the same text for equal recipes."""
+    return json.dumps(recipe.value(), sort_keys=True)
+
+
+def tuned_class(recipe: Recipe) -> type[Pass]:
+    """Return the pass that is tuned."""
+    declared: type[Pass] = catalog.load("pass", str(recipe.passes[recipe.index]["pass"]))
+    return declared

@@ -1,0 +1,140 @@
+"""The samples that recipes are compared on, apart from those that judge the chosen ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compressor.files import json_sha256
+from compressor.run.data import Data, open_data
+from compressor.run.metrics import Metric, resolve_metric
+from compressor.run.plan import Plan
+from compressor.spec.keys import FEEDS
+from compressor.types.data import Source, SourceInfo
+from compressor.types.tensors import Batch, cut, samples_in
+
+_PARTS = (256, 1024)  # samples after which a candidate may be dropped
+_MOST = 2048
+_LEAST = 128  # samples beyond those that calibrate, to be worth taking
+_HELD = 4  # a quarter of the calibration data, where there are no others
+_LEAST_HELD = 32
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some of a source's samples, from ``start`` to before ``stop``."""
+
+    source: Source
+    start: int
+    stop: int | None
+
+    def info(self) -> SourceInfo:
+        """Describe the source."""
+        info = self.source.info()
+        known = info.samples is not None
+        end = info.samples if self.stop is None else min(self.stop, info.samples or self.stop)
+        return replace(info, samples=max(0, (end or 0) - self.start) if known else None)
+
+    def digest(self) -> str:
+        """Return a hash of the content and of which part of it this is."""
+        return json_sha256([self.source.digest(), self.start, self.stop])
+
+    def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
+        """Yield batches of up to ``size`` samples, at most ``limit`` samples in all."""
+        stop = self.stop
+        if limit is not None:
+            stop = self.start + limit if stop is None else min(stop, self.start + limit)
+        place = 0
+        for batch in self.source.batches(size, stop):
+            count = samples_in(batch)
+            if place + count > self.start:
+                yield cut(batch, max(self.start - place, 0), count)
+            place += count
+
+
+@dataclass(frozen=True)
+class SearchData:
+    """Samples to search on.
+
+    Attributes:
+        parts: the samples in the order in which they are looked at.
+        metric: what they are judged by.
+        same: it is the metric of the spec, so that a drop here is one there.
+        calibration: how many samples are left to calibrate; ``None`` for as many as the spec says.
+        words: where they are from.
+    """
+
+    parts: tuple[Data, ...]
+    metric: Metric
+    same: bool
+    calibration: int | None
+    words: str
+
+
+def search_data(plan: Plan) -> SearchData:
+    """Choose the search data of a spec.
+
+    These are ``data.search``; else what the source of the calibration data holds beyond the samples
+    that calibrate; else a quarter of the calibration data, which then calibrate no more.
+
+    Raises:
+        CompressorError: a source is unusable.
+    """
+    spec, given = plan.spec, plan.data.get("search")
+    if given is not None:
+        return _search(plan, given, None, "data.search")
+    calibration = plan.data["calibration"]
+    if calibration.feeds or calibration.recurrence is not None:
+        words = "the calibration data: whole feeds are not parted"
+        return _search(plan, calibration, None, words)
+    entry = spec.data["calibration"]
+    used, beyond = calibration.samples, _unlimited(plan)
+    total = None if beyond is None else beyond.samples
+    if used is None:
+        return _search(plan, calibration, None, "the calibration data, whose number is not known")
+    if beyond is not None and total is not None and total - used >= _LEAST:
+        source = Slice(beyond.source, used, min(total, used + _MOST))
+        words = f"samples {used + 1} to {min(total, used + _MOST)} of the calibration source"
+        return _search(plan, replace(beyond, role="search", source=source), None, words)
+    held = used // _HELD // calibration.batch * calibration.batch
+    if held < _LEAST_HELD or entry.keys.samples == FEEDS:
+        words = "the calibration data themselves: they are too few to hold some back"
+        return _search(plan, calibration, None, words)
+    source = Slice(calibration.source, used - held, used)
+    words = f"the last {held} of {used} calibration samples, which do not calibrate"
+    return _search(plan, replace(calibration, role="search", source=source), used - held, words)
+
+
+def _unlimited(plan: Plan) -> Data | None:
+    """Return the calibration data without their limit of samples; ``None`` if they have none."""
+    entry, carrier = plan.spec.data["calibration"], plan.model.carrier
+    if entry.keys.samples is None or entry.options is None:
+        return None
+    options = entry.options.model_copy(update={"samples": None})
+    keys = entry.keys.model_copy(update={"samples": None})
+    whole: Mapping[str, Any] = {"calibration": replace(entry, options=options, keys=keys)}
+    spec = replace(plan.spec, data=whole)
+    return open_data(spec, carrier.inputs, carrier.outputs)["calibration"]
+
+
+def _search(plan: Plan, data: Data, calibration: int | None, words: str) -> SearchData:
+    metric, spec = plan.metric, plan.spec
+    assert metric is not None
+    judged = plan.data["evaluation"].target
+    same = metric.against_float or data.target is not None or judged is None
+    if not same:
+        name = "agreement" if metric.about_classes else "cosine"
+        metric = resolve_metric(name, False, spec.symbol, spec.where("metric"))
+    return SearchData(tuple(_parted(data)), metric, same, calibration, words)
+
+
+def _parted(data: Data) -> Iterator[Data]:
+    """Yield the data in parts, so that not all need be looked at."""
+    if data.feeds or data.recurrence is not None or data.samples is None:
+        yield data
+        return
+    ends = [n // data.batch * data.batch for n in _PARTS if n // data.batch]
+    ends = [n for n in ends if n < data.samples]
+    for start, stop in zip([0, *ends], [*ends, data.samples], strict=True):
+        yield replace(data, role="search", source=Slice(data.source, start, stop))

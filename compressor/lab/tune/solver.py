@@ -1,0 +1,161 @@
+"""Which option each layer gets, and in which order candidates are proved: numbers in, numbers out.
+
+Noise that single layers add is a table, measured with each option once; bytes, or times, are
+another. The choice is a multiple-choice knapsack over the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compressor.run.knapsack import Options, cheapest
+
+Choice = Mapping[str, str]
+"""The option of each layer, by name."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one option does to one layer: the noise it adds, and the bytes or the time it takes."""
+
+    noise: float
+    cost: float
+
+
+Table = Mapping[str, Mapping[str, Entry]]
+"""What there is to choose from, by layer and option."""
+
+
+def noise_of(table: Table, choice: Choice) -> float:
+    """Return the noise that a choice adds, if what layers add adds up."""
+    return sum(table[layer][option].noise for layer, option in choice.items())
+
+
+def cost_of(table: Table, choice: Choice) -> float:
+    """Return what the layers of a choice cost."""
+    return sum(table[layer][option].cost for layer, option in choice.items())
+
+
+def smallest(table: Table, noise: float) -> dict[str, str] | None:
+    """Return the choice of the least cost that adds at most so much noise.
+
+    ``None`` if even the quietest options together add more.
+    """
+    return _solved(table, noise, lambda entry: (entry.noise, entry.cost))
+
+
+def quietest(table: Table, most: float) -> dict[str, str] | None:
+    """Return the choice of the least noise within a cost; ``None`` if there is none."""
+    return _solved(table, most, lambda entry: (entry.cost, entry.noise))
+
+
+def _solved(
+    table: Table, budget: float, costs: Callable[[Entry], tuple[float, float]]
+) -> dict[str, str] | None:
+    names = {layer: list(entries) for layer, entries in table.items()}
+    classes = []
+    for layer, options in names.items():
+        pairs = np.array([costs(table[layer][name]) for name in options], dtype=np.float64)
+        classes.append(Options(pairs[:, 0], pairs[:, 1]))
+    places = cheapest(classes, budget)
+    if places is None:
+        return None
+    return {
+        layer: options[place] for (layer, options), place in zip(names.items(), places, strict=True)
+    }
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A candidate on the search data.
+
+    Attributes:
+        noise: what the table predicts for it.
+        drop: the largest drop that its evaluation would leave possible, if it does there what it
+            did here; ``None`` where the search data do not tell.
+    """
+
+    noise: float
+    drop: float | None
+
+
+def next_noise(points: Sequence[Reached], limit: float) -> float | None:
+    """Return how much noise the next candidate may add, or ``None`` where there is none to try.
+
+    What a metric loses grows as a power of the noise, so the line through the two points around
+    the limit is drawn between logarithms.
+
+    Args:
+        points: at least one whose drop is known.
+        limit: the largest drop that is allowed.
+    """
+    known = [p for p in points if p.drop is not None]
+    good = [p for p in known if p.drop is not None and p.drop <= limit]
+    bad = [p for p in known if p.drop is not None and p.drop > limit]
+    if not bad:
+        return None
+    above = min(bad, key=lambda p: p.noise)
+    below = max((p for p in good if p.noise < above.noise), key=lambda p: p.noise, default=None)
+    if below is None:
+        # As for independent answers: their number grows as the root of the noise's power.
+        assert above.drop is not None
+        share = (max(limit, 0.0) / above.drop) ** 2
+        return above.noise * min(share, 0.5) if share > 0 else None
+    assert below.drop is not None
+    assert above.drop is not None
+    if below.drop <= 0 or below.noise <= 0 or limit <= 0:
+        return math.sqrt(max(below.noise, above.noise / 16) * above.noise)
+    slope = math.log(above.noise / below.noise) / math.log(above.drop / below.drop)
+    aim = below.noise * (limit / below.drop) ** slope
+    # Not onto a point that is known already.
+    low, high = below.noise * 1.02, above.noise * 0.98
+    return min(max(aim, low), high) if low < high else None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate before it is proved.
+
+    Attributes:
+        size: what is to be minimized: bytes, or the ratio of latencies.
+        drop: as in :class:`Reached`.
+    """
+
+    size: float
+    drop: float | None
+
+
+_APART = 0.03  # share of the size by which two candidates differ that are both worth a look
+
+
+def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[int]:
+    """Return which candidates are to be proved, in which order: the safest first.
+
+    The order is fixed before the evaluation is looked at, and proving stops at the first that is
+    not proved. So each is tested at the full level, and the chance that any false one is called
+    proved is no larger than for one (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995;
+    Westfall and Krishen 2001).
+
+    Args:
+        found: all candidates.
+        limit: the largest drop that is allowed; candidates that cannot be shown to keep it, since
+            the search found them too far from the float model, are left out.
+        most: how many evaluations there may be.
+    """
+    hopeful = [i for i, s in enumerate(found) if s.drop is None or s.drop <= limit]
+    if not hopeful:  # the least bad one is still an answer
+        hopeful = sorted(range(len(found)), key=lambda i: found[i].drop or 0.0)[:1]
+    safest = min(hopeful, key=lambda i: (found[i].drop or 0.0, -found[i].size))
+    smaller = [i for i in hopeful if found[i].size < found[safest].size]
+    chain = [safest]
+    for i in sorted(smaller, key=lambda i: -found[i].size):
+        if found[i].size <= found[chain[-1]].size * (1 - _APART):
+            chain.append(i)
+    if len(chain) > most:  # both ends, and what lies evenly between
+        steps = np.linspace(0, len(chain) - 1, most).round().astype(int)
+        chain = [chain[i] for i in dict.fromkeys(steps.tolist())]
+    return chain

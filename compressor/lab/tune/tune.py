@@ -1,0 +1,156 @@
+"""``compress tune``: from a spec and a goal to a tuned spec, its proof and its report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from compressor.errors import SpecError
+from compressor.files import json_text, switch, write_text
+from compressor.lab.tune.answer import Answer, Goal
+from compressor.lab.tune.recipe import Recipe, spec_with
+from compressor.lab.tune.search_data import search_data
+from compressor.lab.tune.tuning import Tuning
+from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.verify.manifests import MANIFEST
+from compressor.progress import Progress, Silent
+from compressor.report.markdown import markdown_page
+from compressor.report.pages.tune import tune_page
+from compressor.report.result import check_free, stale_files
+from compressor.run.artifacts import manifest, stage_artifacts
+from compressor.run.execute import settled
+from compressor.run.plan import Plan, make_plan
+from compressor.run.store import Store, store_of
+from compressor.spec.load import Spec
+from compressor.types.proofs import sealed_text
+
+TUNED = "tuned.yaml"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finished search.
+
+    Attributes:
+        spec: the file of the tuned spec; ``None`` where no artifact was proved.
+    """
+
+    answer: Answer
+    spec: Path | None
+
+
+def tune(
+    spec: Spec, goal: Goal, output: Path | None = None, progress: Progress | None = None
+) -> Tuned:
+    """Search for the smallest or fastest artifact within the goal's limits, and prove it.
+
+    Every candidate is stored by content: the same call resumes where it was stopped, and another
+    goal for the same model uses what is there. The tuned spec and its artifact are replaced each
+    time that a better one is proved, so that the best so far is there when the search is stopped.
+
+    Args:
+        output: the file of the tuned spec, in the folder of the spec; default ``tuned.yaml``.
+
+    Raises:
+        CompressorError: the spec cannot be tuned, or its own recipe fails.
+    """
+    progress = progress or Silent()
+    file = _place(spec, output)
+    with progress.stage("plan"):
+        opened = make_plan(spec)
+        goal = _checked(spec, opened, goal)
+        search = search_data(opened)
+        base = _base(spec, search.calibration)
+        plan = make_plan(base, opened if search.calibration is None else None)
+    check_free(base.output, force=False)
+    store = Store(store_of(base.output), progress.note)
+    bench = Workbench(base, plan, search, store, progress, goal.metric_drop, goal.minimize)
+
+    def publish(candidate: Candidate) -> None:
+        write_text(file, spec_text(bench.spec, candidate.recipe, goal))
+        with switch(base.output) as (staged, gone):
+            stage_artifacts(candidate.written, base.output, staged)
+            entry = manifest(candidate.workspace, candidate.written, [])
+            gone += stale_files(base.output, [str(o["name"]) for o in entry["outputs"]])
+            (staged / MANIFEST).write_text(sealed_text(entry), encoding="utf-8")
+
+    with store.locked(), settled():
+        answer = Tuning(bench, goal, publish).answer()
+    written = None if answer.chosen is None else file
+    write_text(file.with_suffix(".json"), json_text(answer.as_json()))
+    write_text(file.with_suffix(".md"), markdown_page(tune_page(answer, written and file.name)))
+    return Tuned(answer, written)
+
+
+def _place(spec: Spec, output: Path | None) -> Path:
+    folder = spec.document.path.parent
+    file = folder / TUNED if output is None else output
+    if file.resolve().parent != spec.folder:
+        raise SpecError(
+            f"output {str(file)!r}",
+            f"is not in {str(folder)!r}, from which the spec's paths start",
+            "name a file there",
+        )
+    if file.resolve() == spec.document.path.resolve():
+        raise SpecError(f"output {str(file)!r}", "is the spec itself", "name another file")
+    return file
+
+
+def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
+    """Return the goal with the spec's own limits, where none was asked for.
+
+    Raises:
+        SpecError: nothing can be judged, or nothing limits the loss.
+    """
+    if "calibration" not in plan.data and "search" not in plan.data:
+        raise SpecError(
+            "data", "has nothing to search on", "add data.calibration", where=spec.where("data")
+        )
+    if plan.metric is None:
+        raise SpecError(
+            "data.evaluation",
+            "is missing, and tune proves what it finds on it",
+            "add data.evaluation",
+            where=spec.where("data"),
+        )
+    if goal.metric_drop is not None or (goal.size_ratio is not None and goal.minimize == "size"):
+        return goal
+    limit = spec.limits.metric_drop
+    if limit is None or (spec.limits.is_default("metric_drop") and plan.metric.unit != "%"):
+        raise SpecError(
+            "--max-metric-drop",
+            f"is not given, and {plan.metric.name} has no usual limit",
+            "say how much may be lost, or how small the file has to be (--max-size-ratio)",
+        )
+    size = None if spec.limits.is_default("size_ratio") else spec.limits.size_ratio
+    return replace(goal, metric_drop=limit, size_ratio=size)
+
+
+def _base(spec: Spec, calibration: int | None) -> Spec:
+    """Return the spec that candidates share: with a folder of its own, and without search data."""
+    value = spec.document.value
+    data = {role: dict(entry) for role, entry in value["data"].items() if role != "search"}
+    if calibration is not None:
+        data["calibration"]["samples"] = calibration
+    folder = value.get("output") or f"out/{spec.name}"
+    return spec_with(spec, {"data": data, "output": f"{folder}-tuned"})
+
+
+def spec_text(spec: Spec, recipe: Recipe, goal: Goal) -> str:
+    """Return the tuned spec: plain YAML, which ``compress run`` runs to the same bytes."""
+    limits: dict[str, Any] = {
+        "metric-drop": goal.metric_drop,
+        "size-ratio": goal.size_ratio,
+        "latency-ratio": goal.latency_ratio,
+    }
+    value = {**spec.document.value, "passes": recipe.value(), "limits": limits}
+    yaml = YAML()
+    yaml.width = 100
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = StringIO()
+    yaml.dump(value, text)
+    return f"# Written by compress tune from {spec.document.path.name}.\n{text.getvalue()}"

@@ -1,0 +1,380 @@
+"""Search for a recipe: free remedies first, then each layer's width, then proof."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from compressor.errors import CompressorError, SpecError
+from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_beaten
+from compressor.lab.tune.recipe import (
+    FLOAT,
+    REMEDIES,
+    Recipe,
+    Remedy,
+    base_recipe,
+    is_ruled,
+    tuned_class,
+    widths,
+)
+from compressor.lab.tune.solver import (
+    Entry,
+    Reached,
+    Standing,
+    cost_of,
+    next_noise,
+    noise_of,
+    order_of_proof,
+    quietest,
+    smallest,
+)
+from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.report import formats
+from compressor.run.verdicts import WIDEST_RATIO, verdict_of
+
+_SMALLER = 0.99  # share of a wider option's bytes from which on a narrower one is worth its noise
+_WORTHWHILE_DB = 0.3  # that a remedy has to gain
+_MOST_PROOFS = 5
+_SAFER = 0.25  # share of the quietest candidate's noise that one more is to have
+
+
+@dataclass
+class Tuning:
+    """One search.
+
+    Attributes:
+        publish: called with each candidate that is proved, the best so far.
+    """
+
+    bench: Workbench
+    goal: Goal
+    publish: Callable[[Candidate], None]
+    path: list[str] = field(default_factory=list)
+    not_tried: list[str] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
+    table: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    _start: float = field(default_factory=time.monotonic)
+
+    def answer(self) -> Answer:
+        """Search and prove.
+
+        Raises:
+            CompressorError: the spec has nothing to tune, or its own recipe fails.
+        """
+        recipe = base_recipe(self.bench.spec)
+        uniforms = self._uniforms(recipe)
+        narrowest = self._remedied(uniforms[-1])
+        pool = [*uniforms[:-1], narrowest]
+        for candidate in pool:
+            self._learn(candidate)
+        for layer, entry in self.bench.float_entries(narrowest).items():
+            if layer in self.table:
+                self.table[layer][FLOAT] = entry
+        if self.goal.minimize == "latency":
+            floats = dict.fromkeys(self.table, FLOAT)
+            self._added(f"float, {self._before(recipe)}", narrowest, floats, pool)
+        self._rounds(narrowest, pool)
+        best = self._proofs(pool)
+        if best is not None:
+            self.bench.timed(best)
+        return self._told(best, pool)
+
+    # Uniform widths
+
+    def _uniforms(self, recipe: Recipe) -> list[Candidate]:
+        """Make a candidate of each width that makes the file smaller, the widest first."""
+        made: list[Candidate] = []
+        size: float | None = None
+        offered = widths(tuned_class(recipe))
+        if self.goal.minimize == "latency":
+            self.not_tried.append(f"fewer bits than {offered[0]}: no kernel computes with them")
+            offered = offered[:1]
+        for width in offered:
+            words = f"{width} bits"
+            try:
+                uniform = recipe.with_choice({"*": width})
+                planned = self.bench.planned(uniform)
+            except CompressorError as error:
+                self.not_tried.append(f"{words}: {error.problem}")
+                continue
+            predicted = planned.exports[self.bench.main].bytes
+            if size is not None and predicted > _SMALLER * size:
+                self.not_tried.append(
+                    f"{words}: the {planned.exports[self.bench.main].format} file is not smaller "
+                    f"than with {made[-1].name} ({formats.size(predicted)})"
+                )
+                continue
+            rows = planned.passes[recipe.index].layers
+            layers = [r.name for r in rows if r.touched]
+            free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
+            choice = dict.fromkeys(free, width)
+            if self._is_late(words):
+                break
+            try:
+                candidate = self.bench.candidate(words, uniform, choice)
+            except CompressorError as error:
+                self.not_tried.append(f"{words}: {error.subject}: {error.problem}")
+                continue
+            size = predicted
+            made.append(candidate)
+            self._tell(candidate)
+        if not made:
+            raise SpecError("passes", "have no width that can be tuned", self.not_tried[-1])
+        return made
+
+    @staticmethod
+    def _before(recipe: Recipe) -> str:
+        names = [str(entry["pass"]) for entry in recipe.passes[: recipe.index]]
+        return " and ".join("fused" if name == "fuse" else name for name in names) or "as it is"
+
+    # Free remedies
+
+    def _remedied(self, candidate: Candidate) -> Candidate:
+        """Return a candidate with the remedies that help it, each tried on top of the others."""
+        remedies = REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
+        for remedy in sorted(remedies, key=lambda r: r.slow):
+            if candidate.recipe.has(remedy):
+                continue
+            if self._is_late(remedy.name):
+                continue
+            bound, limit = self._bound(candidate), self.goal.metric_drop
+            if remedy.slow and bound is not None and limit is not None and bound <= limit / 2:
+                self.not_tried.append(f"{remedy.name}: it takes long, and is not needed")
+                continue
+            candidate = self._tried(candidate, remedy)
+        return candidate
+
+    def _tried(self, candidate: Candidate, remedy: Remedy) -> Candidate:
+        name = f"{candidate.name}, {remedy.name}"
+        try:
+            other = self.bench.candidate(
+                name, candidate.recipe.with_remedy(remedy), candidate.choice
+            )
+            ours, theirs = self.bench.searched(other), self.bench.searched(candidate)
+        except CompressorError as error:
+            self.not_tried.append(f"{remedy.name}: {error.problem}")
+            return candidate
+        if ours.sqnr_db is None or theirs.sqnr_db is None:
+            return candidate
+        gain = round(ours.sqnr_db - theirs.sqnr_db, 1) + 0.0  # no minus before a zero
+        larger = other.bytes > candidate.bytes * 1.001
+        helps = gain >= _WORTHWHILE_DB and not larger
+        if helps and ours.bound is not None and theirs.bound is not None:
+            helps = ours.bound <= theirs.bound * 1.1
+        cost = f"{formats.size(other.bytes - candidate.bytes)} more" if larger else "for nothing"
+        decision = "taken" if helps else "left out"
+        self.path.append(f"{remedy.name}: {gain:+.1f} dB {cost}; {decision}")
+        return other if helps else candidate
+
+    # Widths of single layers
+
+    def _learn(self, candidate: Candidate) -> None:
+        """Put what was measured of a candidate's layers into the table."""
+        for layer, (option, entry) in self.bench.table(candidate).items():
+            if option:
+                self.table.setdefault(layer, {})[option] = entry
+
+    def _rounds(self, start: Candidate, pool: list[Candidate]) -> None:
+        """Solve, write, measure, correct and solve again; new candidates go into the pool."""
+        for candidate in pool:
+            self.bench.searched(candidate)
+        if self.goal.metric_drop is not None:
+            self._safer(start, pool)
+        for number in range(1, self.goal.rounds + 1):
+            choice = self._solved(pool)
+            if choice is None or any(dict(c.choice) == choice for c in pool):
+                return
+            name = f"round {number}: {self._words(choice)}"
+            if self._is_late(name) or not self._added(name, start, choice, pool):
+                return
+
+    def _added(
+        self, name: str, start: Candidate, choice: Mapping[str, str], pool: list[Candidate]
+    ) -> bool:
+        try:
+            made = self.bench.candidate(name, start.recipe.with_choice(choice), choice)
+            self.bench.searched(made)
+        except CompressorError as error:
+            self.not_tried.append(f"{name}: {error.subject}: {error.problem}")
+            return False
+        if FLOAT not in choice.values() or len(set(choice.values())) > 1:
+            self._learn(made)
+        pool.append(made)
+        self._tell(made)
+        return True
+
+    def _solved(self, pool: list[Candidate]) -> dict[str, str] | None:
+        """Return what each layer is to have next."""
+        if self.goal.metric_drop is None:
+            last = pool[-1]
+            assert self.goal.size_ratio is not None
+            rest = last.bytes - cost_of(self.table, last.choice)
+            return quietest(self.table, self.goal.size_ratio * last.float_bytes - rest)
+        points = [Reached(noise_of(self.table, c.choice), self._bound(c)) for c in pool]
+        if all(point.drop is None for point in points):
+            return None
+        noise = next_noise(points, self.goal.metric_drop)
+        return None if noise is None else smallest(self.table, noise)
+
+    def _safer(self, start: Candidate, pool: list[Candidate]) -> None:
+        """Add a candidate that is quieter than all, where these may not suffice."""
+        quiet = min(pool, key=lambda c: noise_of(self.table, c.choice))
+        bound = self._bound(quiet)
+        assert self.goal.metric_drop is not None
+        if bound is not None and bound <= self.goal.metric_drop / 2:
+            return
+        choice = smallest(self.table, _SAFER * noise_of(self.table, quiet.choice))
+        if choice is not None and not self._is_late("a safer recipe"):
+            self._added(f"safer: {self._words(choice)}", start, choice, pool)
+
+    def _bound(self, candidate: Candidate) -> float | None:
+        return self.bench.searched(candidate).bound
+
+    # Proof
+
+    def _proofs(self, pool: list[Candidate]) -> Candidate | None:
+        """Prove candidates in a fixed order, until one is not; return the last that is."""
+        limit, best = self.goal.metric_drop, None
+        allowed = [c for c in pool if self._fits(c)]
+        if limit is None:
+            fit = min(allowed, key=lambda c: noise_of(self.table, c.choice), default=None)
+            if fit is not None:
+                self.bench.proved(fit)
+                self.publish(fit)
+            return fit
+        if not allowed:
+            return None
+        found = [Standing(self._size(c), self._bound(c)) for c in allowed]
+        for place in order_of_proof(found, limit, _MOST_PROOFS):
+            candidate = allowed[place]
+            proof = self.bench.proved(candidate)
+            held = verdict_of(proof.ci95, limit) == "passed"
+            self.path.append(f"{'proved' if held else 'not proved'}: {self._drop(candidate)}")
+            if not held:
+                break
+            best = candidate
+            self.publish(candidate)
+        return best
+
+    def _size(self, candidate: Candidate) -> float:
+        """Return what is to be minimized."""
+        if self.goal.minimize == "size":
+            return candidate.bytes
+        timed = self.bench.timed(candidate)
+        return math.inf if timed is None else float(timed["value"])
+
+    def _fits(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps the limits of size and latency."""
+        if self.goal.size_ratio is not None and candidate.size_ratio > self.goal.size_ratio:
+            return False
+        if self.goal.latency_ratio is None:
+            return True
+        timed = self.bench.timed(candidate)
+        interval = None if timed is None else (timed["ci95"][0], timed["ci95"][1])
+        verdict = verdict_of(interval, self.goal.latency_ratio, WIDEST_RATIO)
+        if verdict != "passed":
+            ratio = "not measured" if timed is None else formats.ratio(timed["value"])
+            self.path.append(f"{candidate.name}: latency ratio {ratio}: left out")
+        return verdict == "passed"
+
+    # Words
+
+    def _words(self, choice: Mapping[str, str]) -> str:
+        options = {o: "float" if o == FLOAT else f"{o} bits" for o in choice.values()}
+        return layers_words(choice, options)
+
+    def _tell(self, candidate: Candidate) -> None:
+        found = self.bench.searched(candidate)
+        quality = "equal outputs" if found.sqnr_db is None else formats.decibel(found.sqnr_db)
+        bound = ""
+        if found.bound is not None:
+            bound = f", may lose {self._amount(found.bound)}"
+            bound = (
+                f", loses more than is allowed after {found.samples} samples"
+                if (found.stopped)
+                else bound
+            )
+        self.path.append(
+            f"{candidate.name}: {formats.size(candidate.bytes)} "
+            f"({candidate.size_ratio:.2f} ×), {quality}{bound}"
+        )
+
+    def _drop(self, candidate: Candidate) -> str:
+        proof = candidate.proof
+        assert proof is not None
+        interval = formats.metric_change_interval(proof.ci95, share=self._share)
+        return (
+            f"{candidate.name}: {formats.size(candidate.bytes)}, loses "
+            f"{self._amount(proof.drop)} (95 % CI {interval})"
+        )
+
+    @property
+    def _share(self) -> bool:
+        metric = self.bench.plan.metric
+        return metric is not None and metric.unit == "%"
+
+    def _amount(self, drop: float) -> str:
+        return formats.metric_change(drop, share=self._share)
+
+    def _is_late(self, what: str) -> bool:
+        seconds = self.goal.seconds
+        if seconds is None or time.monotonic() - self._start < seconds:
+            return False
+        self.not_tried.append(f"{what}: the time was up (--budget)")
+        return True
+
+    def _told(self, best: Candidate | None, pool: list[Candidate]) -> Answer:
+        metric = self.bench.plan.metric
+        assert metric is not None
+        made = list(self.bench.made.values())
+        return Answer(
+            name=self.bench.spec.name,
+            goal=self.goal,
+            metric=metric.name,
+            share=self._share,
+            points=tuple(with_beaten([self._point(c) for c in made])),
+            chosen=None if best is None else best.name,
+            reason="" if best is not None else self._infeasible(pool),
+            path=tuple(self.path),
+            not_tried=tuple(self.not_tried),
+            search=self.bench.search.words,
+            evaluations=self.bench.evaluations,
+        )
+
+    def _point(self, candidate: Candidate) -> Point:
+        proof, found, timed = candidate.proof, self.bench.searched(candidate), candidate.latency
+        limit = self.goal.metric_drop
+        held = None
+        if proof is not None and limit is not None:
+            held = verdict_of(proof.ci95, limit) == "passed"
+        return Point(
+            name=candidate.name,
+            bytes=candidate.bytes,
+            size_ratio=candidate.size_ratio,
+            bound=found.bound,
+            sqnr_db=found.sqnr_db,
+            drop=None if proof is None else proof.drop,
+            ci95=None if proof is None else proof.ci95,
+            proved=held,
+            latency_ratio=None if timed is None else timed["value"],
+            latency_ci95=None if timed is None else (timed["ci95"][0], timed["ci95"][1]),
+        )
+
+    def _infeasible(self, pool: list[Candidate]) -> str:
+        """Return why no artifact was proved, and what comes nearest."""
+        asked = []
+        if self.goal.metric_drop is not None:
+            asked.append(f"loses at most {self._amount(self.goal.metric_drop)}")
+        if self.goal.size_ratio is not None:
+            asked.append(f"takes at most {self.goal.size_ratio:g} of the bytes")
+        if self.goal.latency_ratio is not None:
+            asked.append(f"takes at most {self.goal.latency_ratio:g} of the time")
+        near = [c for c in pool if c.proof is not None]
+        if not near:
+            least = min(pool, key=lambda c: c.bytes)
+            self.bench.proved(least)
+            near = [least]
+        nearest = "; ".join(f"{self._drop(c)} at {c.size_ratio:.2f} of the bytes" for c in near)
+        return f"no artifact was proved that {' and '.join(asked)}; the nearest: {nearest}"

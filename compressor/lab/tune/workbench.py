@@ -1,0 +1,343 @@
+"""Makes candidates and measures them: nothing twice, as everything goes through the store."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import SpecError
+from compressor.graph.costs import layer_bytes
+from compressor.graph.layers import layers_with_nodes
+from compressor.lab.tune.answer import Objective
+from compressor.lab.tune.betting import found_above
+from compressor.lab.tune.recipe import Recipe, identity, with_recipe
+from compressor.lab.tune.search_data import SearchData
+from compressor.lab.tune.solver import Entry
+from compressor.passes.quantize.static.latency import (
+    ORT_CPU_LATENCY,
+    Cost,
+    CostModel,
+    typical_shapes,
+)
+from compressor.progress import Progress, Silent
+from compressor.run.artifacts import (
+    Artifact,
+    artifact_evaluation,
+    artifact_runner,
+    float_file,
+    write_artifacts,
+)
+from compressor.run.attribution import attribution
+from compressor.run.evaluate import Evaluation
+from compressor.run.pipeline import FUSE, Step, run_passes
+from compressor.run.plan import Plan, make_plan
+from compressor.run.statistics import Difference, paired_difference
+from compressor.run.store import Store
+from compressor.run.verify import compared_and_timed
+from compressor.run.workspace import Workspace
+from compressor.spec.load import Spec
+from compressor.types.carrier import Carrier
+from compressor.types.tensors import Array
+
+_REACH = 1.96  # of a 95 % interval, in standard errors
+_FEELING = 0.25  # share of the layers whose noise the metric has to feel, to be ranked by that
+_SILENT = Silent()
+
+
+@dataclass
+class Candidate:
+    """A recipe and what it gives.
+
+    Attributes:
+        name: what is special about it, in a few words.
+        written: all of its artifacts.
+        artifact: what is deployed of it.
+        float_bytes: the size that its ratio is to.
+    """
+
+    name: str
+    recipe: Recipe
+    choice: Mapping[str, str]
+    plan: Plan
+    steps: list[Step]
+    written: list[Artifact]
+    artifact: Artifact
+    workspace: Workspace
+    float_bytes: int
+    searched: Searched | None = None
+    proof: Difference | None = None
+    latency: Mapping[str, Any] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The size of its artifact."""
+        return sum(int(file["bytes"]) for file in self.artifact.files)
+
+    @property
+    def size_ratio(self) -> float:
+        """The size over that of the float model."""
+        return self.bytes / self.float_bytes
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A candidate on the search data.
+
+    Attributes:
+        samples: how many were looked at.
+        drop: how much worse its metric is there; ``None`` where the search data have no labels.
+        bound: the largest drop that the evaluation would leave possible, if all goes there as it
+            went here; without labels, if as many samples get better as get worse.
+        sqnr_db: of the outputs; ``None`` where they are equal.
+        stopped: it was found to break the limit before all samples were looked at.
+    """
+
+    samples: int
+    drop: float | None
+    bound: float | None
+    sqnr_db: float | None
+    stopped: bool = False
+
+
+@dataclass
+class Workbench:
+    """Where candidates are made.
+
+    Args:
+        spec: what all candidates share.
+        plan: its plan.
+        limit: the largest drop of the metric that is allowed; ``None`` for any.
+        objective: what the layers' costs are in the tables.
+    """
+
+    spec: Spec
+    plan: Plan
+    search: SearchData
+    store: Store
+    progress: Progress
+    limit: float | None
+    objective: Objective = "size"
+    made: dict[str, Candidate] = field(default_factory=dict)
+    evaluations: int = 0
+
+    @cached_property
+    def base(self) -> Workspace:
+        """The workspace of the float model, whose outputs are remembered."""
+        return Workspace(self.plan, self.store, _SILENT)
+
+    @property
+    def evaluation_samples(self) -> int:
+        """How many samples judge."""
+        evaluation = self.base.baseline_evaluation
+        assert evaluation is not None
+        return len(evaluation.per_sample)
+
+    def planned(self, recipe: Recipe) -> Plan:
+        """Return a recipe's plan, which computes nothing.
+
+        Raises:
+            CompressorError: the recipe does not fit the model.
+        """
+        return make_plan(with_recipe(self.spec, recipe), self.plan)
+
+    def candidate(self, name: str, recipe: Recipe, choice: Mapping[str, str]) -> Candidate:
+        """Return the candidate of a recipe: its passes run, its artifacts written.
+
+        Raises:
+            CompressorError: a pass or an export fails.
+        """
+        key = identity(recipe)
+        if key in self.made:
+            return self.made[key]
+        with self.progress.stage(name):
+            plan = self.planned(recipe)
+            workspace = self._workspace(plan)
+            steps = run_passes(workspace)
+            last = steps[-1].key if steps else workspace.source_key
+            carrier = steps[-1].carrier if steps else plan.model.carrier
+            written = write_artifacts(workspace, last, carrier)
+            artifact = written[self.main]
+            size, _ = float_file(workspace, artifact.exporter)
+        made = Candidate(name, recipe, choice, plan, steps, written, artifact, workspace, size)
+        self.made[key] = made
+        return made
+
+    @cached_property
+    def main(self) -> int:
+        """The place of the export that is tuned for: the first that is deployed and runs here.
+
+        Raises:
+            SpecError: none runs here, so that nothing could be proved.
+        """
+        exports = self.spec.exports
+        runs = [i for i, e in enumerate(exports) if not e.cannot_run]
+        if not runs:
+            raise SpecError(
+                f"export {exports[0].format}",
+                f"cannot be judged here: {exports[0].cannot_run}",
+                "add an export that can be run, such as onnx",
+                where=self.spec.where("exports", 0),
+            )
+        return next((i for i in runs if not exports[i].not_judged), runs[0])
+
+    def _workspace(self, plan: Plan) -> Workspace:
+        workspace = Workspace(plan, self.store, _SILENT)
+        workspace.source_key = self.base.source_key
+        workspace.baseline_runner = self.base.baseline_runner
+        return workspace
+
+    def searching(self, candidate: Candidate) -> Workspace:
+        """Return a candidate's workspace in which the search data are what is evaluated."""
+        data = {**candidate.plan.data, "evaluation": self.search.parts[0]}
+        return self._workspace(replace(candidate.plan, data=data, metric=self.search.metric))
+
+    def searched(self, candidate: Candidate) -> Searched:
+        """Evaluate a candidate on the search data, until it is known to break the limit."""
+        if candidate.searched is None:
+            with self.progress.stage(f"search: {candidate.name}"):
+                candidate.searched = self._searched(candidate)
+        return candidate.searched
+
+    def _searched(self, candidate: Candidate) -> Searched:
+        pairs: list[tuple[Evaluation, Evaluation]] = []
+        stopped = False
+        for part in self.search.parts:
+            data = {**candidate.plan.data, "evaluation": part}
+            plan = replace(candidate.plan, data=data, metric=self.search.metric)
+            workspace = self._workspace(plan)
+            ours = artifact_evaluation(workspace, candidate.artifact)
+            theirs = workspace.baseline_evaluation
+            assert ours is not None
+            assert theirs is not None
+            pairs.append((theirs, ours))
+            stopped = self._breaks(*self._values(pairs))
+            if stopped:
+                break
+        artifact_runner(candidate.workspace, candidate.artifact).close()
+        return self._judged(pairs, stopped=stopped)
+
+    @staticmethod
+    def _values(pairs: list[tuple[Evaluation, Evaluation]]) -> tuple[Array, Array]:
+        float_values, values = zip(*((a.per_sample, b.per_sample) for a, b in pairs), strict=True)
+        return np.concatenate(float_values), np.concatenate(values)
+
+    def _breaks(self, base: Array, values: Array) -> bool:
+        """Whether samples show that the limit is broken; only of shares can that be told."""
+        metric = self.search.metric
+        if self.limit is None or not self.search.same or metric.unit != "%":
+            return False
+        sign = 1.0 if metric.higher_is_better else -1.0
+        limit = self.limit / metric.scale.factor
+        return 0 <= limit < 1 and found_above(sign * (base - values), limit) is not None
+
+    def _judged(self, pairs: list[tuple[Evaluation, Evaluation]], *, stopped: bool) -> Searched:
+        base, values = self._values(pairs)
+        metric, count = self.search.metric, self.evaluation_samples
+        seen = [(len(b.per_sample), b.sqnr_db) for _, b in pairs]
+        # The power of the error, as a share of the signal's, is what can be averaged.
+        noise = sum(n * 10 ** (-db / 10) for n, db in seen if db is not None) / len(values)
+        sqnr = -10 * math.log10(noise) if noise > 0 else None
+        if self.search.same:
+            difference = paired_difference(base, values, metric.scale)
+            bound = difference.drop + _REACH * difference.deviation / math.sqrt(count)
+            return Searched(len(values), difference.drop, bound, sqnr, stopped)
+        judged = self.plan.metric
+        assert judged is not None
+        if metric.unit != "%" or judged.unit != "%":
+            return Searched(len(values), None, None, sqnr)
+        changed = (float((values != base).sum()) + 0.5) / (len(values) + 1)  # none is not never
+        return Searched(
+            len(values), None, 100.0 * _REACH * math.sqrt(changed / count), sqnr, stopped
+        )
+
+    def table(self, candidate: Candidate) -> dict[str, tuple[str, Entry]]:
+        """Return each layer's option in a candidate, with its noise and bytes.
+
+        Noise is what the metric feels of it where that is known, else what reaches the output, as
+        in ``compress explain``.
+        """
+        index = candidate.recipe.index
+        with self.progress.stage(f"noise of layers: {candidate.name}"):
+            found = attribution(self.searching(candidate), index, candidate.steps)
+        costs = self._costs(candidate)
+        rows: list[Mapping[str, Any]] = [] if found is None else found["layers"]
+        felt = [row["metric_noise"] for row in rows]
+        known = bool(felt) and all(f is not None for f in felt)
+        feels = known and sum(f > 0 for f in felt) > _FEELING * len(felt)
+        return {
+            str(row["name"]): (
+                candidate.choice.get(str(row["name"]), ""),
+                Entry(
+                    float(row["metric_noise"]) if feels else _output_noise(row),
+                    costs.get(str(row["name"]), 0.0),
+                ),
+            )
+            for row in rows
+        }
+
+    def _costs(self, candidate: Candidate) -> Mapping[str, float]:
+        """Return the bytes of a candidate's layers, or their times in integers."""
+        if self.objective == "latency":
+            times = self._times(candidate)
+            return {name: cost.integer or cost.alone for name, cost in times.items()}
+        return {n: float(size) for n, size in layer_bytes(candidate.steps[-1].carrier).items()}
+
+    def float_entries(self, candidate: Candidate) -> dict[str, Entry]:
+        """Return what layers cost that stay as they are before the tuned pass."""
+        if self.objective == "latency":
+            times = self._times(candidate)
+            return {name: Entry(0.0, cost.alone) for name, cost in times.items()}
+        sizes = layer_bytes(self._before(candidate))
+        return {name: Entry(0.0, float(size)) for name, size in sizes.items()}
+
+    @staticmethod
+    def _before(candidate: Candidate) -> Carrier:
+        """Return the model that the tuned pass is given."""
+        steps = candidate.steps[: candidate.recipe.index]
+        return steps[-1].carrier if steps else candidate.plan.model.carrier
+
+    def _times(self, candidate: Candidate) -> Mapping[str, Cost]:
+        """Return nanoseconds of layers in floats and in integers, by the rates of ONNX Runtime."""
+        graph = self._before(candidate).graph()
+        shapes = typical_shapes(graph, self.plan.context.shapes)
+        model = CostModel(ORT_CPU_LATENCY, shapes)
+        return {layer.name: model.cost(node) for layer, node in layers_with_nodes(graph)}
+
+    def timed(self, candidate: Candidate) -> Mapping[str, Any] | None:
+        """Time a candidate's artifact beside the float model; ``None`` where it is not judged."""
+        if candidate.artifact.exporter.not_judged:
+            return None
+        if candidate.latency is None:
+            steps = candidate.steps
+            fused = steps[0] if len(steps) > 1 and steps[0].name == FUSE else None
+            final = steps[-1].carrier if steps else candidate.plan.model.carrier
+            with self.progress.stage(f"time: {candidate.name}"):
+                found = compared_and_timed(candidate.workspace, candidate.artifact, final, fused)
+            candidate.latency = found["latency"][0]["ratio"]
+        return candidate.latency
+
+    def proved(self, candidate: Candidate) -> Difference:
+        """Evaluate a candidate's artifact on the evaluation data, paired with the float model."""
+        if candidate.proof is None:
+            with self.progress.stage(f"prove: {candidate.name}"):
+                ours = artifact_evaluation(candidate.workspace, candidate.artifact)
+                theirs = candidate.workspace.baseline_evaluation
+                metric = candidate.plan.metric
+                assert ours is not None
+                assert theirs is not None
+                assert metric is not None
+                candidate.proof = paired_difference(
+                    theirs.per_sample, ours.per_sample, metric.scale
+                )
+                self.evaluations += 1
+        return candidate.proof
+
+
+def _output_noise(row: Mapping[str, Any]) -> float:
+    decibels = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
+    return 0.0 if decibels is None else 10.0 ** (-float(decibels) / 10.0)

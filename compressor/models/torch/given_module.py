@@ -1,0 +1,75 @@
+"""A module that a program made, and not a factory: a copy for the run, and its hash."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from copy import deepcopy
+
+import onnx_ir as ir
+import torch
+from torch import nn
+
+from compressor.errors import SpecError
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.matching import check_finite, held_tensors
+from compressor.models.torch.saved_module import without_weights
+from compressor.types.tensors import TensorSpec
+
+
+def open_given(module: nn.Module, inputs: Sequence[TensorSpec], key: str) -> TorchCarrier:
+    """Return a carrier of a copy of a module, which shares tensors in the host's memory.
+
+    Args:
+        key: where the module stands in the spec, for messages.
+
+    Raises:
+        SpecError: it cannot be copied, or its inputs are not known.
+        ModelError: a weight is NaN or infinite.
+    """
+    if not inputs:
+        raise SpecError(
+            "model.inputs",
+            "is empty, a module does not know its own inputs",
+            "give data from which they show, or inputs such as "
+            "{'image': {'shape': ['batch', 3, 32, 32]}}",
+        )
+    held = held_tensors(module)
+    check_finite(held.items(), f"module {type(module).__name__}", dict(module.named_buffers()))
+    memo = {id(tensor): _on_host(tensor) for tensor in held.values()}
+    try:
+        copy = deepcopy(module, memo)
+    except (TypeError, RuntimeError, AttributeError) as error:
+        raise SpecError(
+            key, f"cannot be copied ({error})", "give a factory that builds it, and a checkpoint"
+        ) from error
+    return TorchCarrier(copy, inputs)
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    moved = tensor.detach().cpu()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(moved, requires_grad=tensor.requires_grad)
+    return moved
+
+
+def given_digest(carrier: TorchCarrier) -> str:
+    """Return a SHA-256 of a module: its structure, its weights, and the graph that it computes.
+
+    The graph holds what neither structure nor weights show, such as numbers in its ``forward``.
+
+    Raises:
+        ModelError: it cannot be lowered to a graph.
+    """
+    digest = hashlib.sha256(str(carrier.module).encode())
+    for name, tensor in sorted(held_tensors(carrier.module).items()):
+        value = tensor.detach().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    graph = without_weights(carrier.lowered, carrier.module)
+    for node in (*graph.graph, *(n for f in graph.functions.values() for n in f)):
+        node.metadata_props.clear()  # where in the program's files it comes from
+    digest.update(ir.to_proto(graph).SerializeToString(deterministic=True))
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""The carrier of checkpoints whose decoder blocks can be run, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from compressor.errors import ModelError, SpecError
+from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.checkpoint.folder import Checkpoint
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.carrier import open_pretrained
+from compressor.models.transformers.decoder import Decoder
+from compressor.models.transformers.networks import auto_class_for, read_config
+from compressor.types.carrier import Capability
+from compressor.types.layers import Layer, StoredTensor
+from compressor.types.tensors import TensorSpec
+
+BLOCK = "block."
+"""What names of parameters begin with in the graph of a block."""
+
+_CAUSAL = "AutoModelForCausalLM"
+
+
+class BlockCheckpoint(CheckpointCarrier):
+    """A bare checkpoint of a causal language model, which is calibrated block by block.
+
+    Args:
+        decoder: runs the float weights of its files, whatever passes have changed.
+        original: its tensors before any pass; by default, those that it has.
+    """
+
+    offers = frozenset({Capability.WEIGHTS, Capability.BLOCKS})
+    inputs = (TensorSpec("input_ids", ("batch", "sequence"), "int64"),)
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        tensors: Mapping[str, StoredTensor],
+        layers: Sequence[Layer],
+        decoder: Decoder,
+        original: Mapping[str, StoredTensor] | None = None,
+    ):
+        super().__init__(source, tensors, layers)
+        self.decoder = decoder
+        self._graphs: dict[str, TorchCarrier] = {}
+        self._original = dict(tensors) if original is None else original
+
+    def _like(
+        self, tensors: Mapping[str, StoredTensor], layers: Sequence[Layer]
+    ) -> BlockCheckpoint:
+        return BlockCheckpoint(self.source, tensors, layers, self.decoder, self._original)
+
+    def check_files(self) -> None:
+        """Check that the weights are still as long as their headers say.
+
+        To read mapped weights of a file that was cut would end the process without a word.
+
+        Raises:
+            ModelError: one is missing or was cut.
+        """
+        for shard in self.source.shards:
+            with suppress(OSError):
+                if shard.path.stat().st_size == shard.nbytes:
+                    continue
+            raise ModelError(
+                f"checkpoint {str(shard.path)!r}",
+                "is missing or has changed since its header was read",
+                "put it back and run the same command again: finished blocks are kept",
+            )
+
+    def graph_of_block(self, index: int) -> TorchCarrier:
+        """Return a block with its graph, without its weights; its parameters begin with `BLOCK`.
+
+        Blocks of one form share it.
+        """
+        alone = self.decoder.weightless(index)
+        form = str(alone)
+        if form not in self._graphs:
+            inputs = [TensorSpec("hidden", alone.shape, "float32")]
+            self._graphs[form] = TorchCarrier(alone, inputs)
+        return self._graphs[form]
+
+    def changed(self, path: str) -> Changed:
+        """Return what passes have changed below a path; a value is computed when it is read."""
+        names = [
+            name
+            for name, tensor in self.tensors().items()
+            if not path or name.startswith(f"{path}.")
+            if tensor.codes is not None or tensor.read is not self._original[name].read
+        ]
+        return Changed(self, names)
+
+    @cached_property
+    def observed(self) -> Mapping[str, str]:
+        """The name of the value that each layer of a block reads, by the layer's name."""
+        names = {layer.name for layer in self.layers()}
+        return {
+            layer: value
+            for block in self.decoder.blocks
+            for stage in block.stages
+            for layer, value in stage.inputs.items()
+            if layer in names
+        }
+
+
+class Changed(Mapping[str, torch.Tensor]):
+    """Float values of changed tensors, in their stored shape."""
+
+    def __init__(self, carrier: BlockCheckpoint, names: Sequence[str]):
+        self._tensors = carrier.tensors()
+        self._names = tuple(names)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Compute one of them: what codes mean, or what a pass has made of floats."""
+        tensor = self._tensors[name]
+        value = tensor.read()
+        if tensor.codes is None:
+            return value
+        layer = tensor.codes.layer
+        return layer.stored(tensor.codes.compute(layer.canonical(value)).dequantize())
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield their names."""
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._names)
+
+
+def open_blocks(path: Path) -> BlockCheckpoint:
+    """Open a Hugging Face directory of a causal language model; its weights stay in their files.
+
+    Raises:
+        SpecError: the path is no such directory, ``transformers`` is not installed, or the class
+            has no blocks that can be followed.
+        ModelError: something is damaged, or weights and configuration disagree.
+    """
+    carrier = open_checkpoint(path)
+    if carrier.folder is None:
+        raise SpecError(
+            f"checkpoint {str(path)!r}",
+            "is no Hugging Face directory, and nothing says how its weights are used",
+            "give the directory with config.json, or leave out data and methods that need them",
+        )
+    saved = read_config(carrier.folder).get("architectures")
+    named = str(saved[0]) if isinstance(saved, list) and saved else ""
+    if auto_class_for(named) != _CAUSAL:
+        raise SpecError(
+            f"checkpoint {str(path)!r}",
+            f"is a {named or 'model of an unknown class'}, and only causal language models are "
+            "calibrated block by block from their files",
+            "write a spec with model.factory, which runs the whole model in memory",
+        )
+    module = open_pretrained(_CAUSAL, carrier.folder, {}, ()).module
+    made = BlockCheckpoint(carrier.source, carrier.tensors(), carrier.layers(), Decoder(module))
+    if not made.observed:
+        raise SpecError(
+            f"checkpoint {str(path)!r}",
+            f"has no layer in the blocks of {named} under the name that its class has",
+            "write a spec with model.factory, which runs the whole model in memory",
+        )
+    return made

@@ -1,0 +1,125 @@
+"""What happens in a block: its layers in stages, found without computing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a block is called with besides the values that flow through it."""
+
+    hidden: Tensor
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Linear layers of a block up to a place where a single value flows on.
+
+    Attributes:
+        layers: paths of the layers in the order of execution.
+        inputs: the name of the value that each of them reads, by path.
+    """
+
+    layers: tuple[str, ...]
+    inputs: Mapping[str, str]
+
+
+def stages_of(path: str, found: Sequence[Sequence[tuple[str, int]]]) -> Iterator[Stage]:
+    """Yield the stages of a block.
+
+    Args:
+        path: where the block is in the network.
+        found: what :meth:`Followed.stages` returns.
+    """
+    for layers in found:
+        names: dict[int, str] = {}
+        for name, value in layers:
+            names.setdefault(value, f"{path}.{name}.input")
+        paths = tuple(dict.fromkeys(f"{path}.{name}" for name, _ in layers))
+        yield Stage(paths, {f"{path}.{name}": names[value] for name, value in layers})
+
+
+class Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are its methods
+    """Every operator of a block, and where its linear layers are among them."""
+
+    def __init__(self, hidden: Tensor):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tuples = False
+        self._hidden = hidden
+        self._operators: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._layers: list[tuple[str, Tensor, int]] = []  # name, input, its last operator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        # Held, so that no other tensor takes the place of one in memory.
+        self._operators.append((_tensors((args, kwargs)), _tensors(out)))
+        return out
+
+    def after(self, name: str, _: nn.Module, args: tuple[Any, ...], __: Any) -> None:
+        """Note that a linear layer has been computed."""
+        self._layers.append((name, args[0], len(self._operators) - 1))
+
+    def stages(self) -> list[list[tuple[str, int]]]:
+        """Return the layers by stages: their names, and what tells apart the values they read.
+
+        A stage ends where one value alone is still needed of what depends on the block's input.
+        """
+        uses = [[id(t) for t in inputs] for inputs, _ in self._operators]
+        last = {key: index for index, keys in enumerate(uses) for key in keys}
+        carried = {id(self._hidden)}
+        live = {key for key in carried if key in last}
+        ends = {index for _, _, index in self._layers}
+        stages: list[list[tuple[str, int]]] = [[]]
+        waiting = iter([*self._layers, None])
+        layer = next(waiting)
+        for index, (_, outputs) in enumerate(self._operators):
+            if not carried.isdisjoint(uses[index]):
+                carried.update(id(t) for t in outputs)
+                live.update(id(t) for t in outputs)
+            live = {key for key in live if last.get(key, -1) > index}
+            while index in ends and layer is not None and layer[2] == index:
+                stages[-1].append((layer[0], id(layer[1])))
+                layer = next(waiting)
+            if len(live) == 1 and stages[-1] and layer is not None:
+                stages.append([])
+        return [stage for stage in stages if stage]
+
+
+def follow(module: nn.Module, given: Given) -> Followed:
+    """Run a block on the ``meta`` device, where nothing is computed, and note its operators."""
+    tensors = [*module.parameters(), *module.buffers()]
+    copy = deepcopy(module, {id(t): _on_meta(t) for t in tensors})
+    hidden = torch.empty_like(given.hidden, device="meta", dtype=torch.float32)
+    args, kwargs = tree_map(_on_meta, (given.args, dict(given.kwargs)))
+    followed = Followed(hidden)
+    for name, part in copy.named_modules():
+        if isinstance(part, nn.Linear):
+            part.register_forward_hook(partial(followed.after, name))
+    with torch.no_grad(), followed:
+        done = copy(hidden, *args, **kwargs)
+    followed.tuples = not isinstance(done, Tensor)
+    return followed
+
+
+def _on_meta(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    wide = torch.float32 if value.is_floating_point() else value.dtype
+    copy = torch.empty_like(value, device="meta", dtype=wide)
+    return nn.Parameter(copy, requires_grad=False) if isinstance(value, nn.Parameter) else copy
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

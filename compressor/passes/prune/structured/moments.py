@@ -1,0 +1,74 @@
+"""Second moments of what layers read, of all calibration data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from compressor.passes.prune.maths.least_squares import Sums, pairs
+from compressor.passes.prune.structured.consumers import Consumer
+from compressor.types.carrier import Carrier
+from compressor.types.channels import ChannelGroup, ChannelMap
+from compressor.types.tensors import Array, Batch
+
+AT_ONCE = 256 << 20  # bytes of moments; more only if a single part has more
+_PLACES = 64  # of a feature map or a sequence that are looked at in each sample
+_DOUBLE = 8  # bytes
+
+
+def moment_bytes(consumer: Consumer) -> int:
+    """Return what the moment of a layer's inputs takes in memory."""
+    return _DOUBLE * consumer.layer.columns**2
+
+
+def portions(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first number and the end of parts that fit into memory together."""
+    start = held = 0
+    for index, size in enumerate(sizes):
+        if index > start and held + size > AT_ONCE:
+            yield start, index
+            start, held = index, 0
+        held += size
+    if len(sizes) > start:
+        yield start, len(sizes)
+
+
+def gathered(
+    carrier: Carrier, consumers: Sequence[Consumer], batches: Callable[[], Iterable[Batch]]
+) -> dict[str, Sums]:
+    """Return sums over what layers read, by layer name; no targets are among them."""
+    if not consumers:
+        return {}
+    names = dict.fromkeys(n for c in consumers for n in (c.input, c.layer.output))
+    given = {spec.name for spec in carrier.inputs}
+    runner = carrier.runner([name for name in names if name not in given])
+    sums = {c.layer.name: Sums(c.layer.columns, 0) for c in consumers}
+    for batch in batches():
+        values = {**batch, **runner.run(batch)}
+        for c in consumers:
+            inputs, outputs = (_tensor(values[name]) for name in (c.input, c.layer.output))
+            seen, _ = pairs(inputs, [outputs], c.window, _PLACES)
+            flat = seen.flatten(0, 1)
+            sums[c.layer.name].add(flat, flat[:, :0])
+    return sums
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    return torch.from_numpy(np.array(array, np.float32))
+
+
+def owners(channels: ChannelMap, groups: Sequence[ChannelGroup], c: Consumer) -> torch.Tensor:
+    """Return the unit that each column of a layer's weight reads, ``[columns]``; -1 for none."""
+    axis = next(
+        m.axis
+        for group in groups
+        for m in group.members
+        if m.role == "input" and m.parameter == c.layer.weight
+    )
+    units = channels.parameters[c.layer.weight][axis]
+    assert units is not None
+    shape = [-1 if index == axis else 1 for index in range(len(c.layer.shape))]
+    spread = torch.from_numpy(np.array(units)).reshape(shape).expand(c.layer.shape)
+    return c.layer.canonical(spread)[0]

@@ -1,0 +1,93 @@
+"""``README.md`` of a Hugging Face directory: how it was made, and what was measured of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from compressor.report.markdown import MARKS, code, listed, table, text
+from compressor.report.tables import facts, missing_reasons, model_table
+from compressor.report.verdict import headline, run_verdict
+
+CARD = "README.md"
+
+_FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # metadata, as the Hugging Face Hub reads it
+_LOAD = """\
+```python
+from transformers import AutoModel{task}
+
+model = AutoModel{task}.from_pretrained("{name}")
+```"""
+
+
+def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: Path | None) -> str:
+    """Return a card: recipe, numbers, the manifest's fingerprint, and then the source's own card.
+
+    Args:
+        manifest: what ``manifest.json`` will hold, except for the card itself and the reports,
+            and the hash of that as its ``fingerprint``.
+        source: the directory of the float model. The metadata of its card (licence, languages)
+            stay at the beginning, where the Hub looks for them.
+    """
+    front, body = _source_card(source)
+    name = str(report["name"])
+    origin = f" of {code(source.resolve().name)}" if source is not None else ""
+    version = manifest["versions"]["compressor"]
+    hashes = [
+        f"{code(str(file['name']))}: {file['sha256']}"
+        for file in manifest["outputs"]
+        if str(file["name"]).endswith(".safetensors")
+    ]
+    blocks = [
+        front + f"# {text(name)}",
+        f"The weights{origin}, compressed by {code(f'compressor {version}')}.",
+        f"**{MARKS[run_verdict(report)]} {text(headline(report))}**",
+        "## Recipe",
+        "```yaml\n" + "\n".join(_recipe(manifest["spec"]["passes"])) + "\n```",
+        "## Numbers",
+        table(model_table(report)),
+        f"{', '.join(facts(report))}.",
+        listed(text(reason) for reason in missing_reasons(report)),
+        "## Use",
+        _LOAD.format(task=_task(source), name=name),
+        "## Proof",
+        f"Fingerprint of {code('manifest.json')}: {manifest['fingerprint']}. It covers the inputs, "
+        "the recipe, the versions and the SHA-256 of every file but the reports and this card; "
+        f"{code('compress verify')} compares all of them.",
+        listed(hashes),
+        f"# The float model\n\n{body}" if body else "",
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _recipe(passes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return each pass as a line of YAML, without the options that were not given."""
+    return [
+        "- " + json.dumps({k: v for k, v in step.items() if v not in (None, [], ())})
+        for step in passes
+    ] or ["[]"]
+
+
+def _source_card(source: Path | None) -> tuple[str, str]:
+    """Return the metadata and the text of the float model's card; empty without one."""
+    path = None if source is None else source / CARD
+    if path is None or not path.is_file():
+        return "", ""
+    whole = path.read_text(encoding="utf-8", errors="replace").replace("\r\n", "\n")
+    front = _FRONT.match(whole)
+    metadata = front[0] + "\n" if front else ""
+    return metadata, whole[front.end() if front else 0 :].strip()
+
+
+def _task(source: Path | None) -> str:
+    from compressor.models.transformers.networks import auto_class_for
+
+    config = None if source is None else source / "config.json"
+    if config is None or not config.is_file():
+        return ""
+    saved = json.loads(config.read_text(encoding="utf-8")).get("architectures")
+    named = str(saved[0]) if isinstance(saved, list) and saved else ""
+    return auto_class_for(named).removeprefix("AutoModel")

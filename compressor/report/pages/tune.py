@@ -1,0 +1,87 @@
+"""The page of ``compress tune``: the answer, the path to it, and every measured artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compressor.lab.tune.answer import Answer, Point
+from compressor.report import formats
+from compressor.report.page import GAP, Block, Cell, Page, Style, Table, bullets, left, line, right
+
+
+def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
+    """Return the answer, the table of points and the path.
+
+    Args:
+        written: the file of the tuned spec.
+    """
+    page: list[Block] = [line(_headline(answer), "good" if answer.chosen else "bad"), GAP]
+    page += [points_table(answer), GAP, line("The path to it:", "strong")]
+    page += bullets(answer.path, "")
+    if answer.not_tried:
+        page += [GAP, line("Not tried:", "strong"), *bullets(answer.not_tried)]
+    evaluations = formats.plural(answer.evaluations, "evaluation")
+    page += [GAP, line(f"Searched on {answer.search}; proved with {evaluations}.")]
+    if written is not None:
+        page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
+    return page
+
+
+def points_table(answer: Answer) -> Table:
+    """Return every measured artifact; those that another one beats are faint."""
+    columns = [
+        *left("recipe"),
+        *right("size", "ratio", "output SQNR", "may lose", "drop", "95 %"),
+        *left("limit"),
+    ]
+    timed = any(point.latency_ratio is not None for point in answer.points)
+    columns.insert(3, right("latency ratio")[0])
+    rows = [_cells(answer, point) for point in answer.points]
+    return Table(columns, rows).picked([*[True] * 3, timed, *[True] * 5])
+
+
+def _cells(answer: Answer, point: Point) -> list[Cell]:
+    style: Style = "strong" if point.name == answer.chosen else "faint" if point.beaten else ""
+    proved = {True: "proved", False: "not proved", None: ""}[point.proved]
+    texts = [
+        point.name,
+        formats.size(point.bytes),
+        formats.ratio(point.size_ratio),
+        formats.NOTHING if point.latency_ratio is None else formats.ratio(point.latency_ratio),
+        "equal" if point.sqnr_db is None else formats.decibel(point.sqnr_db),
+        _amount(answer, point.bound),
+        _amount(answer, point.drop),
+        _interval(answer, point),
+        proved,
+    ]
+    return [Cell(text, style=style) for text in texts]
+
+
+def _headline(answer: Answer) -> str:
+    point = answer.point
+    if point is None:
+        return f"{answer.name}: {answer.reason}"
+    parts = [f"{answer.name}: {point.name}", formats.size(point.bytes)]
+    parts.append(f"{point.size_ratio:.2f} × the float model's size")
+    if point.latency_ratio is not None:
+        parts.append(f"{point.latency_ratio:.2f} × its latency")
+    if point.drop is not None:
+        verb = "proved to lose at most" if point.proved else "loses"
+        limit = answer.goal.metric_drop if point.proved else point.drop
+        parts.append(f"{verb} {_amount(answer, limit)} of {answer.metric}")
+        parts[-1] += (
+            f" (measured {_amount(answer, point.drop)}, 95 % CI {_interval(answer, point)})"
+        )
+    return ", ".join(parts)
+
+
+def _amount(answer: Answer, value: float | None) -> str:
+    if value is None:
+        return formats.NOTHING
+    return formats.metric_change(value, share=answer.share)
+
+
+def _interval(answer: Answer, point: Point) -> str:
+    if point.ci95 is None:
+        return formats.NOTHING
+    return formats.metric_change_interval(point.ci95, share=answer.share)

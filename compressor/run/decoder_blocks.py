@@ -1,0 +1,346 @@
+"""Calibrate a checkpoint block by block, from its files: memory holds one block.
+
+Each block is run over the calibration data in stages, as :mod:`compressor.run.blockwise` runs those
+of a graph: for the statistics of a stage's layers, with the earlier layers as the pass has changed
+them, and once more for what enters the next block. What flows between blocks lies in files, and
+what a pass makes of a stage in the store, so that a run that was killed goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from compressor.calibration.collect import collect, make_observer
+from compressor.errors import DataError
+from compressor.models.checkpoint.weight_files import read_weights
+from compressor.models.resident_memory import return_freed_memory
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
+from compressor.models.transformers.block_stages import Given, Stage
+from compressor.models.transformers.decoder import observing
+from compressor.progress import Advance
+from compressor.run.store import result_key
+from compressor.run.weight_pass import Changes
+from compressor.run.workspace import Workspace
+from compressor.types.carrier import WeightChange
+from compressor.types.data import share
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
+from compressor.types.passes import LayerOutcome
+from compressor.types.statistics import Request
+from compressor.types.tensors import Batch
+
+_TENSORS = "changes.safetensors"
+_PARTS = ("codes", "scale", "zero_point", "tensor_scale")
+_SEPARATOR = "|"  # between a parameter's name and a part's
+_TOKENS, _HIDDEN = "input_ids", "hidden"
+_VERSION = 1  # of what is stored
+
+
+@contextmanager
+def decoder_run(
+    workspace: Workspace,
+    label: str,
+    key: str,
+    carrier: BlockCheckpoint,
+    requests: Sequence[Request],
+) -> Iterator[DecoderBlocks]:
+    """Yield the stages of a checkpoint's blocks for a pass, with the run's calibration data.
+
+    Args:
+        key: that of the pass's result. What flows between blocks lies in a folder of that name
+            until the pass is done.
+    """
+    data = workspace.plan.data["calibration"]
+    folder = workspace.store.partial(key)
+    blocks = len(carrier.decoder.blocks)
+    total = None if data.runs is None else blocks * data.runs
+    with workspace.progress.stage(f"{label}: block by block", total) as advance:
+        batches = list(share(data.batches(), workspace.ranks))
+        yield DecoderBlocks(workspace, key, carrier, requests, batches, folder, advance)
+    workspace.ranks.wait()
+    if workspace.first:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class DecoderBlocks:
+    """The blocks of a checkpoint in stages; see :class:`compressor.types.statistics.Blocks`."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        key: str,
+        carrier: BlockCheckpoint,
+        requests: Sequence[Request],
+        batches: Sequence[Batch],
+        folder: Path,
+        advance: Advance,
+    ):
+        self.workspace = workspace
+        self.key = key
+        self.carrier = carrier
+        self.requests = tuple(requests)
+        self._tokens = [torch.from_numpy(batch[_TOKENS]) for batch in batches]
+        self._folder = folder
+        self._advance = advance
+        self._ranks = workspace.ranks
+        self.samples = sum(len(tokens) for tokens in self._tokens)
+        if not sum(self._ranks.gathered(self.samples)):
+            raise DataError("calibration data", "has no samples", "give at least one batch")
+
+    def __len__(self) -> int:
+        """How many stages there are."""
+        return sum(len(block.stages) for block in self.carrier.decoder.blocks) + 1
+
+    def __iter__(self) -> Iterator[DecoderStage]:
+        """Yield one stage at a time, in the order of execution, and then all other layers."""
+        blocks = self.carrier.decoder.blocks
+        begun = max((i for i in range(len(blocks)) if self._inputs(i).is_dir()), default=0)
+        begun = min(self._ranks.gathered(begun))
+        inside: set[str] = set()
+        for index, block in enumerate(blocks):
+            opened = OpenBlock(self, index)
+            for number, stage in enumerate(block.stages):
+                inside.update(stage.layers)
+                yield DecoderStage(opened, stage, f"{index}.{number}")
+            if begun <= index < len(blocks) - 1:
+                self._run_on(opened)
+            self._advance((index + 1) * self.samples)
+            opened.close()
+            del opened
+            return_freed_memory()
+        rest = tuple(x.name for x in self.carrier.layers() if x.name not in inside)
+        yield DecoderStage(OpenBlock(self, len(blocks) - 1), Stage(rest, {}), "rest")
+
+    def batches(self, index: int) -> Iterator[Batch]:
+        """Yield the tokens, and what enters a block."""
+        for number, tokens in enumerate(self._tokens):
+            if index == 0:
+                hidden = self.carrier.decoder.given(tokens)[0].hidden.numpy()
+            else:
+                hidden = np.load(self._inputs(index) / f"{number}.npy", mmap_mode="r")
+            yield {_TOKENS: tokens.numpy(), _HIDDEN: hidden}
+
+    def _run_on(self, opened: OpenBlock) -> None:
+        """Run a block, as it is now, for what enters the next one."""
+        target = self._inputs(opened.index + 1)
+        draft = target.with_name(f"{target.name}.part")
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        for number, batch in enumerate(self.batches(opened.index)):
+            np.save(draft / f"{number}.npy", opened.run(batch).numpy())
+        draft.replace(target)
+        shutil.rmtree(self._inputs(opened.index), ignore_errors=True)
+
+    def _inputs(self, index: int) -> Path:
+        """The folder with what enters a block, of this process's batches."""
+        return self._folder / f"block-{index}-of-process-{self._ranks.rank}-{self._ranks.size}"
+
+
+class OpenBlock:
+    """A block in float32, with the changes made to it; opened when it is first run."""
+
+    def __init__(self, run: DecoderBlocks, index: int):
+        self.index = index
+        self._run = run
+        self._module: torch.nn.Module | None = None
+        self._changes: dict[str, WeightCodes | torch.Tensor] = {}
+
+    @property
+    def blocks(self) -> DecoderBlocks:
+        """All of them."""
+        return self._run
+
+    @property
+    def path(self) -> str:
+        """Where it is in the network."""
+        return self._run.carrier.decoder.blocks[self.index].path
+
+    def change(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
+        """Set what its parameters are from now on."""
+        self._changes.update(changes)
+        if self._module is not None:
+            self._put(self._module)
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Return what flows out of it."""
+        decoder = self._run.carrier.decoder
+        given: Given = decoder.given(torch.from_numpy(batch[_TOKENS]))[self.index]
+        return decoder.run(self.module, _tensor(batch[_HIDDEN]), given)
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The block with its changes."""
+        if self._module is None:
+            self._run.carrier.check_files()
+            self._module = self._run.carrier.decoder.open(self.index)
+            self._put(self._module)
+        return self._module
+
+    def close(self) -> None:
+        """Give its memory back."""
+        self._module = None
+
+    def _put(self, module: torch.nn.Module) -> None:
+        layers = {layer.weight: layer for layer in self._run.carrier.layers()}
+        for name, change in self._changes.items():
+            if not name.startswith(f"{self.path}."):
+                continue
+            if isinstance(change, WeightCodes):
+                codes = change.read(self._run.carrier.weight)
+                value = layers[name].stored(codes.dequantize())
+            else:
+                value = change
+            self._run.carrier.decoder.replace(module, self.index, {name: value})
+        self._changes.clear()
+
+
+@dataclass
+class DecoderStage:
+    """Layers whose statistics are found when they are asked for; see types.statistics.Block."""
+
+    opened: OpenBlock
+    stage: Stage
+    place: str
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of the parameters that are read in it."""
+        named = set(self.stage.layers)
+        return tuple(x.weight for x in self.opened.blocks.carrier.layers() if x.name in named)
+
+    @cached_property
+    def statistics(self) -> Mapping[str, Any]:
+        """Results of the requests that lie in it, from one run of the block over the data."""
+        run = self.opened.blocks
+        read = set(self.stage.inputs.values())
+        requests = [request for request in run.requests if read.issuperset(request.tensors)]
+        if not requests:
+            return {}
+
+        def outputs(batch: Batch) -> Batch:
+            seen: dict[str, Any] = {}
+
+            def observe(name: str, value: torch.Tensor) -> None:
+                seen[name] = value.numpy()
+
+            with observing(self.opened.module, self.opened.path, self.stage, observe):
+                self.opened.run(batch)
+            return seen
+
+        ranks = run.workspace.ranks
+        found: Mapping[str, Any] = collect(
+            outputs, run.batches(self.opened.index), requests, make_observer, None, ranks
+        )
+        return found
+
+    def kept(self, make: Callable[[], Changes]) -> Changes:
+        """Return what a pass makes of it, from the store if an earlier run came so far."""
+        run = self.opened.blocks
+        store, ranks = run.workspace.store, run.workspace.ranks
+        key = result_key("block", run.key, place=self.place, version=_VERSION)
+        stored = store.read(key)
+        ranks.wait()  # all have looked before the first writes
+        if stored is None:
+            made = make()
+            if ranks.rank == 0:
+                with store.write(key) as (folder, result):
+                    result.update(_saved(made, run.carrier, folder / _TENSORS))
+            del made
+            ranks.wait()
+            stored = store.read(key)
+            assert stored is not None
+        self.__dict__.pop("statistics", None)
+        path = store.folder(key) / _TENSORS
+        self.opened.change(_for_the_block(path, stored, run.carrier))
+        return _restored(path, stored, run.carrier)
+
+    def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
+        """Do nothing: :meth:`kept` has put the changes in place."""
+
+
+def _saved(changes: Changes, carrier: BlockCheckpoint, path: Path) -> dict[str, Any]:
+    """Write what became of weights, and return what else has to be known of it, as JSON."""
+    tensors: dict[str, torch.Tensor] = {}
+    schemes: dict[str, Any] = {}
+    for name, change in changes.weights.items():
+        assert not isinstance(change, WeightChange)
+        if isinstance(change, torch.Tensor):
+            tensors[name] = change.contiguous()
+            continue
+        codes = change.read(carrier.weight)
+        schemes[name] = asdict(codes.scheme)
+        for part in _PARTS:
+            value = getattr(codes, part)
+            if value is not None:
+                tensors[f"{name}{_SEPARATOR}{part}"] = value.contiguous()
+    save_file(tensors, path)
+    outcomes = [asdict(outcome) for outcome in changes.outcomes.values()]
+    return {"schemes": schemes, "outcomes": outcomes, "notes": list(changes.notes)}
+
+
+@dataclass(frozen=True)
+class StoredCodes:
+    """Reads a weight's codes from a file."""
+
+    path: Path
+    name: str
+    scheme: Scheme
+
+    def __call__(self, _: torch.Tensor) -> QuantizedTensor:
+        """Return the codes of the whole weight; its float values are not looked at."""
+        tensors = read_weights(self.path)
+        parts = {part: tensors.get(f"{self.name}{_SEPARATOR}{part}") for part in _PARTS}
+        return QuantizedTensor(scheme=self.scheme, **parts)  # type: ignore[arg-type]  # those that a scheme needs are there
+
+
+def _stored_rows(path: Path, name: str, matrix: torch.Tensor, start: int) -> torch.Tensor:
+    rows: torch.Tensor = read_weights(path)[name].flatten(1)[start : start + len(matrix)]
+    return rows
+
+
+def _codes(path: Path, stored: Mapping[str, Any], layers: Mapping[str, Layer]) -> dict[str, Any]:
+    made = {}
+    for name, declared in stored["schemes"].items():
+        scheme = Scheme(**declared)
+        made[name] = WeightCodes(layers[name], scheme, StoredCodes(path, name, scheme))
+    return made
+
+
+def _floats(path: Path) -> dict[str, torch.Tensor]:
+    return {n: t for n, t in read_weights(path).items() if _SEPARATOR not in n}
+
+
+def _for_the_block(
+    path: Path, stored: Mapping[str, Any], carrier: BlockCheckpoint
+) -> dict[str, WeightCodes | torch.Tensor]:
+    layers = {layer.weight: layer for layer in carrier.layers()}
+    return {**_floats(path), **_codes(path, stored, layers)}
+
+
+def _restored(path: Path, stored: Mapping[str, Any], carrier: BlockCheckpoint) -> Changes:
+    """Return changes that are read from the store when they are wanted."""
+    layers = {layer.weight: layer for layer in carrier.layers()}
+    changes = Changes(notes=tuple(stored["notes"]))
+    for name, tensor in _floats(path).items():
+        layer = layers.get(name)
+        changes.weights[name] = (
+            tensor if layer is None else WeightChange(layer, partial(_stored_rows, path, name))
+        )
+    changes.weights.update(_codes(path, stored, layers))
+    for outcome in stored["outcomes"]:
+        changes.outcomes[outcome["name"]] = LayerOutcome(**outcome)
+    return changes
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    # A copy, as the file is mapped for reading only.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

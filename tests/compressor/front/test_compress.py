@@ -1,0 +1,257 @@
+"""Compression in one call: a module, a loader, and a judged file; a smaller module."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import compressor
+from compressor import RunResult, Spec
+from compressor.calibration.sources.random_access import RandomAccess
+from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
+from compressor.errors import DataError, ModelError, SpecError
+from compressor.front.spec import checked
+from compressor.models.torch.given_module import given_digest, open_given
+from compressor.run.plan import make_plan
+from compressor.run.training import RunTrainingData
+from compressor.spec.user_code import load_symbol
+from compressor.types.tensors import TensorSpec
+from tests.compressor.tiny_project import ONNX as ONNX_FILE
+from tests.compressor.tiny_project import onnx_project, sample_images, tiny_module
+
+STATIC = {
+    "pass": "quantize-static",
+    "weights": {"rounding": "nearest"},
+    "activations": {"observer": "min-max"},
+}
+
+
+@pytest.fixture(scope="module")
+def module() -> nn.Module:
+    return tiny_module().train()
+
+
+@pytest.fixture(scope="module")
+def loader(module: nn.Module) -> DataLoader[Any]:
+    images = torch.from_numpy(sample_images(1))
+    module.eval()
+    with torch.no_grad():
+        labels = module(images).argmax(1)
+    module.train()
+    return DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
+
+
+def halved(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {**batch, "image": batch["image"] / 2}
+
+
+@pytest.fixture(scope="module")
+def result(module: nn.Module, loader: DataLoader[Any]) -> RunResult:
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    result = compressor.quantize(module, loader, evaluate=loader, passes=[{"pass": "fuse"}, STATIC])
+    assert module.training
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+    return result
+
+
+def test_a_module_and_a_loader_give_a_judged_file(result: RunResult, loader: DataLoader[Any]):
+    metric = result.report["baseline"]["metric"]
+    assert (metric["name"], metric["value"], metric["samples"]) == ("accuracy", 100.0, 48)
+    (artifact,) = result.artifacts
+    assert (artifact.format, artifact.metric_drop is None) == ("onnx", False)
+    assert [c["ok"] for c in result.report["artifacts"][0]["checks"]] == [True, True]
+    session = ort.InferenceSession(artifact.path, providers=["CPUExecutionProvider"])
+    assert [(i.name, i.shape[1:]) for i in session.get_inputs()] == [("image", [1, 8, 8])]
+    images, labels = loader.dataset.tensors
+    right = session.run(None, {"image": images.numpy()})[0].argmax(1) == labels.numpy()
+    assert artifact.metric == 100 * right.mean()
+
+
+def test_manifest_and_report_say_what_no_file_repeats(result: RunResult, tmp_path: Path):
+    folder = result.save(tmp_path / "edge")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert [entry["key"] for entry in manifest["objects"]] == [
+        "model.factory",
+        "data.calibration.factory",
+        "data.evaluation.factory",
+    ]
+    assert manifest["objects"][1]["type"] == "torch.utils.data.dataloader.DataLoader"
+    assert manifest["spec"]["model"]["inputs"] == {
+        "image": {"shape": ["batch", 1, 8, 8], "dtype": "float32"}
+    }
+    assert manifest["spec"]["output"] is None
+    note = "only the program that made model.factory, data.calibration.factory, "
+    assert note in (folder / "report.md").read_text().replace("\\", "")
+    with pytest.raises(SpecError, match="was an object of a Python program, which no file holds"):
+        load_symbol(manifest["spec"]["model"]["factory"], "model.factory")
+
+
+def test_a_temporary_folder_lasts_as_long_as_the_result(tmp_path: Path):
+    path = onnx_project(tmp_path).folder / ONNX_FILE
+    result = compressor.quantize(path, passes=[{"pass": "quantize-weights", "preset": "int8"}])
+    folder = result.output
+    assert result.verdict == "unknown"  # nothing was evaluated
+    assert (folder / "report.html").is_file()
+    del result
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_the_same_module_and_data_are_known_again(result: RunResult, loader: DataLoader[Any]):
+    """Keys in the store are made of these, so that the same give the same bytes."""
+    sources = {"calibration": {"factory": loader, "samples": 512}, "evaluation": loader}
+    plan = make_plan(checked(Spec(name="a", model=tiny_module(), data=sources, exports=[ONNX])))
+    identity = result.report["identity"]
+    assert (plan.model.digest(), plan.data["evaluation"].digest) == (
+        identity["model"],
+        identity["data"],
+    )
+
+
+def test_a_change_that_only_the_graph_shows_is_another_module():
+    inputs = (TensorSpec("image", ("batch", 8), "float32"),)
+    digests = [given_digest(open_given(Scaled(factor), inputs, "model")) for factor in (2.0, 3.0)]
+    assert digests[0] != digests[1]
+
+
+ONNX = {"format": "onnx"}
+
+
+class Scaled(nn.Module):
+    """Holds a number that neither its structure nor its weights show."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+        self.fc = nn.Linear(8, 2)
+        nn.init.ones_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, image: Tensor, scale: Tensor | None = None) -> dict[str, Any]:
+        made = self.fc(image) * self.factor
+        return {"all": made if scale is None else made * scale, "pair": (made, made.sum(1))}
+
+
+def test_functions_and_modules_stand_where_a_file_has_names(
+    module: nn.Module, loader: DataLoader[Any]
+):
+    value = {
+        "version": 1,
+        "name": "given",
+        "model": module,
+        "data": {
+            "training": {"factory": loader, "transform": halved, "samples": 16},
+            "evaluation": {"factory": loader, "transform": lambda batch: batch},
+        },
+        "metric": {"function": lambda outputs, target: outputs.argmax(1) == target},
+        "passes": [{"pass": "distill", "teacher": tiny_module(), "loss": "cross-entropy"}],
+        "exports": [ONNX],
+    }
+    value["model"] = {"factory": module, "inputs": {"image": {"shape": ["batch", 1, 8, 8]}}}
+    spec = checked(value)
+    resolved = spec.resolved
+    assert resolved["data"]["training"]["transform"].endswith("test_compress:halved")
+    assert resolved["metric"]["function"] == "in-memory:metric.function"
+    assert resolved["passes"][0]["teacher"]["factory"] == "in-memory:passes.0.teacher.factory"
+    plan = make_plan(spec)
+    assert plan.metric is not None
+    assert plan.data["evaluation"].target == "target"
+
+
+@pytest.mark.parametrize(
+    ("item", "names"),
+    [
+        ((torch.zeros(2, 8), torch.zeros(2)), ["image"]),
+        ((torch.zeros(2, 8), torch.zeros(2, 1), torch.zeros(2)), ["image", "scale"]),
+        (torch.zeros(2, 8), ["image"]),
+        ({"scale": torch.zeros(2, 1), "image": torch.zeros(2, 8), "labels": [1, 0]}, None),
+    ],
+)
+def test_inputs_are_read_off_the_first_batch(item: Any, names: list[str] | None):
+    spec = Spec(name="a", model=Scaled(1.0), data={"calibration": [item]}, exports=[ONNX])
+    assert list(checked(spec).resolved["model"]["inputs"]) == (names or ["image", "scale"])
+
+
+def test_what_cannot_be_used_is_an_error_of_the_library(loader: DataLoader[Any]):
+    with pytest.raises(SpecError, match="a module does not know its own inputs; give data"):
+        compressor.quantize(tiny_module())
+    with pytest.raises(DataError, match="is a int, which holds no batches"):
+        compressor.quantize(tiny_module(), 5)
+    with pytest.raises(SpecError, match="forward of TinyNet takes nothing of the first batch"):
+        compressor.quantize(tiny_module(), [{"pixels": torch.zeros(1, 1, 8, 8)}])
+    broken = tiny_module()
+    with torch.no_grad():
+        broken.fc.weight[0, 0] = float("nan")
+    with pytest.raises(ModelError, match=r"tensor 'fc\.weight' holds 1 values that are NaN"):
+        compressor.quantize(broken, loader)
+    with pytest.raises(SpecError, match="leave a graph or codes, and no module that trains"):
+        compressor.prune(tiny_module(), loader, passes=[{"pass": "fuse"}])
+
+
+def test_a_pruned_module_is_one_again(module: nn.Module, loader: DataLoader[Any]):
+    smaller = compressor.prune(module, loader, macs=0.5)
+    assert type(smaller) is type(module)
+    assert smaller.training
+    count, whole = (sum(p.numel() for p in m.parameters()) for m in (smaller, module))
+    assert count < 0.7 * whole
+    assert not {p.data_ptr() for p in smaller.parameters()} & {
+        p.data_ptr() for p in module.parameters()
+    }
+    images, labels = loader.dataset.tensors
+    nn.functional.cross_entropy(smaller(images), labels).backward()
+    assert all(p.grad is not None for p in smaller.parameters())
+
+
+class Fixed(nn.Module):
+    """Sizes stand in ``forward``, so that no attribute can be adapted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        hidden = torch.relu(self.first(x)).reshape(-1, 16)
+        return {"all": self.last(hidden), "pair": (hidden.sum(1), [x])}
+
+
+def test_a_module_that_executes_its_graph_returns_what_the_module_did():
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    smaller = compressor.prune(Fixed().eval(), data, macs=0.6)
+    assert not isinstance(smaller, Fixed)
+    assert not smaller.training
+    made = smaller(data)
+    assert made.keys() == {"all", "pair"}
+    assert (made["all"].shape, made["pair"][0].shape) == ((64, 4), (64,))
+    assert torch.equal(made["pair"][1][0], data)
+    assert sum(p.numel() for p in smaller.parameters()) < 150
+    made["all"].sum().backward()
+
+
+def test_processes_that_prepare_data_need_no_loader(tmp_path: Path):
+    given = FactorySource(lambda: [{"image": sample_images(1)}], "data.training")
+    source = TransformedSource(given, halved, "halved")
+    access = RandomAccess(source, tmp_path)
+    data = RunTrainingData(None, source.digest(), "here", access, tmp_path)
+    there = pickle.loads(pickle.dumps(data))
+    rows = np.array([5, 0])
+    assert np.array_equal(there.batch(rows, (0,))["image"], sample_images(1)[rows] / 2)
+    assert (there.samples, there.target) == (48, None)
+
+
+def test_a_programs_feeds_may_be_a_list():
+    feeds = [{"image": sample_images(1)[:n]} for n in (1, 3)]
+    data = {"calibration": {"factory": feeds, "samples": "feeds"}}
+    model = {"factory": tiny_module(), "inputs": {"image": {"shape": ["batch", 1, 8, 8]}}}
+    plan = make_plan(checked(Spec(name="a", model=model, data=data, exports=[ONNX])))
+    assert [len(batch["image"]) for batch in plan.data["calibration"].batches()] == [1, 3]

@@ -1,0 +1,204 @@
+"""``compressor.run`` and what it returns: a path, a dictionary or a typed spec."""
+
+from __future__ import annotations
+
+import ast
+import html
+import json
+import re
+from contextlib import chdir
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compressor
+import compressor.exporters
+import compressor.passes
+from compressor import CompressorError, RunResult, Spec, catalog
+from compressor.errors import ExitCode, SpecError
+from compressor.exporters import OnnxExporter, SafetensorsExporter
+from compressor.files import file_sha256
+from compressor.front.spec import checked
+from compressor.lab.verify.verify import verify
+from compressor.passes import Fuse, PruneStructured, QuantizeStatic
+from compressor.spec.keys import LimitKeys, ModelKeys
+from tests.compressor.tiny_project import ONNX, REPORTS, Project, onnx_project, sample_images
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.usefixtures("brief_timing")
+
+PASSES = [
+    {"pass": "fuse"},
+    {
+        "pass": "quantize-static",
+        "weights": {"rounding": "nearest"},
+        "activations": {"observer": "min-max"},
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = onnx_project(tmp_path_factory.mktemp("front"))
+    project.spec.update(passes=PASSES, exports=[{"format": "safetensors"}, {"format": "onnx"}])
+    project.spec["limits"] = {"metric-drop": 50, "size-ratio": 3, "latency-ratio": None}
+    return project
+
+
+@pytest.fixture(scope="module")
+def result(project: Project) -> RunResult:
+    return compressor.run(project.path)
+
+
+def typed(project: Project) -> Spec:
+    """Write the project's spec with classes."""
+    return Spec(
+        name="tiny",
+        model=ModelKeys(onnx=ONNX),
+        data=project.spec["data"],
+        passes=[
+            Fuse(),
+            QuantizeStatic.model_validate(
+                {"weights": {"rounding": "nearest"}, "activations": {"observer": "min-max"}}
+            ),
+        ],
+        exports=[SafetensorsExporter(), OnnxExporter()],
+        limits=LimitKeys(metric_drop=50, size_ratio=3, latency_ratio=None),
+    )
+
+
+def test_run_is_the_function_though_a_folder_has_its_name():
+    from compressor.run import execute
+
+    assert compressor.run.__name__ == "run"
+    assert compressor.RunOptions is execute.RunOptions
+
+
+def test_nothing_is_printed(project: Project, capfd: pytest.CaptureFixture[str]):
+    compressor.run(project.path)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_dictionary_and_a_typed_spec_are_what_the_file_is(project: Project, result: RunResult):
+    with chdir(project.folder):
+        specs = [checked(project.spec), checked(typed(project)), checked(str(project.path))]
+        assert specs[0].resolved == specs[1].resolved == specs[2].resolved
+        assert specs[0].output == specs[1].output == specs[2].output == result.output
+        again = compressor.run(typed(project))
+    assert again.cached  # the same keys in the store, so the same bytes
+    manifest = json.loads((result.output / "manifest.json").read_text())
+    assert manifest["spec_file"] is None
+    assert "spec.yaml" not in [entry["name"] for entry in manifest["inputs"]]
+
+
+def test_a_typed_spec_is_written_as_a_file_would_be(project: Project):
+    made = typed(project).to_dict()
+    assert made["passes"] == PASSES
+    assert made["exports"] == [{"format": "safetensors"}, {"format": "onnx"}]
+    assert made["limits"] == project.spec["limits"]
+    assert "seed" not in made
+    target = PruneStructured.model_validate({"target": {"macs": 0.5}, "round-to": 4})
+    made = Spec(name="a", model={}, exports=(), passes=[target]).to_dict()
+    assert made["passes"] == [{"pass": "prune-structured", "target": {"macs": 0.5}, "round-to": 4}]
+
+
+def test_settings_override_any_kind_of_spec(project: Project):
+    with chdir(project.folder):
+        for spec in (project.path, project.spec, typed(project), checked(project.path)):
+            assert (
+                checked(spec, ["passes.1.weights.bits=4"]).resolved["passes"][1]["weights"]["bits"]
+                == 4
+            )
+
+
+def test_errors_are_the_librarys(project: Project):
+    with pytest.raises(CompressorError, match=r"^spec in Python: pass 'fuze': is not known"):
+        compressor.run({**project.spec, "passes": [{"pass": "fuze"}]})
+    with pytest.raises(SpecError, match=r"spec 'absent\.yaml': does not exist"):
+        compressor.run("absent.yaml")
+
+
+def test_the_result_is_a_value(project: Project, result: RunResult):
+    assert (result.verdict, result.ok, result.exit_code) == ("passed", True, ExitCode.DONE)
+    assert [a.format for a in result.artifacts] == ["safetensors", "onnx"]
+    onnx = result.artifacts[1]
+    report = project.report()
+    entry = report["artifacts"][1]
+    assert (onnx.path, onnx.bytes) == (result.output / "model.onnx", entry["bytes"])
+    assert onnx.sha256 == file_sha256(onnx.path)
+    assert onnx.metric == entry["metric"]["value"]
+    assert (onnx.metric_drop, onnx.size_ratio) == (entry["metric_drop"], entry["size_ratio"])
+    assert result.to_dict() == report
+    result.to_dict()["artifacts"].clear()
+    assert len(result.artifacts) == 2
+    assert repr(result) == "<RunResult tiny: Passed: 4 limits and 4 checks held, model.onnx>"
+    assert str(result).endswith(f"Report: {result.output}/report.html")
+
+
+def test_a_notebook_shows_the_first_screen(result: RunResult):
+    text = result._repr_html_()
+    assert text.startswith('<iframe title="Report of tiny" srcdoc="')
+    match = re.search(r'srcdoc="([^"]*)"', text)
+    assert match is not None
+    page, report = html.unescape(match[1]), (result.output / "report.html").read_text()
+    assert page.startswith("<!DOCTYPE html>")
+    assert "<script" not in page
+    for part in ("verdict passed", "tiles", "<h2>Limits</h2>", "<h2>Before and after</h2>"):
+        assert part in page
+    shown = page[page.index("<header>") : page.index("<h2>Before and after</h2>")]
+    assert shown.strip() in report
+
+
+def test_artifacts_are_loaded_as_modules(result: RunResult):
+    image = torch.from_numpy(sample_images(1, 2))
+    outputs = [result.load(name)(image)["logits"] for name in (None, "onnx", "model.onnx")]
+    assert torch.equal(outputs[1], outputs[2])
+    assert np.allclose(outputs[0].numpy(), outputs[1].numpy(), atol=1e-5)
+    with pytest.raises(SpecError, match="artifact 'onxx': is none; did you mean 'onnx'"):
+        result.load("onxx")
+
+
+def test_save_copies_what_the_run_left(result: RunResult, tmp_path: Path):
+    folder = result.save(tmp_path / "edge")
+    names = {"model.safetensors", "model.json", "model.onnx", "samples.npz", "manifest.json"}
+    assert {p.name for p in folder.iterdir()} == {*names, *REPORTS}
+    for path in folder.iterdir():
+        assert path.read_bytes() == (result.output / path.name).read_bytes()
+    assert verify(folder).ok
+    (folder / "model.json").unlink()
+    assert result.save(folder) == folder  # again, over what a save has left
+    assert (folder / "model.json").is_file()
+    assert result.save(result.output) == result.output
+
+
+def test_save_leaves_other_peoples_folders_alone(result: RunResult, tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(SpecError, match="holds files that no run of compressor made"):
+        result.save(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+    result.save(tmp_path, force=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(SpecError, match="is a file"):
+        result.save(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize(("room", "kind"), [("passes", "pass"), ("exporters", "exporter")])
+def test_classes_of_the_catalog_are_found_in_their_folder(room: str, kind: catalog.Kind):
+    module = getattr(compressor, room)
+    tree = ast.parse((ROOT / "compressor" / room / "__init__.py").read_text())
+    typed = next(node for node in tree.body if isinstance(node, ast.If))
+    named = {
+        f"{node.module}:{alias.asname}"
+        for node in typed.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert named == set(catalog.BUILT_IN[kind].values())
+    for reference in named:
+        name = reference.partition(":")[2]
+        assert name in dir(module)
+        assert getattr(module, name) is catalog.resolve(reference)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = module.Nothing

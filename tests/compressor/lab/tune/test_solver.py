@@ -1,0 +1,106 @@
+"""The choice of widths against all choices, and the order in which candidates are proved."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.lab.tune.solver import (
+    Entry,
+    Reached,
+    Standing,
+    cost_of,
+    next_noise,
+    noise_of,
+    order_of_proof,
+    quietest,
+    smallest,
+)
+
+WIDTHS = ("8", "4", "2")
+numbers = st.integers(1, 50).map(float)
+entries = st.builds(Entry, numbers, numbers)
+tables = st.lists(st.fixed_dictionaries(dict.fromkeys(WIDTHS, entries)), min_size=1, max_size=4)
+
+
+def named(rows: list[dict[str, Entry]]) -> dict[str, dict[str, Entry]]:
+    return {f"layer{i}": row for i, row in enumerate(rows)}
+
+
+def choices(table: dict[str, dict[str, Entry]]) -> list[dict[str, str]]:
+    return [dict(zip(table, c, strict=True)) for c in product(WIDTHS, repeat=len(table))]
+
+
+@given(tables, numbers)
+def test_no_choice_within_the_limit_is_smaller(rows: list[dict[str, Entry]], limit: float):
+    table = named(rows)
+    found = smallest(table, limit)
+    fit = [cost_of(table, c) for c in choices(table) if noise_of(table, c) <= limit]
+    assert (found is None) == (not fit)
+    if found is not None:
+        assert noise_of(table, found) <= limit
+        assert cost_of(table, found) == min(fit)
+
+
+@given(tables, st.sampled_from(WIDTHS))
+def test_it_is_never_worse_than_one_width_for_all(rows: list[dict[str, Entry]], width: str):
+    table = named(rows)
+    same = dict.fromkeys(table, width)
+    found = smallest(table, noise_of(table, same))
+    assert found is not None
+    assert cost_of(table, found) <= cost_of(table, same)
+    found = quietest(table, cost_of(table, same))
+    assert found is not None
+    assert noise_of(table, found) <= noise_of(table, same)
+
+
+@given(tables, numbers, numbers)
+def test_more_noise_never_takes_more_bytes(rows: list[dict[str, Entry]], limit: float, more: float):
+    table = named(rows)
+    tight, wide = smallest(table, limit), smallest(table, limit + more)
+    if tight is not None:
+        assert wide is not None
+        assert cost_of(table, wide) <= cost_of(table, tight)
+
+
+drops = st.floats(0.0, 5.0) | st.none()
+
+
+@given(st.lists(st.builds(Reached, st.floats(1e-6, 1.0), drops), min_size=1, max_size=5))
+def test_the_next_noise_lies_below_what_was_too_much(points: list[Reached]):
+    found = next_noise(points, 1.0)
+    bad = [p.noise for p in points if p.drop is not None and p.drop > 1.0]
+    assert (found is None) or found < min(bad)
+    if not bad:
+        assert found is None
+
+
+def test_the_next_noise_follows_the_measured_power():
+    # A drop that grows as the root of the noise: 0.5 at 1 and 2 at 16 make 1 at 4.
+    assert next_noise([Reached(1.0, 0.5), Reached(16.0, 2.0)], 1.0) == pytest.approx(4.0)
+    # With nothing below the limit, the same root is assumed.
+    assert next_noise([Reached(16.0, 2.0)], 1.0) == pytest.approx(4.0)
+
+
+@given(
+    st.lists(st.builds(Standing, st.floats(1.0, 100.0), drops), min_size=1, max_size=12),
+    st.integers(2, 5),
+)
+def test_proof_begins_with_the_safest_and_goes_on_smaller(found: list[Standing], most: int):
+    order = order_of_proof(found, 1.0, most)
+    assert 1 <= len(order) <= most
+    sizes = [found[i].size for i in order]
+    assert sizes == sorted(set(sizes), reverse=True)
+    kept = [s for s in found if s.drop is None or s.drop <= 1.0]
+    if kept:
+        assert all(found[i] in kept for i in order)
+        assert (found[order[0]].drop or 0.0) == min(s.drop or 0.0 for s in kept)
+
+
+def test_the_smallest_hopeful_one_is_always_tried():
+    found = [Standing(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)]
+    order = order_of_proof(found, 1.0, 3)
+    assert (order[0], order[-1], len(order)) == (0, 9, 3)

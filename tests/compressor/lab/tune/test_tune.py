@@ -1,0 +1,191 @@
+"""``compress tune`` on whole specs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from compressor.cli.application import application
+from compressor.lab.tune.recipe import REMEDIES
+from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.run.statistics import Difference
+from tests.compressor.tiny_project import Project, sample_images
+
+QUANTIZE = {"pass": "quantize-static", "activations": {"observer": "min-max"}}
+LOOSE = ("--max-metric-drop", "30")
+
+
+def tuned(project: Project, *arguments: str) -> Result:
+    return CliRunner().invoke(application, ["tune", str(project.path), *arguments])
+
+
+def found(project: Project) -> Any:
+    return json.loads((project.folder / "tuned.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def project(on_onnx: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Most of the calibration source is there to search on; one remedy is tried."""
+    monkeypatch.setitem(REMEDIES, "quantize-static", REMEDIES["quantize-static"][:1])
+    on_onnx.spec["passes"] = [dict(QUANTIZE)]
+    np.savez(on_onnx.folder / "calib.npz", image=sample_images(2, 256))
+    on_onnx.spec["data"]["calibration"]["samples"] = 64
+    return on_onnx
+
+
+def test_the_tuned_spec_is_plain_and_gives_the_bytes_that_were_proved(project: Project):
+    result = tuned(project, *LOOSE)
+    assert result.exit_code == 0, result.stderr
+    document = found(project)
+    point = next(p for p in document["points"] if p["name"] == document["chosen"])
+    assert point["proved"] is True
+    assert point["ci95"][1] <= 30
+    assert point["size_ratio"] < 1
+    output = project.folder / "out" / "tiny-tuned"
+    proved = (output / "model.onnx").read_bytes()
+    assert len(proved) == point["bytes"]
+    again = CliRunner().invoke(application, ["run", str(project.folder / "tuned.yaml")])
+    assert again.exit_code == 0, again.stderr
+    assert (output / "model.onnx").read_bytes() == proved
+    entry = json.loads((output / "report.json").read_text())["artifacts"][0]
+    assert entry["metric_drop"] == pytest.approx(point["drop"])
+    assert "proved to lose at most 30.00 points" in result.stdout
+    assert (project.folder / "tuned.md").read_text().startswith("tiny: ")
+
+
+def test_a_search_that_was_stopped_goes_on_and_the_best_so_far_is_there(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    prove = Workbench.proved
+
+    def stopped(bench: Workbench, candidate: Candidate) -> Difference:
+        if bench.evaluations:
+            raise KeyboardInterrupt
+        return prove(bench, candidate)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workbench, "proved", stopped)
+        assert tuned(project, *LOOSE).exit_code == 130
+    spec = project.folder / "tuned.yaml"
+    first = spec.read_text()
+    assert (project.folder / "out" / "tiny-tuned" / "model.onnx").is_file()
+    assert tuned(project, *LOOSE).exit_code == 0
+    resumed = spec.read_text()
+    assert resumed != first  # a smaller one was proved since
+    document = found(project)
+    assert tuned(project, *LOOSE, "-o", str(project.folder / "other.yaml")).exit_code == 0
+    assert (project.folder / "other.yaml").read_text() == resumed
+    assert json.loads((project.folder / "other.json").read_text()) == document
+
+
+def test_what_cannot_be_reached_is_an_answer_with_the_nearest(project: Project):
+    result = tuned(project, *LOOSE, "--max-size-ratio", "0.05", "--rounds", "1")
+    assert result.exit_code == 1
+    assert "no artifact was proved that loses at most 30.00 points and takes at most 0.05" in (
+        result.stdout
+    )
+    assert "the nearest: " in result.stdout
+    assert found(project)["chosen"] is None
+    assert not (project.folder / "tuned.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_size_alone_is_kept_at_the_least_loss(project: Project):
+    result = tuned(project, "--max-size-ratio", "0.98", "--rounds", "1")
+    assert result.exit_code == 0, result.stderr
+    document = found(project)
+    point = next(p for p in document["points"] if p["name"] == document["chosen"])
+    assert point["size_ratio"] <= 0.98
+    assert point["proved"] is None
+    assert point["drop"] is not None
+
+
+@pytest.mark.slow
+def test_a_rule_of_the_users_own_stays(project: Project):
+    project.spec["passes"][0]["layers"] = [{"match": "fc", "skip": True}]
+    assert tuned(project, *LOOSE, "--rounds", "0").exit_code == 0
+    text = (project.folder / "tuned.yaml").read_text()
+    assert text.index("match: fc") < text.index("match: '*'")
+
+
+@pytest.mark.slow
+def test_few_calibration_data_are_parted(project: Project):
+    project.spec["data"]["calibration"] = {
+        "npz": "calib.npz",
+        "inputs": {"image": "image"},
+        "samples": 192,
+        "batch": 16,
+    }
+    assert tuned(project, *LOOSE, "--rounds", "0").exit_code == 0
+    assert found(project)["search"].startswith("the last 48 of 192 calibration samples")
+    assert "samples: 144" in (project.folder / "tuned.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_search_data_of_the_spec_are_used_and_no_result_depends_on_them(project: Project):
+    project.spec["data"]["search"] = {
+        "npz": "test.npz",
+        "inputs": {"image": "image"},
+        "target": "label",
+        "batch": 16,
+    }
+    assert tuned(project, *LOOSE, "--rounds", "0").exit_code == 0
+    assert found(project)["search"] == "data.search"
+    assert "search" not in (project.folder / "tuned.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_the_fastest_is_found_with_floats_among_the_candidates(project: Project):
+    project.spec["passes"] = [{"pass": "fuse"}, dict(QUANTIZE)]
+    result = tuned(project, *LOOSE, "--minimize", "latency")
+    assert result.exit_code == 0, result.stderr
+    document = found(project)
+    points = {p["name"]: p for p in document["points"]}
+    assert "float, fused" in points
+    timed = {n: p["latency_ratio"] for n, p in points.items() if p["latency_ratio"] is not None}
+    proved = {n for n, p in points.items() if p["proved"]}
+    assert len(timed) > 1
+    assert timed[document["chosen"]] == min(timed[n] for n in proved)
+    again = CliRunner().invoke(application, ["run", str(project.folder / "tuned.yaml")])
+    assert again.exit_code == 0, again.stderr
+
+
+@pytest.mark.slow
+def test_no_time_at_all_is_an_answer(project: Project):
+    result = tuned(project, *LOOSE, "--max-latency-ratio", "0.001", "--rounds", "0")
+    assert result.exit_code == 1
+    assert "takes at most 0.001 of the time" in result.stdout
+
+
+@pytest.mark.slow
+def test_a_model_of_one_layer_and_one_where_nothing_helps(project: Project):
+    # Of one layer, and with no width that makes the file smaller, 8 bits are all there is.
+    project.spec["passes"][0]["layers"] = [{"match": "conv*", "skip": True}]
+    assert tuned(project, *LOOSE).exit_code in (0, 1)
+    document = found(project)
+    assert document["points"]
+    assert document["evaluations"] <= 3
+
+
+def wrong(project: Project, *arguments: str) -> str:
+    result = tuned(project, *arguments)
+    assert result.exit_code == 2
+    return result.stderr
+
+
+def test_what_cannot_be_tuned_says_so(project: Project, tmp_path: Path):
+    elsewhere = str(tmp_path / "elsewhere.yaml")
+    assert "from which the spec's paths start" in wrong(project, "-o", elsewhere)
+    project.spec["metric"] = "cosine"
+    assert "cosine has no usual limit" in wrong(project)
+    del project.spec["metric"]
+    project.spec["passes"] = [{"pass": "fuse"}]
+    assert "have none to tune (fuse)" in wrong(project, *LOOSE)
+    project.spec["passes"] = [dict(QUANTIZE)]
+    del project.spec["data"]["evaluation"]
+    assert "tune proves what it finds on it" in wrong(project, *LOOSE)

@@ -1,0 +1,75 @@
+"""The page of ``compress tune``, word for word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_beaten
+from compressor.report.markdown import markdown_page
+from compressor.report.pages.tune import tune_page
+from compressor.report.terminal import plain_text
+
+GOLDEN = Path(__file__).parent / "golden"
+
+POINTS = with_beaten(
+    [
+        Point("8 bits", 302_100, 0.274, 0.45, 32.1, 0.1, (-0.28, 0.5), True),
+        Point("4 bits", 166_900, 0.152, 1.2, 18.7),
+        Point("4 bits, equalize", 167_000, 0.152, 1.21, 18.6),
+        Point(
+            "round 1: 13 of 20 layers 8 bits, 7 4 bits",
+            *(199_800, 0.182, 0.62, 24.3, 0.2, (-0.4, 0.8), True),
+        ),
+    ]
+)
+PATH = (
+    "8 bits: 302 kB (0.27 ×), 32.1 dB, may lose 0.45 points",
+    "equalize: -0.1 dB for nothing; left out",
+)
+
+
+def answer(chosen: str | None, reason: str = "") -> Answer:
+    return Answer(
+        name="resnet20",
+        goal=Goal(metric_drop=1.0),
+        metric="accuracy",
+        share=True,
+        points=tuple(POINTS),
+        chosen=chosen,
+        reason=reason,
+        path=PATH,
+        not_tried=("3 bits: the onnx file is not smaller than with 4 bits (167 kB)",),
+        search="data.search",
+        evaluations=2,
+    )
+
+
+FOUND = answer("round 1: 13 of 20 layers 8 bits, 7 4 bits")
+MISSED = answer(None, "no artifact was proved that loses at most 0.10 points; the nearest: 8 bits")
+
+
+@pytest.mark.parametrize(
+    ("name", "page"),
+    [("tune.txt", tune_page(FOUND, Path("tuned.yaml"))), ("tune_missed.txt", tune_page(MISSED))],
+)
+def test_the_page_is_the_golden_one(name: str, page: object):
+    assert plain_text(page) == (GOLDEN / name).read_text(encoding="utf-8")  # type: ignore[arg-type]
+
+
+def test_markdown_says_the_same():
+    text = markdown_page(tune_page(FOUND, "tuned.yaml"))
+    assert text == (GOLDEN / "tune.md").read_text(encoding="utf-8")
+
+
+def test_a_point_is_beaten_by_one_that_is_smaller_and_quieter():
+    assert [p.name for p in POINTS if p.beaten] == ["4 bits, equalize"]
+
+
+def test_widths_of_layers_in_words():
+    words = {"8": "8 bits", "float": "float"}
+    assert layers_words({"a": "8"}, words) == "all layers 8 bits"
+    assert layers_words({"a": "8", "b": "float", "c": "8"}, words) == (
+        "2 of 3 layers 8 bits, 1 float"
+    )
