@@ -20,7 +20,7 @@ import torch
 
 from compressor.errors import ArtifactError, listed
 from compressor.exporters.safetensors.stream_plan import StreamPlan
-from compressor.exporters.safetensors.transformers_runner import FAILURES, load_directory
+from compressor.exporters.safetensors.transformers_runner import FAILURES, by_itself, load_directory
 from compressor.models.checkpoint.folder import CONFIG
 from compressor.models.transformers.networks import (
     float_network,
@@ -118,7 +118,7 @@ def _prepared(directory: Path) -> tuple[Any, list[Any]]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    with silent():
+    with silent(), by_itself():
         network_class = saved_class(directory)
         config = network_class.config_class.from_pretrained(directory, local_files_only=True)
         quantizer = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
@@ -258,7 +258,7 @@ def _outputs(network: Any, feed: Mapping[str, torch.Tensor]) -> list[torch.Tenso
     values = {k: v.to(network.dtype) if v.is_floating_point() else v for k, v in feed.items()}
     takes = inspect.signature(network.forward).parameters
     options = {"use_cache": False} if "use_cache" in takes else {}
-    with silent(), torch.inference_mode():
+    with silent(), by_itself(), torch.inference_mode():
         result = network(**values, **options, return_dict=True).to_tuple()
     tensors = [value for value in result if isinstance(value, torch.Tensor)]
     return [value.to(torch.float64) for value in tensors if value.is_floating_point()]

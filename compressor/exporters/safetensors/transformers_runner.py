@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ class TransformersRunner:
         # Weights are decompressed in the first run, with progress bars.
         silence = nullcontext() if self._has_run else silent()
         try:
-            with silence, torch.inference_mode():
+            with silence, by_itself(), torch.inference_mode():
                 result = self._model(**taken, **options, return_dict=True)
         except FAILURES as error:
             raise ModelError(
@@ -114,7 +116,7 @@ def load_directory(directory: Path, subject: str) -> tuple[Any, dict[str, Any]]:
         remedy = f"{error.remedy}; or leave out this export"
         raise ArtifactError(subject, error.problem, remedy) from error
     try:
-        with silent():
+        with silent(), by_itself():
             model, loading = model_class.from_pretrained(
                 directory,
                 dtype="auto",
@@ -132,6 +134,22 @@ def load_directory(directory: Path, subject: str) -> tuple[Any, dict[str, Any]]:
             "export it again, or leave out this export",
         ) from error
     return model.eval(), loading
+
+
+@contextmanager
+def by_itself() -> Iterator[None]:
+    """Let this process prepare, load and run a model of codes without the others of ``torchrun``.
+
+    Only the first process opens artifacts. compressed-tensors shares layers out among all processes
+    of PyTorch's default group, and would wait for those that do something else.
+    """
+    if importlib.util.find_spec("compressed_tensors") is None:
+        yield
+        return
+    from compressed_tensors.offload import as_single_threaded
+
+    with as_single_threaded():
+        yield
 
 
 def _missing(error: ImportError) -> str:

@@ -15,10 +15,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 from onnx import helper, numpy_helper
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from compressor.cli.application import application
 from tests.compressor.brief_timing import BRIEF
+from tests.compressor.cli.test_cli_quantize import llama
 from tests.compressor.run.test_finetune_runs import STEPS
 from tests.compressor.run.test_finetune_runs import project as training
 from tests.compressor.tiny_project import Project, forget_modules, onnx_project
@@ -100,7 +101,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
         # A teacher's outputs are shared out with the batches, too.
         distil = {"pass": "distill", "steps": STEPS, "learning-rate": 0.01}
         projects[-1].spec["passes"].append(distil)
-        bare_checkpoint(place / "float")
+        llama(place / "float", layers=2)
     assert all(project.path.is_file() for project in projects)  # writes them
     forget_modules()
     for command in commands(alone):
@@ -232,27 +233,17 @@ def test_codes_that_rest_on_sums_are_nearly_all_the_same(both: Both, tmp_path: P
     assert (theirs == codes_of(nearest)).mean() < 0.95
 
 
-def bare_checkpoint(folder: Path) -> Path:
-    """Write a sharded checkpoint of linear layers."""
-    folder.mkdir()
-    torch.manual_seed(3)
-    index = {}
-    for shard in range(3):
-        tensors = {
-            f"model.layers.{shard}.mlp.{part}_proj.weight": torch.randn(96, 128).bfloat16()
-            for part in ("up", "down")
-        }
-        name = f"model-{shard + 1:05}-of-00003.safetensors"
-        save_file(tensors, folder / name, {"format": "pt"})
-        index |= dict.fromkeys(tensors, name)
-    text = json.dumps({"metadata": {}, "weight_map": index})
-    (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
-    return folder
-
-
 def test_shards_are_split_and_the_same(both: Both):
     one, two = both.alone / "packed", both.shared / "packed"
     files = sorted(p.name for p in one.glob("model*"))
     assert len(files) == 4
     for name in files:
         assert (two / name).read_bytes() == (one / name).read_bytes()
+
+
+def test_the_first_process_proves_the_directory_while_the_others_wait(both: Both):
+    """compressed-tensors would share layers out among the processes, and wait for the others."""
+    report = json.loads((both.shared / "packed" / "report.json").read_text())
+    checks = {check["name"]: check for check in report["artifacts"][0]["checks"]}
+    assert checks["transformers has a place for each tensor"]["ok"]
+    assert "input_ids" in checks["gives the dequantized outputs"]["detail"]
