@@ -93,6 +93,14 @@ class Data:
         single = self.feeds or self.recurrence is not None
         return self if single else replace(self, source=HeldSource(self.source))
 
+    @property
+    def preparation(self) -> str:
+        """What is done to the samples before any transform, for people; empty if nothing is."""
+        source = self.source
+        if isinstance(source, TransformedSource):
+            source = source.source
+        return source.described() if isinstance(source, PathSource) else ""
+
     @cached_property
     def samples(self) -> int | None:
         """The number of samples, if known before reading them."""
@@ -315,7 +323,7 @@ def _check_batch(data: Data, sample: Batch, inputs: Sequence[TensorSpec]) -> Non
         shape = (spec.shape[0], *array.shape[1:]) if aligned else array.shape
         problem = spec.mismatch(tuple(int(d or 0) for d in shape), array.dtype.name)
         if problem:
-            remedy = _misfit(spec, array) if data.feeds else "convert it in a transform"
+            remedy = _misfit(spec, array) if data.feeds else _converted(data, spec)
             raise DataError(f"{data.role} data, input {spec.name!r}", problem, remedy)
 
 
@@ -340,6 +348,12 @@ def _check_target(data: Data, first: Batch) -> None:
             f"has no target {data.target!r} after its transform",
             "let the transform pass it on",
         )
+
+
+def _converted(data: Data, spec: TensorSpec) -> str:
+    """Return the remedy for an array that is not what an input takes."""
+    keys = data.source.misfit(spec) if isinstance(data.source, PathSource) else ""
+    return keys or "convert it in a transform"
 
 
 def _misfit(spec: TensorSpec, array: Array) -> str:

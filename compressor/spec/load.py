@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from compressor import catalog
+from compressor.calibration.sources.file_source import PathSource
 from compressor.errors import CompressorError, SpecError, listed, suggestion
 from compressor.spec.keys import (
     FEEDS,
@@ -236,12 +237,19 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     cls = catalog.load("source", kind)
     _refuse_unknown(options, [*_aliases(cls), *_aliases(DataKeys)], document, path)
     # Resolve those of a source's further options that are paths.
-    names = [f.alias or name for name, f in cls.model_fields.items() if f.annotation is Path]
+    names = [
+        field.alias or name
+        for name, field in cls.model_fields.items()
+        if Path in (field.annotation, *get_args(field.annotation))
+    ]
     options |= {
         key: str(resolve_path(options[key], folder, (*path, key), document))
         for key in names
         if isinstance(options.get(key), str)
     }
+    model = _model_folder(document, folder)
+    if model is not None and issubclass(cls, PathSource):
+        options = cls.completed(options, model)
     # Map names in a batch to names in the source; the target keeps its own name.
     fields = dict(keys.inputs)
     if keys.target is not None and fields:  # without any, all arrays are read
@@ -250,6 +258,18 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     if isinstance(keys.samples, int):
         filled["samples"] = keys.samples
     return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
+
+
+def _model_folder(document: Document, folder: Path) -> Path | None:
+    """Return the folder that holds the model's files; ``None`` if the spec names none."""
+    section = document.value.get("model")
+    for key in ("checkpoint", "onnx"):
+        text = section.get(key) if isinstance(section, dict) else None
+        if isinstance(text, str):
+            place = resolve_path(text, folder, ("model", key), document)
+            assert place is not None
+            return place if place.is_dir() else place.parent
+    return None
 
 
 def _refuse_unknown(

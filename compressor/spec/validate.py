@@ -96,6 +96,10 @@ def _translate(
     if kind == "missing":
         return document.error(full, "is missing", f"add {path[-1] if path else 'it'!s}")
     context = detail.get("ctx", {})
+    if kind == "value_error" and isinstance(detail["input"], Mapping) and "; " in detail["msg"]:
+        # Keys that do not fit together: the message says what is wrong, and then the remedy.
+        problem, _, remedy = detail["msg"].removeprefix("Value error, ").partition("; ")
+        return document.error(full, problem, remedy)
     if kind == "literal_error":
         remedy = f"use {context.get('expected', 'another value')}"
     elif kind in ("bool_type", "bool_parsing"):

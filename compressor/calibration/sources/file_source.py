@@ -232,6 +232,23 @@ class PathSource(Options, ABC):
         """How errors name this source."""
         return f"data '{self.path}'"
 
+    @classmethod
+    def completed(cls, options: dict[str, Any], model: Path) -> dict[str, Any]:  # noqa: ARG003
+        """Return the options of a spec, with what is read beside the model where they need it.
+
+        Args:
+            model: the folder that holds the model.
+        """
+        return options
+
+    def described(self) -> str:
+        """Return in one line what is done to the samples; empty if that is nothing."""
+        return ""
+
+    def misfit(self, spec: TensorSpec) -> str:  # noqa: ARG002
+        """Return which keys make of a sample what an input takes; empty if none are known."""
+        return ""
+
     def hashed(self, places: set[str], files: Iterable[tuple[bytes, Path]]) -> str:
         """Return a SHA-256 of the options but ``places``, and of files, each after its name."""
         settings = self.model_dump(mode="json", exclude=places)

@@ -52,6 +52,11 @@ def plan_page(plan: Plan, *, every_layer: bool = False, width: int = NARROW) -> 
         page += [GAP, _layers(plan) if every_layer else _groups(plan, width)]
     if plan.passes:
         page += [GAP, _passes(plan)]
+    prepared = _prepared(plan)
+    if prepared:
+        roles = {t: [r for r, text in prepared.items() if text == t] for t in prepared.values()}
+        lines = [f"{', '.join(names)}: {text}" for text, names in roles.items()]
+        page += [GAP, line("Data", "strong"), *bullets(lines, "")]
     notes = [f"{step.name}: {note}" for step in plan.passes for note in step.notes]
     if notes:
         page += [GAP, line("Notes", "strong"), *bullets(notes, "")]
@@ -74,6 +79,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "macs": plan.macs,
             "bytes": plan.bytes,
         },
+        "prepared": _prepared(plan),
         "metric": None if plan.metric is None else plan.metric.name,
         "estimate": _guessed(plan),
         "passes": [_pass_json(step) for step in plan.passes],
@@ -92,6 +98,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "peak_memory": plan.peak_memory,
         "warnings": list(plan.warnings),
     }
+
+
+def _prepared(plan: Plan) -> dict[str, str]:
+    """Return what is done to samples by role, where it is anything."""
+    texts = {role: data.preparation for role, data in plan.data.items()}
+    return {role: text for role, text in texts.items() if text}
 
 
 def _pass_json(step: PassPlan) -> dict[str, Any]:
