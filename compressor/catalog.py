@@ -74,6 +74,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "npy": "compressor.calibration.sources.arrays:NpySource",
         "safetensors": "compressor.calibration.sources.arrays:SafetensorsSource",
         "images": "compressor.calibration.sources.images:ImageFolderSource",
+        "wav": "compressor.calibration.sources.audio:WavFolderSource",
         "text": "compressor.calibration.sources.tokens:TextSource",
         "jsonl": "compressor.calibration.sources.tokens:JsonlSource",
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import Field, PositiveInt, model_validator
 
-from compressor.calibration.sources.file_source import Header, IndexedFileSource, ReadAt
-from compressor.calibration.sources.image_processors import (
-    classes_beside,
-    processor_file,
-    processor_steps,
-)
+from compressor.calibration.sources.class_folders import ClassFolderSource, Item
+from compressor.calibration.sources.file_source import Header, ReadAt
+from compressor.calibration.sources.image_processors import processor_file, processor_steps
 from compressor.calibration.sources.image_steps import (
     UNIT,
     Colour,
@@ -27,32 +23,16 @@ from compressor.calibration.sources.image_steps import (
     Layout,
     Resized,
 )
-from compressor.errors import DataError, listed, suggestion
-from compressor.files import json_sha256
+from compressor.errors import DataError
 from compressor.types.options import Options
 from compressor.types.tensors import Array, TensorSpec
-
-_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-
 
 _PIXEL = 8  # bytes, as it is decoded and as RGB
 _AT_ONCE = 200_000_000  # bytes, beyond ten times a file, that it may take in memory
 
-_Item: TypeAlias = tuple[Path, int]  # an image and its label
 _Sides: TypeAlias = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
 _Channels: TypeAlias = float | Annotated[tuple[float, ...], Field(strict=False, min_length=1)]
 _GEOMETRY = ("size", "resize", "crop")
-_PREPARING = {
-    *_GEOMETRY,
-    "interpolation",
-    "colour",
-    "scale",
-    "mean",
-    "std",
-    "layout",
-    "preprocessor",
-    "classes",
-}
 
 
 class Letterbox(Options):
@@ -62,7 +42,7 @@ class Letterbox(Options):
     fill: int = Field(default=0, ge=0, le=255, description="level of the borders, in all channels")
 
 
-class ImageFolderSource(IndexedFileSource):
+class ImageFolderSource(ClassFolderSource):
     """A folder of images, or one of class folders with images in them.
 
     The arrays are ``image``, ``[samples, height, width, channels]``, and where there are class
@@ -79,6 +59,13 @@ class ImageFolderSource(IndexedFileSource):
     """
 
     kind: ClassVar[str] = "folder of images"
+    files_are: ClassVar[str] = "images"
+    suffixes: ClassVar[frozenset[str]] = frozenset(
+        (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+    )
+    says_how: ClassVar[frozenset[str]] = frozenset(
+        (*_GEOMETRY, "interpolation", "colour", "scale", "mean", "std", "layout", "preprocessor")
+    )
 
     size: _Sides | None = Field(
         default=None,
@@ -122,11 +109,6 @@ class ImageFolderSource(IndexedFileSource):
         strict=False,
         description="preprocessor_config.json of transformers, config.json of timm, or the folder "
         "of one; keys beside it replace what it says",
-    )
-    classes: dict[str, Annotated[int, Field(ge=0)]] | None = Field(
-        default=None,
-        description="class folder: its label; default label2id in config.json beside the "
-        "preprocessor's file if it names all folders, otherwise their order by name",
     )
 
     @model_validator(mode="after")
@@ -181,45 +163,14 @@ class ImageFolderSource(IndexedFileSource):
         given |= {"crop": None} if given.get("crop") == () else {}
         return ImageSteps(**given) if read is None else replace(read, **given)
 
-    def headers(self) -> dict[str, Header]:
-        """Return the headers of images and labels, from the names of the files."""
-        items, labelled = self._items()
-        if not items:
-            raise DataError(
-                self.subject, "has no images", f"it needs files like {', '.join(sorted(_SUFFIXES))}"
-            )
-        headers = {"image": Header((len(items), *self.steps.shape), self.steps.dtype)}
-        if labelled:
-            headers["label"] = Header((len(items),), np.dtype(np.int64))
-        return headers
+    def forms(self, items: list[Item]) -> dict[str, Header]:
+        """Return the header of the images."""
+        return {"image": Header((len(items), *self.steps.shape), self.steps.dtype)}
 
-    def open_at(self, arrays: Mapping[str, str]) -> dict[str, ReadAt]:
-        """List the images; each is decoded when it is requested."""
-        readers = self._arrays(self._items()[0])
-        return {name: readers[stored] for name, stored in arrays.items()}
-
-    def files(self) -> list[tuple[str, Path]]:
-        """Return the images."""
-        items, _ = self._items()
-        return [(path.relative_to(self.path).as_posix(), path) for path, _ in items]
-
-    def digest(self) -> str:
-        """Return a SHA-256 of the images, of what is done to them, and of the labels."""
-        with self._guard():
-            named = ((name.encode() + b"\0", path) for name, path in self.files())
-            content = self.hashed({"path", *_PREPARING}, named)
-        own = [asdict(self.steps), sorted(self._numbers.items()) if self._folders else []]
-        return json_sha256([content, own])
-
-    def described(self) -> str:
-        """Return in one line what becomes of the images."""
-        parts = [self.steps.words()]
-        if self.preprocessor is not None:
-            parts.append(f"as {processor_file(self.preprocessor)} has it")
-        if self._folders:
-            numbers = sorted(self._numbers.items(), key=lambda entry: entry[1])
-            parts.append(f"{len(numbers)} classes: {listed([name for name, _ in numbers], 3)}")
-        return "; ".join(parts)
+    def way(self) -> tuple[Any, str]:
+        """Return the steps, and in words."""
+        read = "" if self.preprocessor is None else f"as {processor_file(self.preprocessor)} has it"
+        return asdict(self.steps), "; ".join(filter(None, (self.steps.words(), read)))
 
     def misfit(self, spec: TensorSpec) -> str:
         """Return which keys make of the images what an input takes; empty if none are known."""
@@ -243,8 +194,8 @@ class ImageFolderSource(IndexedFileSource):
         found = processor_file(model)
         return options if found is None else {**options, "preprocessor": str(found)}
 
-    def _arrays(self, items: list[_Item]) -> dict[str, ReadAt]:
-        labels = np.array([label for _, label in items], np.int64)
+    def readers(self, items: list[Item]) -> dict[str, ReadAt]:
+        """Return how images are decoded."""
         steps = self.steps
 
         def images(rows: NDArray[np.int64]) -> Array:
@@ -252,43 +203,7 @@ class ImageFolderSource(IndexedFileSource):
                 return np.empty((0, *steps.shape), steps.dtype)
             return steps.values(np.stack([_decode(items[row][0], steps) for row in rows.tolist()]))
 
-        return {"image": images, "label": lambda rows: labels[rows]}
-
-    @cached_property
-    def _folders(self) -> list[Path]:
-        return sorted(p for p in self.path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        """The labels of class folders."""
-        names = [folder.name for folder in self._folders]
-        if self.classes is not None:
-            for name in names:
-                if name not in self.classes:
-                    problem = f"has the class folder {name!r}, which classes does not name"
-                    raise DataError(self.subject, problem, suggestion(name, self.classes))
-            return {name: self.classes[name] for name in names}
-        known = {} if self.preprocessor is None else classes_beside(self.preprocessor)
-        if known and all(name in known for name in names):
-            return {name: known[name] for name in names}
-        return {name: label for label, name in enumerate(names)}
-
-    def _items(self) -> tuple[list[_Item], bool]:
-        folders, numbers = self._folders, self._numbers
-        loose = sorted(path for path in self.path.iterdir() if _is_image(path))
-        if folders and loose:
-            raise DataError(
-                self.subject,
-                f"has class folders and also loose images, such as '{loose[0].name}'",
-                "put every image into a class folder, or none",
-            )
-        items: list[_Item] = [(path, 0) for path in loose]
-        for folder in folders:
-            images = (path for path in folder.rglob("*") if _is_image(path))
-            items += [(path, numbers[folder.name]) for path in sorted(images)]
-        if self.samples is not None and self.samples < len(items):
-            items = [items[i * len(items) // self.samples] for i in range(self.samples)]
-        return items, bool(folders)
+        return {"image": images}
 
 
 def _sides(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -303,10 +218,6 @@ def _resized(value: int | tuple[int, int] | Letterbox) -> Resized:
 
 def _each(value: float | tuple[float, ...] | None) -> tuple[float, ...] | None:
     return (value,) if isinstance(value, int | float) else value
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
 def _decode(path: Path, steps: ImageSteps) -> Array:
