@@ -38,6 +38,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "onnx": "compressor.exporters.onnx.exporter:OnnxExporter",
         "tensorrt": "compressor.exporters.tensorrt.exporter:TensorrtExporter",
         "archive": "compressor.exporters.archive.exporter:ArchiveExporter",
+        "gguf": "compressor.exporters.gguf.exporter:GgufExporter",
     },
     "format": {
         "archive": "compressor.exporters.archive.unpacking:ArchiveFormat",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -159,6 +159,7 @@ class _Method(click.Choice[str]):
 
 
 _WHOLE = ("reconstruct",)
+_FORMATS = ("compressed-tensors", "gguf")
 _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4")
 
 
@@ -168,9 +169,16 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
 @click.option(
     "--preset",
     type=click.Choice(_PRESETS),
-    default="int4-g128",
+    help="Bits of a weight, and how many weights share a scale; default: int4-g128, for gguf "
+    "int4-g32.",
+)
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(_FORMATS),
+    default="compressed-tensors",
     show_default=True,
-    help="Bits of a weight, and how many weights share a scale.",
+    help="A directory for transformers and vLLM, or one file for llama.cpp.",
 )
 @click.option(
     "--method",
@@ -227,7 +235,8 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
 def quantize(
     checkpoint: Path,
     output: Path,
-    preset: str,
+    preset: str | None,
+    output_format: Literal["compressed-tensors", "gguf"],
     method: str,
     search: str | None,
     text: Path | None,
@@ -247,7 +256,8 @@ def quantize(
 
     CHECKPOINT is a safetensors file, a sharded directory, or a Hugging Face directory. Tensors are
     streamed one at a time from memory-mapped files. The new directory has the compressed-tensors
-    layout, which transformers and vLLM load directly. Layers that transformers does not read as
+    layout, which transformers and vLLM load directly; with --format gguf it holds model.gguf, with
+    configuration and tokenizer, for llama.cpp. Layers that transformers does not read as
     codes stay float, and the result is proved: every tensor has its place in the model's class, and
     the outputs of a model of up to 1 GiB are those of the dequantized weights. With --method gptq
     or awq a causal language model is run on text block by block; memory holds one block. With
@@ -255,7 +265,7 @@ def quantize(
     no accuracy. If the command is killed, running it again resumes; under torchrun, the processes
     share the shards.
     """
-    from compressor.lab.starter import QuantizeOptions, quantization_spec
+    from compressor.lab.quantizing import QuantizeOptions, quantization_spec
     from compressor.run.execute import RunOptions
 
     options = QuantizeOptions(
@@ -269,6 +279,7 @@ def quantize(
         samples,
         length,
         evaluation,
+        output_format,
     )
     code = run_and_show(
         quantization_spec(checkpoint, output, options),

@@ -1,11 +1,10 @@
-"""Specs that commands make: a commented starter to fill in, and that of ``compress quantize``."""
+"""A commented starter spec, to fill in."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,7 @@ from compressor.lab.starter_parts import (
     WIDENED,
 )
 from compressor.lab.starter_text import text_data
-from compressor.spec.load import Spec, check_spec
 from compressor.spec.schema import schema_seen_from
-from compressor.spec.source_text import Document
 from compressor.types.tensors import TensorSpec, unstackable
 
 _PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
@@ -287,107 +284,3 @@ def _usual(
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:
     return "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
-
-
-CALIBRATED = ("gptq", "awq")
-"""Methods of ``compress quantize`` that look at text."""
-
-
-@dataclass(frozen=True)
-class QuantizeOptions:
-    """What ``compress quantize`` may be told.
-
-    Attributes:
-        preset: a preset of the pass ``quantize-weights``.
-        method: one that needs weights alone, or sees one block at a time.
-        skip: patterns of layers that are left as they are.
-        embeddings: quantize tables and the output layer too.
-        max_shard_size: bytes of a written file at most; ``None`` keeps the input's shards.
-        text: what methods ``gptq`` and ``awq`` calibrate on.
-        samples: how many pieces of it, of ``length`` tokens each.
-        evaluation: text on which the result is judged.
-    """
-
-    preset: str
-    method: str = "rtn"
-    range: str | None = None
-    skip: Sequence[str] = ()
-    embeddings: bool = False
-    max_shard_size: int | None = None
-    text: Path | None = None
-    samples: int = 128
-    length: int = 512
-    evaluation: Path | None = None
-
-
-def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) -> Spec:
-    """Return the spec that quantizes a checkpoint's weights, for others to load.
-
-    Args:
-        checkpoint: a safetensors file or a directory of them.
-
-    Raises:
-        SpecError: an option is wrong, or the output is the checkpoint itself.
-    """
-    source, target = checkpoint.resolve(), output.resolve()
-    if target == (source if source.is_dir() else source.parent):
-        raise SpecError(
-            f"output {str(output)!r}", "is the folder of the checkpoint", "name another folder"
-        )
-    step: dict[str, Any] = {
-        "pass": "quantize-weights",
-        "preset": options.preset,
-        "method": options.method,
-        "embeddings": options.embeddings,
-        "layers": [{"match": pattern, "skip": True} for pattern in options.skip],
-    }
-    export: dict[str, Any] = {"format": "safetensors", "layout": "compressed-tensors"}
-    if options.range is not None:
-        step["range"] = options.range
-    if options.max_shard_size is not None:
-        export["max-shard-size"] = options.max_shard_size
-    if (options.method in CALIBRATED) != (options.text is not None):
-        raise SpecError(
-            "option --text",
-            f"is {'given' if options.text else 'missing'}, and method {options.method!r} "
-            f"{'reads no text' if options.text else 'is calibrated on text'}",
-            "leave it out, or use --method gptq or awq"
-            if options.text
-            else "give --text train.txt",
-        )
-    folder = source if source.is_dir() else source.parent
-    value: dict[str, Any] = {
-        "version": 1,
-        "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.name).strip("-._") or "quantized",
-        # A dollar in a path of the command line is a dollar.
-        "model": {"checkpoint": str(checkpoint).replace("$", "$$")},
-        "passes": [step],
-        "exports": [export],
-        "output": str(output).replace("$", "$$"),
-    }
-    if options.evaluation is not None and options.embeddings:
-        raise SpecError(
-            "option --embeddings",
-            "is given with --eval, which runs a model's blocks and not its tables as codes",
-            "leave out one of them",
-        )
-    data = {}
-    if options.text is not None:
-        calibration = _text(options.text, folder, options)
-        data["calibration"] = {**calibration, "samples": options.samples}
-    if options.evaluation is not None:
-        data["evaluation"] = {**_text(options.evaluation, folder, options), "target": "labels"}
-        value["metric"] = "perplexity"
-    if data:
-        value["data"] = data
-    return check_spec(Document(Path("compress quantize"), value))
-
-
-def _text(path: Path, folder: Path, options: QuantizeOptions) -> dict[str, Any]:
-    return {
-        "text": str(path).replace("$", "$$"),
-        "tokenizer": str(folder).replace("$", "$$"),
-        "length": options.length,
-        "batch": 1,  # memory holds the attention of so many
-        "inputs": {"input_ids": "input_ids"},
-    }

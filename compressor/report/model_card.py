@@ -21,6 +21,16 @@ from transformers import AutoModel{task}
 
 model = AutoModel{task}.from_pretrained("{name}")
 ```"""
+_SERVE = """\
+```sh
+llama-server --model {name}/model.gguf
+```"""
+_PUBLISHED = (".gguf", ".safetensors")
+
+
+def is_shared(name: str) -> bool:
+    """Return whether a file makes its folder one that people share, and that has a card."""
+    return name == "config.json" or name.endswith(".gguf")
 
 
 def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: Path | None) -> str:
@@ -39,7 +49,7 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
     hashes = [
         f"{code(str(file['name']))}: {file['sha256']}"
         for file in manifest["outputs"]
-        if str(file["name"]).endswith(".safetensors")
+        if str(file["name"]).endswith(_PUBLISHED)
     ]
     blocks = [
         front + f"# {text(name)}",
@@ -52,7 +62,7 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
         f"{', '.join(facts(report))}.",
         listed(text(reason) for reason in missing_reasons(report)),
         "## Use",
-        _LOAD.format(task=_task(source), name=name),
+        *_uses(report, _task(source)),
         "## Proof",
         f"Fingerprint of {code('manifest.json')}: {manifest['fingerprint']}. It covers the inputs, "
         "the recipe, the versions and the SHA-256 of every file but the reports and this card; "
@@ -61,6 +71,14 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
         f"# The float model\n\n{body}" if body else "",
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _uses(report: Mapping[str, Any], task: str) -> list[str]:
+    """Return how each artifact is opened."""
+    formats = {artifact["format"] for artifact in report["artifacts"]}
+    name = str(report["name"])
+    uses = [] if formats == {"gguf"} else [_LOAD.format(task=task, name=name)]
+    return [*uses, _SERVE.format(name=name)] if "gguf" in formats else uses
 
 
 def _recipe(passes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -12,11 +12,10 @@ from compressor.lab.compare.trend import Trend, record_run
 from compressor.lab.explain.advice import Advice, advise
 from compressor.lab.explain.by_sqnr import FinishedRun
 from compressor.lab.verify.manifests import MANIFEST
-from compressor.models.checkpoint.folder import CONFIG
 from compressor.progress import Progress, Silent
 from compressor.report.html import Shown, html_report
 from compressor.report.markdown import markdown_report
-from compressor.report.model_card import CARD, model_card
+from compressor.report.model_card import CARD, is_shared, model_card
 from compressor.report.past_runs import related_runs
 from compressor.report.result import RunResult, check_free, stale_files
 from compressor.report.samples import shown_samples
@@ -98,7 +97,7 @@ def _publish(
             path.write_text(text, encoding="utf-8")
         others += write_samples(workspace, artifacts, report["artifacts"], staged)
         entry = manifest(workspace, artifacts, others)
-        if any(file["name"] == CONFIG for artifact in artifacts for file in artifact.files):
+        if any(is_shared(str(file["name"])) for artifact in artifacts for file in artifact.files):
             lasting = manifest(workspace, artifacts, ())  # without times, which reports hold
             named = {**lasting, "fingerprint": json_sha256(lasting)}
             card = staged / CARD

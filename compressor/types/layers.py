@@ -21,7 +21,11 @@ RECURRENT: tuple[LayerKind, ...] = (LSTM, "GRU", "RNN")
 
 Granularity = Literal["tensor", "channel", "group", "rows"]
 Element = Literal["int", "e4m3", "e2m1", "codebook"]
-ScaleType = Literal["float32", "float16", "bfloat16", "e4m3", "e8m0"]
+ScaleType = Literal["float32", "float16", "float16m6", "bfloat16", "e4m3", "e8m0"]
+"""``float16m6`` is float16 with the last 4 of its 10 bits of mantissa zero.
+
+Its product with a zero point of 4 bits is a number of float16.
+"""
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """What the eight positive codes of ``e2m1`` mean; the fourth bit is the sign.
@@ -30,7 +34,7 @@ OCP Microscaling Formats (MX) Specification 1.0, section 5.3.3.
 """
 _LARGEST = {"e4m3": 448.0, "e2m1": 6.0}
 _SUMMED_AT_ONCE = 1 << 18
-_SCALE_BITS = {"float32": 32, "float16": 16, "bfloat16": 16, "e4m3": 8, "e8m0": 8}
+_SCALE_BITS = {"float32": 32, "e4m3": 8, "e8m0": 8}  # all others take 16
 
 
 @dataclass(frozen=True)
@@ -232,10 +236,10 @@ class Scheme:
         """
         if self.element == "codebook":
             numbers = self.codebooks(rows) << self.bits
-            held = rows * columns * self.bits + numbers * _SCALE_BITS[self.scale_type]
+            held = rows * columns * self.bits + numbers * _SCALE_BITS.get(self.scale_type, 16)
             return -(-held // 8)
         scales = 1 if self.granularity == "tensor" else rows * self.groups(columns)
-        bits = rows * columns * self.bits + scales * _SCALE_BITS[self.scale_type]
+        bits = rows * columns * self.bits + scales * _SCALE_BITS.get(self.scale_type, 16)
         bits += 0 if self.symmetric else scales * self.bits
         return -(-bits // 8) + (4 if self.scale_type == "e4m3" else 0)
 

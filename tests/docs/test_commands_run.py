@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models
 
 from compressor import catalog
 from compressor.cli.application import application
@@ -76,8 +76,8 @@ def llama(folder: Path) -> None:
 
     torch.manual_seed(0)
     tiny_language_model("Llama", torch.float32).save_pretrained(folder / "Llama-dir")
-    words = Tokenizer(models.WordLevel({chr(97 + n): n for n in range(26)}, unk_token="a"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    # Single letters, without steps before: llama.cpp has such a tokenizer.
+    words = Tokenizer(models.BPE({chr(97 + n): n for n in range(26)}, [], unk_token="a"))
     words.save(str(folder / "Llama-dir" / "tokenizer.json"))
     for name in ("train", "held-out"):
         letters = torch.randint(97, 123, (2000,)).tolist()

@@ -34,6 +34,7 @@ _MATRIX = 2
 SCALE_DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
+    "float16m6": torch.float16,
     "bfloat16": torch.bfloat16,
     "e4m3": torch.float8_e4m3fn,
     "e8m0": torch.uint8,
@@ -183,7 +184,7 @@ def _problem(tensor: StoredTensor, scheme: Scheme) -> str:
         fits = scheme.granularity == "group" and scheme.group == group
         return "" if fits else f"its scheme is {scheme}"
     biased = scheme.symmetric and not scheme.signed
-    floats = scheme.scale_type in ("float32", "float16", "bfloat16")
+    floats = scheme.scale_type in ("float32", "float16", "float16m6", "bfloat16")
     if scheme.bits not in BITS or biased or not floats:
         return f"its scheme is {scheme} with scales of {scheme.scale_type}"
     return ""

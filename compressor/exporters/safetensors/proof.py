@@ -39,7 +39,8 @@ MOST_BYTES = 1 << 30
 _EXACT_DB = 50.0  # by trial: a right directory gives equal outputs, a wrong layer 0 to 40 dB
 _TOKENS = 12
 _SAMPLES = 8000  # of a sound: half a second at 16 kHz
-_PLACES, _OUTPUTS = "transformers has a place for each tensor", "gives the dequantized outputs"
+_PLACES = "transformers has a place for each tensor"
+OUTPUTS = "gives the dequantized outputs"
 
 
 def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, ...]:
@@ -66,7 +67,7 @@ def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, .
     size = sum(tensor.float_nbytes for tensor in tensors.values())
     if size > MOST_BYTES:
         why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
-        return places, Check(_OUTPUTS, why, known=False)
+        return places, Check(OUTPUTS, why, known=False)
     return places, _compare_outputs(tensors, network, directory)
 
 
@@ -134,20 +135,41 @@ def _compare_outputs(tensors: Mapping[str, StoredTensor], network: Any, director
     subject = f"artifact {directory.name!r}"
     written, loading = load_directory(directory, subject)
     weights = {name: _meant(tensor) for name, tensor in tensors.items()}
+    return compare(written, weights, network, subject, loading)
+
+
+def compare(
+    written: Any,
+    weights: Mapping[str, torch.Tensor],
+    network: Any,
+    subject: str,
+    loading: Mapping[str, Any],
+) -> Check:
+    """Compare the outputs of a written network with those of its class with the weights meant.
+
+    Args:
+        written: the network as it was opened.
+        weights: what is meant, by the names of the float checkpoint.
+        network: one of its class, whose configuration is that of the float model.
+        loading: the library's report on the written network; nothing for one that was whole.
+
+    Raises:
+        ArtifactError: they differ, or the written network does not run.
+    """
     try:
         with silent():
             reference, expected = type(network).from_pretrained(
                 None,
                 config=network.config,
-                state_dict=weights,
+                state_dict=dict(weights),
                 dtype=written.dtype,
                 local_files_only=True,
                 output_loading_info=True,
             )
     except FAILURES as error:
-        return Check(_OUTPUTS, f"not compared: {reason_of(error)}", known=False)
-    lost = {k for k in loading["missing_keys"] if k not in expected["missing_keys"]}
-    if lost or loading["mismatched_keys"]:
+        return Check(OUTPUTS, f"not compared: {reason_of(error)}", known=False)
+    lost = {k for k in loading.get("missing_keys", ()) if k not in expected["missing_keys"]}
+    if lost or loading.get("mismatched_keys"):
         raise ArtifactError(
             subject,
             f"transformers finds no values for {listed(sorted(lost)) or 'some tensors'}",
@@ -156,7 +178,7 @@ def _compare_outputs(tensors: Mapping[str, StoredTensor], network: Any, director
     taken = _taken(reference.eval())
     if isinstance(taken, str):
         why = f"not compared: no inputs are known that it takes ({taken})"
-        return Check(_OUTPUTS, why, known=False)
+        return Check(OUTPUTS, why, known=False)
     feed, wanted = taken
     try:
         distance = _distance_db(wanted, _outputs(written, feed))
@@ -176,7 +198,7 @@ def _compare_outputs(tensors: Mapping[str, StoredTensor], network: Any, director
         )
     shown = "equal" if distance == float("inf") else f"{distance:.0f} dB"
     shown += " with equal weights" if distance < _EXACT_DB else ""
-    return Check(_OUTPUTS, f"{shown}, {' and '.join(feed)}")
+    return Check(OUTPUTS, f"{shown}, {' and '.join(feed)}")
 
 
 def _same_weights(reference: Any, written: Any) -> bool:

@@ -31,26 +31,25 @@ FAILURES = (  # what loading raises where a file is damaged or a config disagree
 _REPORTED = 3
 
 
-class TransformersRunner:
-    """A model that ``transformers`` loaded from a directory, as it is, without its own code.
+class NetworkRunner:
+    """A network of ``transformers`` that is ready to be run.
 
-    Raises:
-        ArtifactError: ``transformers`` or compressed-tensors is not installed, the model is of a
-            class that ``transformers`` does not have, or it cannot be loaded whole.
+    Args:
+        network: with its weights.
+        subject: what messages call it.
+        runtime: name and version of what executes it.
     """
 
-    def __init__(self, directory: Path):
-        self._subject = f"artifact {directory.name!r}"
-        self._model, loading = load_directory(directory, self._subject)
-        import transformers
+    def __init__(self, network: Any, subject: str, runtime: str):
         from transformers.utils.generic import find_labels
 
-        self._check_whole(loading)
+        self._subject = subject
+        self._model = network
         # Given the right answers, a model returns its loss as well.
-        answers: list[str] = find_labels(type(self._model))  # type: ignore[no-untyped-call]
-        self._takes = set(inspect.signature(self._model.forward).parameters) - set(answers)
+        answers: list[str] = find_labels(type(network))  # type: ignore[no-untyped-call]
+        self._takes = set(inspect.signature(network.forward).parameters) - set(answers)
         self._has_run = False
-        self.runtime = f"transformers {transformers.__version__} (torch {torch.__version__})"
+        self.runtime = runtime
 
     def run(self, batch: Batch) -> Batch:
         """Run one batch; labels, and arrays that the model does not take, are ignored.
@@ -84,18 +83,41 @@ class TransformersRunner:
         names = ["output"] if len(tensors) == 1 else [f"output_{i}" for i in range(len(tensors))]
         return {name: to_numpy(tensor) for name, tensor in zip(names, tensors, strict=True)}
 
-    def _check_whole(self, loading: dict[str, Any]) -> None:
-        """Check that no tensor was missing: its values would be random."""
-        names = sorted(str(key) for key in loading["missing_keys"])
-        names += sorted(str(key[0]) for key in loading["mismatched_keys"])
-        if names:
-            listed = ", ".join(names[:_REPORTED]) + (" ..." if len(names) > _REPORTED else "")
-            raise ArtifactError(
-                self._subject,
-                f"transformers finds no values for {len(names)} of its tensors: {listed}",
-                "it stores a layer in a way that the model's class does not know; skip the layer "
-                "by a rule",
-            )
+
+class TransformersRunner(NetworkRunner):
+    """A model that ``transformers`` loaded from a directory, as it is, without its own code.
+
+    Raises:
+        ArtifactError: ``transformers`` or compressed-tensors is not installed, the model is of a
+            class that ``transformers`` does not have, or it cannot be loaded whole.
+    """
+
+    def __init__(self, directory: Path):
+        subject = f"artifact {directory.name!r}"
+        network, loading = load_directory(directory, subject)
+        _check_whole(loading, subject)
+        super().__init__(network, subject, runtime())
+
+
+def runtime() -> str:
+    """Return name and version of the library and of what it computes with."""
+    import transformers
+
+    return f"transformers {transformers.__version__} (torch {torch.__version__})"
+
+
+def _check_whole(loading: dict[str, Any], subject: str) -> None:
+    """Check that no tensor was missing: its values would be random."""
+    names = sorted(str(key) for key in loading["missing_keys"])
+    names += sorted(str(key[0]) for key in loading["mismatched_keys"])
+    if names:
+        listed = ", ".join(names[:_REPORTED]) + (" ..." if len(names) > _REPORTED else "")
+        raise ArtifactError(
+            subject,
+            f"transformers finds no values for {len(names)} of its tensors: {listed}",
+            "it stores a layer in a way that the model's class does not know; skip the layer "
+            "by a rule",
+        )
 
 
 def load_directory(directory: Path, subject: str) -> tuple[Any, dict[str, Any]]:

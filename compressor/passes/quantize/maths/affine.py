@@ -84,7 +84,11 @@ SMALLEST_SCALE = 2.0**-60
 """Least scale: the product of two, which scales an integer product, is a normal float32 still."""
 
 _NARROWEST = 0.2  # least share of the full range that the search for the best range tries
-_HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_HALVES = {
+    "float16": torch.float16,
+    "float16m6": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
 """Types of 16 bits for scales."""
 
 
@@ -215,16 +219,22 @@ def stored_scale(scale: Tensor, scheme: Scheme) -> Tensor:
     if scheme.scale_type not in _HALVES:
         raise ValueError(f"integers have no scales of type {scheme.scale_type}")
     dtype = _HALVES[scheme.scale_type]
-    scale = scale.clamp(max=torch.finfo(dtype).max)
+    # How many numbers of the type lie from one that scales may have to the next.
+    stride = 16 if scheme.scale_type == "float16m6" else 1
+    largest = torch.tensor(torch.finfo(dtype).max, dtype=dtype).view(torch.int16)
+    largest = largest // stride * stride
+    scale = scale.clamp(max=float(largest.view(dtype)))
     steps, slack = scheme.high - scheme.low, 0.0
     if scheme.symmetric:
         steps, slack = max(-scheme.low, scheme.high), 0.5
     # By way of float32, which every device's conversion takes; 24 bits move no value across an
-    # end of the range that the next line would not see.
-    nearest = scale.to(torch.float32).to(dtype)
-    short = nearest.to(torch.float64) * (steps + slack) < scale * steps
-    # The bits of positive numbers count upwards with their values, from zero to the least.
-    return (nearest.view(torch.int16) + short).view(dtype).to(torch.float32)
+    # end of the range that the next lines would not see. The bits of positive numbers count
+    # upwards with their values, from zero to the least.
+    bits = scale.to(torch.float32).to(dtype).view(torch.int16)
+    bits = torch.minimum((bits + stride // 2) // stride * stride, largest)
+    nearest = bits.view(dtype).to(torch.float64)
+    short = nearest * (steps + slack) < scale * steps
+    return (bits + short * stride).to(torch.int16).view(dtype).to(torch.float32)
 
 
 def code_dtype(scheme: Scheme) -> torch.dtype:

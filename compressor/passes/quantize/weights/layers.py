@@ -165,6 +165,8 @@ def check_float(
 
 
 COMPRESSED_TENSORS = "compressed-tensors"
+GGUF = "gguf"
+_GGUF_BLOCK, _GGUF_LARGE = 32, 256  # columns
 _LINEAR_ONLY = "the compressed-tensors layout holds linear layers only"
 _LATEST_OPSET = 24  # for models without a graph: nothing is too old
 
@@ -196,18 +198,22 @@ def choose_layers(
     kept = {**inner_layers(carrier), **({} if tables else kept_tables(carrier))}
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
-    linear_only = not has_graph or COMPRESSED_TENSORS in targets
+    linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF})
     if linear_only:
         kept = {**_unread(carrier), **routers(carrier), **kept}
     treatments = {}
     for layer in carrier.layers():
         rule = by_layer[layer.name]
         scheme = numbers.changed(rule).scheme(layer)
+        if GGUF in targets:
+            scheme = _in_blocks(scheme, layer)
         reason = skip_reason(rule) or kept.get(layer.name, "")
         if not reason and linear_only and (len(layer.shape) != 2 or layer.transposed):
             reason = _LINEAR_ONLY
         if not reason and layer.is_recurrent and "tensorrt" in targets:
             reason = "TensorRT reads weights of recurrent layers as floats only"
+        if not reason and GGUF in targets and layer.columns % _GGUF_BLOCK:
+            reason = f"its {layer.columns} columns do not divide into GGUF's blocks of 32"
         strict = not fits or (rule is not None and rule.group is not None)
         reason = reason or _misfit(layer, scheme, opset, error=strict)
         if not reason and "tensorrt" in targets:
@@ -215,6 +221,19 @@ def choose_layers(
         setting = None if reason else scheme
         treatments[layer.name] = Treatment(str(scheme), kept=reason, setting=setting)
     return treatments
+
+
+def _in_blocks(scheme: Scheme, layer: Layer) -> Scheme:
+    """Return a scheme whose scales GGUF stores as they are.
+
+    They are numbers of float16. Small blocks store zero point times scale as well, which has to be
+    such a number, too; large ones store both factors.
+    """
+    if scheme.element != "int":
+        return scheme
+    width = scheme.group or layer.columns
+    exact = scheme.symmetric or width % _GGUF_LARGE == 0
+    return replace(scheme, scale_type="float16" if exact else "float16m6")
 
 
 def _unread(carrier: Carrier) -> dict[str, str]:

@@ -1,0 +1,195 @@
+"""Export to GGUF: one file for llama.cpp and the programs around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+
+from compressor.errors import ArtifactError, SpecError
+from compressor.exporters.gguf.file import FilePlan, Floats, PlannedTensor, plan_file
+from compressor.exporters.gguf.reading import GgufFile, GgufRunner, network_of
+from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS, compare
+from compressor.files import disk_errors
+from compressor.models.transformers.networks import float_network
+from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.exporter import USUAL, Check, ExportContext, Exporter
+from compressor.types.layers import StoredTensor
+
+NAME = "model.gguf"
+TARGET = "gguf"
+_SAMPLED = 8  # tensors whose codes are computed again
+_LLAMA = "served by llama.cpp, which is not what runs here"
+
+
+class GgufExporter(Exporter):
+    """Writes ``model.gguf``: weights, configuration, tokenizer and chat template in one file.
+
+    llama.cpp and the programs around it open it. Codes that passes have found are written as they
+    are, in the block format on whose grid they lie: Q4_0 and Q8_0 for symmetric codes of up to 4
+    and of 8 bits, Q4_1 with zero points, Q2_K, Q3_K and Q4_K where scales are shared by 256 columns
+    or whole rows, and MXFP4. A pass in the same spec rounds scales to numbers that these formats
+    hold. The float weights of all other layers keep their type. It takes llama, mistral, qwen2,
+    qwen3 and gemma from Hugging Face directories.
+    """
+
+    format: ClassVar[str] = "gguf"
+    not_judged: ClassVar[str] = _LLAMA
+
+    floats: Floats = Field(
+        default="keep",
+        description="what embeddings and other matrices are stored as that no pass has quantized: "
+        "keep their type, another type of floats, or blocks that they are rounded to here, which "
+        "the artifact's metric includes",
+    )
+    pre_tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="llama.cpp's name of how text is cut before it is merged to tokens, for "
+        "tokenizers of which it is not known",
+    )
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """Its block formats: scales are numbers of float16."""
+        return frozenset({TARGET})
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """The package that writes the head of the file."""
+        return {"gguf": version("gguf")}
+
+    def check(self, carrier: Carrier) -> None:
+        """Check that llama.cpp has code for the model and its tokenizer, and blocks for its codes.
+
+        Raises:
+            SpecError: it has not, or the package gguf is not installed.
+            ModelError: configuration, tokenizer and weights disagree.
+        """
+        self._plan(carrier)
+
+    def predict(self, carrier: Carrier) -> int:
+        """Return the bytes of the file; the name of the model counts with its usual length."""
+        return self._plan(carrier).nbytes(USUAL.name)
+
+    def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
+        """Write the file and open it.
+
+        Raises:
+            ArtifactError: it cannot be opened again.
+            InputError: the disk is full.
+            ModelError: a weight holds NaN or infinity, or a scale is no number of float16.
+        """
+        if context.ranks.rank:
+            return ()
+        path = directory / NAME
+        with disk_errors(path):
+            self._plan(carrier).write(path, context.name, context.advance)
+        GgufFile(path)
+        return (path,)
+
+    def check_written(self, carrier: Carrier, path: Path) -> str:
+        """Compare the file with the model that it was made of.
+
+        All tensors are compared by name, type and shape. Those whose codes are known, and some of
+        the others, are decoded by the library and compared with what is meant, bit for bit.
+
+        Raises:
+            ArtifactError: they differ.
+        """
+        plan, file = self._plan(carrier), GgufFile(path)
+        for tensor in plan.tensors:
+            name = tensor.name
+            held = (file.kind(name), file.shape(name)) if name in file.names else None
+            if held != (tensor.kind, tensor.shape):
+                raise _differs(name, "is missing, or of another type or shape")
+        chosen = _sample(plan)
+        for tensor in chosen:
+            _compare(tensor, file)
+        return f"{len(plan.tensors)} tensors, {len(chosen)} of them decoded: equal bit for bit"
+
+    def prove(self, carrier: Carrier, path: Path) -> tuple[Check, ...]:
+        """Return whether the network that the file describes gives the outputs that are meant."""
+        size = sum(tensor.float_nbytes for tensor in carrier.tensors().values())
+        if size > MOST_BYTES:
+            why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
+            return (Check(OUTPUTS, why, known=False),)
+        assert carrier.folder is not None
+        network, why = float_network(carrier.folder)
+        if network is None:
+            return (Check(OUTPUTS, f"not compared: {why}", known=False),)
+        file = GgufFile(path)
+        meant = {name: _meant(tensor) for name, tensor in carrier.tensors().items()}
+        return (compare(network_of(file), meant, network, file.subject, {}),)
+
+    def open(self, path: Path) -> Runner:
+        """Open the network that the file describes; the library decodes its tensors."""
+        _check_installed()
+        return GgufRunner(path if path.is_file() else path / NAME)
+
+    def _plan(self, carrier: Carrier) -> FilePlan:
+        _check_installed()
+        rounds = self.floats not in ("keep", "f32")
+        if rounds and Capability.RUN not in carrier.offers:
+            raise SpecError(
+                "export gguf: floats",
+                f"is {self.floats!r}, which changes weights, and a bare checkpoint is judged by "
+                "its codes alone",
+                "set floats: keep, or give model.factory, such as "
+                "transformers.AutoModelForCausalLM",
+            )
+        return plan_file(carrier, self.floats, self.pre_tokenizer)
+
+
+def _check_installed() -> None:
+    for package, extra in (("gguf", "gguf"), ("transformers", "transformers")):
+        if find_spec(package) is None:
+            raise SpecError(
+                "export gguf",
+                f"needs the package {package}, which is not installed",
+                f'run pip install "compressor[{extra}]"',
+            )
+
+
+def _sample(plan: FilePlan) -> list[PlannedTensor]:
+    """Return the tensors that are compared: those with known codes, and some of the others."""
+    codes = [t for t in plan.tensors if t.source.codes is not None]
+    known = [t for t in codes if t.source.codes is not None and not t.source.codes.by_rows]
+    others = [t for t in codes if t not in known]
+    floats = [t for t in plan.tensors if t.source.codes is None]
+    return [
+        *known,
+        *others[:: max(1, len(others) // _SAMPLED)],
+        *floats[:: max(1, len(floats) // _SAMPLED)],
+    ]
+
+
+def _compare(tensor: PlannedTensor, file: GgufFile) -> None:
+    """Compare a tensor of the file, as the library decodes it, with what it is made of."""
+    if tensor.source.codes is None:
+        expected = torch.cat(list(tensor.pieces()))
+        same = torch.equal(file.raw(tensor.name), expected)
+    else:
+        meant = _meant(tensor.source)
+        meant = meant if tensor.order is None else meant[tensor.order]
+        same = torch.equal(file.read(tensor.name), meant)
+    if not same:
+        raise _differs(tensor.name, "holds other values than the model")
+
+
+def _meant(tensor: StoredTensor) -> torch.Tensor:
+    """Return what a tensor means: its codes, in float32, or its values."""
+    if tensor.codes is None:
+        return tensor.read()
+    layer = tensor.codes.layer
+    return layer.stored(tensor.codes.compute(layer.canonical(tensor.read())).dequantize())
+
+
+def _differs(name: str, problem: str) -> ArtifactError:
+    remedy = "the disk or the memory is faulty; export it again"
+    return ArtifactError(f"tensor {name!r}", f"in {NAME} {problem}", remedy)

@@ -1,0 +1,295 @@
+"""A GGUF file: planned to the byte, and then written tensor by tensor in blocks of rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.gguf.architectures import (
+    ROPE_FACTORS,
+    Shape,
+    architecture_of,
+    check_names,
+    shape_of,
+)
+from compressor.exporters.gguf.blocks import SIZES, BlockFormat, format_of, pack, row_bytes
+from compressor.exporters.gguf.vocabulary import Vocabulary, read_vocabulary
+from compressor.files import scratch
+from compressor.models.checkpoint.carrier import CheckpointCarrier
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.types.carrier import Carrier
+from compressor.types.layers import StoredTensor
+
+Floats = Literal["keep", "f32", "f16", "bf16", "q8_0", "q5_0", "q4_0"]
+FLOATS: Mapping[torch.dtype, str] = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
+_DTYPES = {name: dtype for dtype, name in FLOATS.items()}
+_ROUNDED: Mapping[str, BlockFormat] = {"q8_0": "Q8_0", "q5_0": "Q5_0", "q4_0": "Q4_0"}
+_ALIGNED = 32  # bytes between which tensors begin
+_CHUNK = 1 << 22  # elements that are computed at once
+_BUFFERS = "rotary_emb.inv_freq"  # computed anew by llama.cpp
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """A tensor of the file.
+
+    Attributes:
+        name: in the file.
+        source: what it is made of.
+        kind: ``F32``, ``F16``, ``BF16`` or the format of its blocks.
+        order: rows of the source in the order of the file, if it is another.
+        plus_one: 1 is added to it.
+    """
+
+    name: str
+    source: StoredTensor
+    kind: str
+    order: torch.Tensor | None = None
+    plus_one: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its axes, those that vary slowest first."""
+        return self.source.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the file, without what fills up to the next tensor."""
+        if self.kind in _DTYPES:
+            return self.source.elements * _DTYPES[self.kind].itemsize
+        columns = self.shape[-1]
+        return self.source.elements // columns * row_bytes(_block(self.kind), columns)
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Yield its bytes, uint8, some rows at a time.
+
+        Raises:
+            ModelError: a scale is no number of float16, or a value is too large for its type.
+        """
+        if self.order is None:
+            yield from (piece.reshape(-1) for piece in self._rows())
+            return
+        rows = torch.cat([piece.reshape(piece.shape[0], -1) for piece in self._rows()])
+        yield rows[self.order].reshape(-1)
+
+    def _rows(self) -> Iterator[torch.Tensor]:
+        """Yield bytes ``[rows, bytes]`` in the order of the checkpoint."""
+        tensor, codes = self.source, self.source.codes
+        value = tensor.read()
+        if codes is None:
+            for part in _parts(value.shape):
+                yield self._floats(value[part] if value.ndim else value.reshape(1))
+            return
+        matrix = codes.layer.canonical(value)
+        parts = _parts(matrix.shape) if codes.by_rows else [slice(None)]
+        for part in parts:
+            try:
+                yield pack(codes.compute(matrix[part]), _block(self.kind))
+            except ValueError as error:
+                raise ModelError(
+                    f"layer {codes.layer.name!r}",
+                    f"cannot be stored as {self.kind} without a change: {error}",
+                    "quantize it in the spec that has this export, which chooses such scales",
+                ) from error
+
+    def _floats(self, values: torch.Tensor) -> torch.Tensor:
+        if not bool(values.isfinite().all()):
+            raise ModelError(
+                f"tensor {self.source.name!r}",
+                "holds values that are NaN or infinite",
+                "the training diverged or the file is damaged; use an earlier checkpoint",
+            )
+        if self.kind not in _DTYPES:
+            from gguf import GGMLQuantizationType
+            from gguf.quants import quantize
+
+            exact = values.to(torch.float32).numpy()
+            return torch.from_numpy(quantize(exact, GGMLQuantizationType[self.kind]))
+        if self.plus_one:
+            values = values.to(torch.float32) + 1
+        kept = values.to(_DTYPES[self.kind])
+        if bool(kept.isinf().any()):
+            raise ModelError(
+                f"tensor {self.source.name!r}",
+                f"holds values that are too large for {self.kind.lower()}",
+                "set floats: keep",
+            )
+        return kept.contiguous().view(torch.uint8).reshape(values.shape[0], -1)
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """A GGUF file that will be written.
+
+    Attributes:
+        tensors: in the order of the file.
+    """
+
+    shape: Shape
+    vocabulary: Vocabulary
+    tensors: tuple[PlannedTensor, ...]
+
+    def head(self, name: str) -> bytes:
+        """Return everything in front of the tensors, for a model of a name."""
+        import numpy as np
+        from gguf import GGML_QUANT_VERSION, GGMLQuantizationType, GGUFWriter, LlamaFileType
+
+        with scratch() as folder:
+            writer = GGUFWriter(folder / "head", self.shape.architecture.name)
+            writer.add_type("model")
+            writer.add_name(name)
+            writer.add_quantization_version(GGML_QUANT_VERSION)
+            writer.add_file_type(LlamaFileType[self._file_type])
+            self.shape.add_to(writer)
+            self.vocabulary.add_to(writer)
+            for tensor in self.tensors:
+                kind = GGMLQuantizationType[tensor.kind]
+                none = np.dtype(np.float32)
+                writer.add_tensor_info(tensor.name, tensor.shape, none, tensor.nbytes, kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            writer.close()
+            head = (folder / "head").read_bytes()
+        return head + bytes(-len(head) % _ALIGNED)
+
+    def nbytes(self, name: str) -> int:
+        """Return the bytes of the file."""
+        return len(self.head(name)) + sum(_filled(t.nbytes) for t in self.tensors)
+
+    @property
+    def _file_type(self) -> str:
+        """What most weights are stored as, by llama.cpp's name."""
+        counts = Counter[str]()
+        for tensor in self.tensors:
+            counts[tensor.kind] += tensor.source.elements
+        kind = counts.most_common(1)[0][0]
+        other = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
+        small = "_S" if kind in ("Q3_K", "Q4_K") else ""
+        return other.get(kind, f"MOSTLY_{kind}{small}")
+
+    def write(self, path: Path, name: str, advance: Callable[[int], None]) -> None:
+        """Write the file.
+
+        Args:
+            name: of the model.
+            advance: called with the bytes of float weights that have been worked on.
+
+        Raises:
+            OSError: the disk is full.
+            ModelError: as :meth:`PlannedTensor.pieces`.
+        """
+        done = 0
+        with path.open("xb") as file:
+            file.write(self.head(name))
+            for tensor in self.tensors:
+                written = 0
+                for piece in tensor.pieces():
+                    file.write(piece.numpy().data)
+                    written += piece.numel()
+                if written != tensor.nbytes:
+                    raise ArtifactError(
+                        f"tensor {tensor.name!r}",
+                        f"takes {written} bytes, {tensor.nbytes} were planned",
+                        "report it, with the config.json",
+                    )
+                file.write(bytes(_filled(written) - written))
+                done += tensor.source.float_nbytes
+                advance(done)
+
+
+def plan_file(carrier: Carrier, floats: Floats, cut: str | None) -> FilePlan:
+    """Plan the file of a model; nothing is computed.
+
+    Args:
+        floats: what matrices are stored as that no pass has quantized.
+        cut: llama.cpp's name of how text is cut, if it is not to be found out.
+
+    Raises:
+        SpecError: there is no such architecture or tokenizer in llama.cpp, or a layer's codes lie
+            on the grid of none of its formats.
+        ModelError: configuration, tokenizer and weights disagree.
+    """
+    if carrier.folder is None or not isinstance(carrier, CheckpointCarrier | TorchCarrier):
+        raise SpecError(
+            "export gguf",
+            "needs a Hugging Face directory, whose config.json and tokenizer it takes along",
+            "name one as model.checkpoint, with factory: transformers.AutoModelForCausalLM, and "
+            "use no pass that rewrites the graph",
+        )
+    config = dict(carrier.config)
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    architecture = architecture_of(config)
+    names = {value: key for key, value in MODEL_ARCH_NAMES.items()}
+    blocks = config.get("num_hidden_layers")
+    mapping = get_tensor_name_map(names[architecture.name], blocks if type(blocks) is int else 0)
+    sources = {n: t for n, t in carrier.tensors().items() if not n.endswith(_BUFFERS)}
+    placed = {n: str(mapping.get_name(n, (".weight", ".bias"))) for n in sources}
+    table = next((sources[n] for n, new in placed.items() if new == "token_embd.weight"), None)
+    shape = shape_of(config, 0 if table is None else table.shape[0])
+    check_names(shape, placed)
+    vocabulary = read_vocabulary(carrier.folder, shape.vocabulary, cut)
+    planned = [_planned(sources[old], new, shape, floats) for old, new in placed.items()]
+    if shape.factors is not None:
+        factors = shape.factors
+        stored = StoredTensor(ROPE_FACTORS, tuple(factors.shape), factors.dtype, factors.detach)
+        planned.insert(0, PlannedTensor(ROPE_FACTORS, stored, "F32"))
+    return FilePlan(shape, vocabulary, tuple(planned))
+
+
+def _planned(source: StoredTensor, name: str, shape: Shape, floats: Floats) -> PlannedTensor:
+    order, plus_one = shape.order(name), shape.architecture.adds_one(name)
+    made = PlannedTensor(name, source, "F32", order, plus_one)
+    if source.codes is not None:
+        kind = format_of(source.codes.scheme, source.shape[-1])
+        layer = source.codes.layer
+        if kind is None or layer.transposed or len(source.shape) != 2:
+            raise SpecError(
+                f"layer {layer.name!r}",
+                f"is {source.codes.scheme} of {source.shape[-1]} columns, for which GGUF has no "
+                "blocks",
+                "use 4 or 8 bits in groups of 32, 64, ... or mxfp4, or skip the layer by a rule",
+            )
+        return replace(made, kind=kind)
+    if source.dtype not in FLOATS:
+        raise SpecError(
+            f"tensor {source.name!r}",
+            f"is {str(source.dtype).removeprefix('torch.')}, which is not written to GGUF",
+            "cast it to float32",
+        )
+    if len(source.shape) < 2:  # llama.cpp computes with norms and biases of float32 only
+        return made
+    rounded = _ROUNDED.get(floats)
+    if rounded is not None and source.shape[-1] % SIZES[rounded][0] == 0:
+        return replace(made, kind=rounded)
+    kept = floats if floats not in ("keep", *_ROUNDED) else ""
+    return replace(made, kind=kept.upper() or FLOATS[source.dtype])
+
+
+def _block(kind: str) -> BlockFormat:
+    return next(name for name in SIZES if name == kind)
+
+
+def _filled(nbytes: int) -> int:
+    """Return the bytes up to the next tensor."""
+    return nbytes + -nbytes % _ALIGNED
+
+
+def _parts(shape: tuple[int, ...] | torch.Size) -> list[slice]:
+    """Cut the first axis so that a part has about so many elements, and one row at least."""
+    if not shape:
+        return [slice(None)]
+    step = max(1, _CHUNK // max(1, prod(shape[1:])))
+    return [slice(start, start + step) for start in range(0, shape[0], step)]

@@ -1,0 +1,102 @@
+"""Folders of small random language models with a tokenizer, as transformers saves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from compressor.progress import quiet_libraries
+
+WORDS, WIDTH = 300, 64
+SIZES: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": WIDTH,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+_LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "llama-3": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3}),
+    "llama-linear": ("LlamaConfig", {"rope_parameters": _LINEAR}),
+    "mistral": ("MistralConfig", {"sliding_window": 64}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "gemma": ("GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1}),
+}
+
+
+def over_bytes(cut: str | None = None) -> Tokenizer:
+    """Return byte-pair encoding over bytes, which cuts text as GPT-2 does or by a pattern."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merged = ["Ġt", "he", "Ġthe"]
+    vocabulary = {token: i for i, token in enumerate(["<s>", "</s>", *alphabet, *merged])}
+    merges = [("Ġ", "t"), ("h", "e"), ("Ġt", "he")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=cut is None)
+    tokenizer.pre_tokenizer = level
+    if cut is not None:
+        from tokenizers import Regex
+
+        split = pre_tokenizers.Split(Regex(cut), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, level])
+    tokenizer.decoder = decoders.ByteLevel()
+    begins = {"single": "<s> $A", "pair": "<s> $A $B", "special_tokens": [("<s>", 0)]}
+    tokenizer.post_processor = processors.TemplateProcessing(**begins)
+    return tokenizer
+
+
+def sentence_piece(*, prefix: bool) -> Tokenizer:
+    """Return byte-pair encoding as SentencePiece has it, with bytes for unknown characters."""
+    usual = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
+    tokens = [*usual, "▁", "t", "h", "e", "he", "▁t", "▁the"]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = [("h", "e"), ("▁", "t"), ("▁t", "he")]
+    model = models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    tokenizer = Tokenizer(model)
+    steps: list[Any] = [normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), *steps] if prefix else steps
+    )
+    return tokenizer
+
+
+def save(
+    folder: Path,
+    kind: str = "llama",
+    tokenizer: Tokenizer | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """Save a random network of a kind, and return it."""
+    name, values = KINDS[kind]
+    torch.manual_seed(0)
+    with quiet_libraries():
+        config = getattr(transformers, name)(**{**SIZES, **values})
+        network = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in network.parameters():
+            torch.nn.init.normal_(parameter, std=0.2)
+        network = network.to(dtype)
+        network.save_pretrained(folder)
+        fast = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer or over_bytes(),
+            bos_token="<s>",
+            eos_token="</s>",
+            chat_template="{{ messages[0]['content'] }}",
+        )
+        fast.save_pretrained(folder)
+    return network.eval()

@@ -1,0 +1,258 @@
+"""The exporter ``gguf``: what is written is what was meant, and what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.gguf import exporter as module
+from compressor.exporters.gguf.exporter import GgufExporter
+from compressor.exporters.gguf.reading import GgufFile, network_of
+from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.carrier import open_pretrained
+from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types.exporter import USUAL
+from compressor.types.passes import PassContext
+from tests.compressor.exporters.gguf.folders import KINDS, WORDS, save
+
+pytest.importorskip("gguf", reason="gguf is not installed")
+
+CONTEXT = PassContext(0, frozenset({"gguf"}))
+TOKENS = np.random.default_rng(0).integers(2, WORDS, (2, 24))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    save(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(llama, tmp_path / "copy"))
+
+
+def quantized(folder: Path, **options: Any) -> CheckpointCarrier:
+    carrier = QuantizeWeights(**options).apply(open_checkpoint(folder), CONTEXT, {}).carrier
+    assert isinstance(carrier, CheckpointCarrier)
+    return carrier
+
+
+def written(carrier: Any, folder: Path, **options: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    exporter = GgufExporter(**options)
+    exporter.check(carrier)
+    (path,) = exporter.write(carrier, folder, USUAL)
+    assert path.stat().st_size == exporter.predict(carrier)
+    return path
+
+
+def logits(network: Any) -> np.ndarray:
+    with torch.inference_mode():
+        values: np.ndarray = network(input_ids=torch.from_numpy(TOKENS)).logits.numpy()
+    return values
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_alone_gives_the_network(kind: str, tmp_path: Path) -> None:
+    network = save(tmp_path / kind, kind)
+    path = written(open_checkpoint(tmp_path / kind), tmp_path / "out")
+    found = GgufExporter().open(path).run({"input_ids": TOKENS, "labels": TOKENS})
+    assert list(found) == ["output"]
+    np.testing.assert_allclose(found["output"], logits(network), rtol=0, atol=2e-4)
+
+
+def test_context_ends_where_attention_would_slide(tmp_path: Path) -> None:
+    save(tmp_path / "mistral", "mistral")
+    file = GgufFile(written(open_checkpoint(tmp_path / "mistral"), tmp_path / "out"))
+    assert file.value("llama.context_length") == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"preset": "int4-g32"}, "Q4_0"),
+        ({"preset": "int8"}, "Q8_0"),
+        ({"preset": "mxfp4"}, "MXFP4"),
+        ({"bits": 4, "group": 32, "symmetric": False}, "Q4_1"),
+        ({"bits": 4, "group": 32, "symmetric": False, "method": "hqq"}, "Q4_1"),
+    ],
+)
+def test_codes_of_a_pass_are_kept(options: dict[str, Any], kind: str, llama: Path, tmp_path: Path):
+    carrier = quantized(llama, **options)
+    path = written(carrier, tmp_path)
+    file = GgufFile(path)
+    assert file.kind("blk.0.attn_q.weight") == kind
+    assert file.kind("token_embd.weight") == "F32"
+    network = network_of(file)
+    tensors = carrier.tensors()
+    for name, parameter in network.named_parameters():
+        codes = tensors[name].codes
+        value = tensors[name].read()
+        if codes is not None:
+            value = codes.compute(value).dequantize()
+        assert torch.equal(parameter, value), name
+    assert "bit for bit" in GgufExporter().check_written(carrier, path)
+    (proof,) = GgufExporter().prove(carrier, path)
+    assert proof.known
+
+
+def test_a_module_and_its_checkpoint_give_the_same_file(llama: Path, tmp_path: Path) -> None:
+    streamed = quantized(llama, preset="int4-g32")
+    codes = {name: t.codes for name, t in streamed.tensors().items() if t.codes is not None}
+    opened = open_pretrained("AutoModelForCausalLM", llama, {}, ())
+    from_module = TorchCarrier(opened.module, opened.inputs, None, codes, llama)
+    paths = (written(from_module, tmp_path / "one"), written(streamed, tmp_path / "two"))
+    files = [GgufFile(path) for path in paths]
+    assert files[0].names == files[1].names
+    assert all(torch.equal(*(f.raw(name) for f in files)) for name in files[0].names)
+
+
+def test_the_same_model_gives_the_same_bytes(llama: Path, tmp_path: Path) -> None:
+    paths = [
+        written(quantized(llama, preset="int4-g32"), tmp_path / name) for name in ("one", "two")
+    ]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_half_floats_keep_their_type_but_for_norms(tmp_path: Path) -> None:
+    network = save(tmp_path / "half", dtype=torch.bfloat16)
+    file = GgufFile(written(open_checkpoint(tmp_path / "half"), tmp_path / "out"))
+    assert file.kind("blk.0.ffn_up.weight") == "BF16"
+    assert file.kind("blk.0.ffn_norm.weight") == "F32"
+    norm = network.model.layers[0].post_attention_layernorm.weight
+    assert torch.equal(file.read("blk.0.ffn_norm.weight"), norm.to(torch.float32))
+
+
+@pytest.mark.parametrize("floats", ["f16", "bf16", "q8_0", "q5_0", "q4_0"])
+def test_other_matrices_are_rounded_where_the_metric_sees_it(floats: str, llama: Path, tmp_path):
+    carrier = open_pretrained("AutoModelForCausalLM", llama, {}, ())
+    file = GgufFile(written(carrier, tmp_path, floats=floats))
+    assert file.kind("token_embd.weight") == floats.upper()
+    assert file.kind("output_norm.weight") == "F32"
+    meant = dict(carrier.module.named_parameters())["model.embed_tokens.weight"]
+    error = (file.read("token_embd.weight") - meant).abs().max() / meant.abs().max()
+    assert (
+        0 < float(error) < {"f16": 1e-3, "bf16": 1e-2, "q8_0": 1e-2, "q5_0": 0.07}.get(floats, 0.2)
+    )
+    with pytest.raises(SpecError, match="judged by its codes alone"):
+        GgufExporter(floats=floats).check(open_checkpoint(llama))
+
+
+def edit(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "phi3"}, "no architecture for a model of type 'phi3'"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
+        ({"model_type": "qwen3"}, "no place for 'model.layers.0.mlp.down_proj.bias'"),
+    ],
+)
+def test_what_llama_cpp_has_no_code_for_is_refused(values, message: str, copy: Path) -> None:
+    carrier = open_checkpoint(copy)
+    edit(copy, **values)
+    carrier = CheckpointCarrier(open_checkpoint(copy).source, carrier.tensors(), carrier.layers())
+    with pytest.raises(SpecError, match=message):
+        GgufExporter().check(carrier)
+
+
+def test_a_missing_tensor_is_found_before_anything_is_written(copy: Path) -> None:
+    path = copy / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"misses 'output_norm\.weight'"):
+        GgufExporter().check(open_checkpoint(copy))
+
+
+def test_a_graph_is_refused(llama: Path) -> None:
+    carrier = open_pretrained("AutoModelForCausalLM", llama, {}, ())
+    with pytest.raises(SpecError, match="needs a Hugging Face directory"):
+        GgufExporter().check(carrier.with_graph(carrier.graph()))
+
+
+@pytest.mark.parametrize(
+    "options", [{"bits": 4, "group": 16}, {"preset": "fp8"}, {"preset": "nvfp4"}]
+)
+def test_codes_on_no_grid_are_refused(options: dict[str, Any], llama: Path) -> None:
+    with pytest.raises(SpecError, match="for which GGUF has no blocks"):
+        GgufExporter().check(quantized(llama, **options))
+
+
+def test_scales_that_no_block_holds_are_refused(llama: Path, tmp_path: Path) -> None:
+    step = QuantizeWeights(preset="int4-g32")
+    carrier = step.apply(open_checkpoint(llama), PassContext(), {}).carrier
+    with pytest.raises(ModelError, match="a scale is no number of float16"):
+        written(carrier, tmp_path)
+
+
+def test_layers_that_do_not_divide_into_blocks_stay_float(llama: Path) -> None:
+    carrier = open_checkpoint(llama)
+    odd = carrier.with_weights({"model.layers.0.mlp.up_proj.weight": torch.randn(96, 40)})
+    survey = QuantizeWeights(preset="int8").survey(odd, CONTEXT)
+    reasons = {plan.name: plan.reason for plan in survey.layers}
+    assert "40 columns do not divide into GGUF's blocks" in reasons["model.layers.0.mlp.up_proj"]
+    assert not reasons["model.layers.0.mlp.gate_proj"]
+
+
+def test_nan_is_refused(copy: Path, tmp_path: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.embed_tokens.weight"][3, 3] = float("nan")
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"embed_tokens\.weight': holds values that are NaN"):
+        written(open_checkpoint(copy), tmp_path)
+
+
+def test_without_the_package_the_remedy_is_named(llama: Path, monkeypatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    with pytest.raises(SpecError, match=r"compressor\[gguf\]"):
+        GgufExporter().check(open_checkpoint(llama))
+
+
+def test_a_changed_byte_is_found(llama: Path, tmp_path: Path) -> None:
+    carrier = quantized(llama, preset="int4-g32")
+    path = written(carrier, tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
+    with pytest.raises(ArtifactError, match="holds other values than the model"):
+        GgufExporter().check_written(carrier, path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.2, 0.5, 0.99])
+def test_a_cut_file_is_refused(share: float, llama: Path, tmp_path: Path) -> None:
+    path = written(open_checkpoint(llama), tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ArtifactError):
+        GgufExporter().open(path)
+
+
+def test_a_damaged_head_never_gives_a_traceback(llama: Path, tmp_path: Path) -> None:
+    path = written(open_checkpoint(llama), tmp_path)
+    whole = path.read_bytes()
+    draw = np.random.default_rng(0)
+    opened = 0
+    for place in draw.integers(0, 1200, 60):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << int(draw.integers(8))
+        path.write_bytes(changed)
+        with suppress(ArtifactError):
+            GgufExporter().open(path)
+            opened += 1
+    assert opened < 60
