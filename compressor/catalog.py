@@ -24,6 +24,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "prune-structured": "compressor.passes.prune.structured.structured:PruneStructured",
         "finetune": "compressor.passes.train.finetune:Finetune",
         "qat": "compressor.passes.train.qat.qat:Qat",
+        "archive": "compressor.passes.train.archive.archive:Archive",
         "distill": "compressor.passes.train.distill.distill:Distill",
         "early-exit": "compressor.passes.train.early_exit.early_exit:EarlyExit",
         "low-rank": "compressor.passes.factor.low_rank:LowRank",

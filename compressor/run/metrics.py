@@ -12,7 +12,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
-from compressor.run.statistics import Scale
+from compressor.run.statistics import Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
 
@@ -77,6 +77,11 @@ class Metric:
                 "return one finite number a sample",
             )
         return values
+
+    def difference(self, base: Array, candidate: Array) -> dict[str, Any]:
+        """Return how much worse a candidate's values are, by the paired test of the gate."""
+        difference = paired_difference(self.settled(base), self.settled(candidate), self.scale)
+        return difference.as_json()
 
     def sampled(self, outputs: Batch, samples: int) -> Batch:
         """Return the outputs with an axis of samples, which built-in metrics are about.

@@ -354,6 +354,7 @@ def _plan_pass(
         raise SpecError(f"pass {step.name!r}", problem, "add data.calibration")
     if isinstance(step, TrainPass):
         _check_training(step, data.get("training"))
+        _check_search(step, data.get("search"))
     empty = {r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests}
     after = step.preview(carrier, context, empty)
     plan = PassPlan(
@@ -380,6 +381,23 @@ def _check_training(step: TrainPass, data: Data | None) -> None:
             f"pass {step.name!r}",
             "needs the right answers, and data.training has no target",
             "add target to data.training",
+        )
+
+
+def _check_search(step: TrainPass, data: Data | None) -> None:
+    if not step.searches:
+        return
+    if data is None:
+        raise SpecError(
+            f"pass {step.name!r}",
+            "chooses among what it has trained, and there is no data.search",
+            "add data.search: samples that neither train the model nor judge it",
+        )
+    if data.target is None:
+        raise SpecError(
+            f"pass {step.name!r}",
+            "needs the right answers, and data.search has no target",
+            "add target to data.search",
         )
 
 

@@ -25,7 +25,7 @@ from compressor.spec.user_code import code_digest, importable
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
 from compressor.types.options import kebab
-from compressor.types.passes import Pass
+from compressor.types.passes import Pass, TrainPass
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 from compressor.types.training import Rows, Training
@@ -147,6 +147,8 @@ class References:
         parts: dict[str, Any] = {}
         if self.declared.code:
             parts["code"] = {r: code_digest(self.symbol(r, "code")) for r in self.declared.code}
+        if isinstance(self.declared, TrainPass) and self.declared.searches:
+            parts["search"] = self.workspace.plan.data["search"].digest
         if self.declared.other_models:
             parts["models"] = {
                 option: self._opened(keys, option).digest()
@@ -217,6 +219,7 @@ def make_training(
         stage=workspace.progress.stage,
         load_symbol=references.symbol,
         note=workspace.progress.note,
+        search=plan.data.get("search"),
         loop=workspace.loop,
     )
 
@@ -235,6 +238,7 @@ _OPAQUE = {
     "upstream": "another model to start from",
     "data": "other calibration data",
     "training.data": "other training data",
+    "search": "other search data",
     "metric.code": "other code of the metric",
     "loop": "a loop of the program's own",
     "code": "other code of the user's",

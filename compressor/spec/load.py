@@ -26,7 +26,7 @@ from compressor.spec.user_code import importable, load_symbol
 from compressor.spec.validate import SpecErrors, validate
 from compressor.types.exporter import Exporter
 from compressor.types.options import Options
-from compressor.types.passes import Pass
+from compressor.types.passes import Pass, TrainPass
 from compressor.types.tensors import TensorSpec
 
 ResultT = TypeVar("ResultT")
@@ -312,7 +312,8 @@ def _resolved(
     keys: SpecKeys, passes: Sequence[Pass], exports: Sequence[Exporter]
 ) -> dict[str, Any]:
     plain: dict[str, Any] = keys.model_dump(mode="json", by_alias=True)
-    del plain["data"]["search"]  # no result depends on it
+    if not any(isinstance(p, TrainPass) and p.searches for p in passes):
+        del plain["data"]["search"]  # no result depends on it
     plain["passes"] = [{"pass": p.name, **p.model_dump(mode="json", by_alias=True)} for p in passes]
     plain["exports"] = [
         {"format": e.format, **e.model_dump(mode="json", by_alias=True)} for e in exports

@@ -317,6 +317,9 @@ class TrainPass(Pass):
     What the first process returns is stored.
     """
 
+    searches: ClassVar[bool] = False
+    """The pass chooses among what it trained by the metric on ``data.search``."""
+
     @property
     def labelled(self) -> bool:
         """Whether the training data must have a target."""

@@ -83,8 +83,29 @@ class Measure(Protocol):
         """Return one value a sample, float64 ``[samples]``."""
         ...
 
+    def difference(self, base: Array, candidate: Array) -> Mapping[str, Any]:
+        """Compare two models' values for the same samples by the paired test of the gate.
+
+        Returns:
+            ``drop``, how much worse the candidate is; ``ci95`` and ``p`` among its other keys.
+        """
+        ...
+
     def summary(self, values: Array) -> Mapping[str, Any]:
         """Summarise per-sample values as in ``report.json``."""
+        ...
+
+
+class SearchSamples(Protocol):
+    """Samples to choose on, apart from those that train and those that judge."""
+
+    @property
+    def target(self) -> str | None:
+        """Name of the array with the right answers, if there is one."""
+        ...
+
+    def batches(self) -> Iterable[Batch]:
+        """Yield all of them, the same at each call."""
         ...
 
 
@@ -166,6 +187,7 @@ class Training:
         load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
             argument is the option, for messages.
         note: shows one line that stays.
+        search: the spec's search data, if it has some.
         loop: trains in place of the pass's own loop, if a program does.
     """
 
@@ -182,4 +204,5 @@ class Training:
     stage: Callable[[str, int], AbstractContextManager[Advance]]
     load_symbol: Callable[[str, str], Callable[..., Any]]
     note: Callable[[str], None] = lambda _: None
+    search: SearchSamples | None = None
     loop: OwnLoop | None = None

@@ -50,6 +50,20 @@ def test_no_target(on_onnx: Project):
     assert on_onnx.plan().passes[0].trains
 
 
+def test_a_search_needs_data_of_its_own(on_torch: Project):
+    on_torch.spec["passes"] = [{"pass": "archive"}]
+    data = on_torch.spec["data"]
+    data["training"] = dict(TRAINING)
+    problem = "pass 'archive': chooses among what it has trained, and there is no data.search"
+    assert problem in refusal(on_torch)
+    data["search"] = {"npz": "test.npz", "inputs": {"image": "image"}}
+    assert "data.search has no target; add target to data.search" in refusal(on_torch)
+    data["search"] = dict(TRAINING)
+    (planned,) = on_torch.plan().passes
+    assert planned.trains
+    assert on_torch.plan().spec.resolved["data"]["search"]["target"] == "label"
+
+
 def test_the_metric_of_a_training_is_the_spec_s(on_onnx: Project):
     drilled(on_onnx).spec["metric"] = "top5"
     plan = on_onnx.plan()

@@ -1,0 +1,1 @@
+"""``archive``: the smallest file without a significant loss."""

@@ -1,0 +1,217 @@
+"""The search of ``archive``: each round in the store, so that a killed search goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from compressor.errors import DataError
+from compressor.files import damage, disk_errors, json_text, seal, staging, sync
+from compressor.models.torch.lowering import NamedModule
+from compressor.passes.train.archive.coded_network import (
+    CodedNetwork,
+    CodesTaken,
+    coded_network,
+    sensitivities,
+)
+from compressor.passes.train.archive.coding import first_coding, price_for, relaxed
+from compressor.passes.train.archive.rounds import Round, Step, next_step
+from compressor.passes.train.distill.distilling import distilled_loss
+from compressor.passes.train.engine import train
+from compressor.passes.train.job import Job, Micro, ParameterGroup, Steps
+from compressor.passes.train.recipe import Course
+from compressor.types.carrier import Carrier
+from compressor.types.layers import Layer
+from compressor.types.passes import PassContext
+from compressor.types.tensors import Array, samples_in
+
+if TYPE_CHECKING:
+    from compressor.passes.train.archive.archive import Archive
+
+_FELT = 8  # samples whose gradient is taken together where errors are priced
+_PRICED = 128  # such gradients
+_BOOK_RATE = 0.1  # of the learning rate: a value moves with all weights that take it
+_STATE, _DONE, _TENSORS, _ROUND = "state", "done", "model.safetensors", "round.json"
+_APART = 1_000_003  # between the seeds of rounds
+
+
+class Search:
+    """Rounds of coding, training and judging.
+
+    Args:
+        options: of the pass.
+        carrier: the model that the pass is given: what rounds are compared with.
+        inner: the fused graph.
+        layers: those that are coded, by the name of the weight.
+        teacher: what is learned from.
+    """
+
+    def __init__(
+        self,
+        options: Archive,
+        carrier: Carrier,
+        inner: Carrier,
+        layers: Mapping[str, Layer],
+        teacher: Carrier,
+        context: PassContext,
+        course: Course,
+    ):
+        self._options, self._carrier, self._inner = options, carrier, inner
+        self._teacher, self._context, self._course = teacher, context, course
+        source = carrier.trainable()
+        assert isinstance(source, NamedModule)
+        graph = inner.graph()
+        self._network = coded_network(graph, layers, source, options.bits, options.float_bits)
+        self._start = self._network.state()
+        self._floats = 4.0 * sum(layer.parameters for layer in layers.values())
+        self._reference: Array | None = None
+
+    def run(self) -> tuple[Round, ...]:
+        """Do all rounds; those that an earlier run finished are read.
+
+        Raises:
+            CompressorError: see :func:`compressor.passes.train.engine.train`.
+        """
+        rounds: list[Round] = []
+        options = self._options
+        while step := next_step(rounds, options.max_metric_drop, self._floats, options.rounds):
+            rounds.append(self._round(len(rounds), step))
+            self._course.training.note(_words(len(rounds), rounds[-1], options.max_metric_drop))
+        return tuple(rounds)
+
+    def network(self, number: int) -> CodedNetwork:
+        """Return the network as a round left it."""
+        self._network.load(self._left_by(number))
+        return self._network
+
+    def _folder(self, number: int) -> Path:
+        return self._course.training.folder / f"round-{number:02d}"
+
+    def _left_by(self, number: int) -> Mapping[str, Tensor]:
+        return self._start if number < 0 else load_file(self._folder(number) / _DONE / _TENSORS)
+
+    def _round(self, number: int, step: Step) -> Round:
+        """Do a round, or read one that an earlier run has finished."""
+        folder, training = self._folder(number), self._course.training
+        done, state = folder / _DONE, folder / _STATE
+        problem = damage(done) if done.is_dir() else ""
+        finished = done.is_dir() and not problem
+        training.ranks.wait()  # all have looked before the first one writes
+        if problem:
+            training.note(f"round {number + 1} of the search is damaged ({problem}): it is redone")
+        if not finished:
+            with disk_errors(state):
+                state.mkdir(parents=True, exist_ok=True)
+            result = self._done(number, step, state)
+            if training.ranks.rank == 0:
+                shutil.rmtree(done, ignore_errors=True)
+                self._store(result, done)
+                shutil.rmtree(state)
+            training.ranks.wait()
+        return Round(**json.loads((done / _ROUND).read_text(encoding="utf-8")))
+
+    def _store(self, result: Round, target: Path) -> None:
+        with staging(target.parent) as staged:
+            folder = staged / target.name
+            folder.mkdir()
+            save_file(self._network.state(), folder / _TENSORS)
+            (folder / _ROUND).write_text(json_text(asdict(result)), encoding="utf-8")
+            seal(folder)
+            folder.rename(target)
+            sync(target.parent)
+
+    def _done(self, number: int, step: Step, state: Path) -> Round:
+        """Code at a price, train and judge."""
+        network, base, options = self._network, self._course, self._options
+        network.load(self._left_by(step.start))
+        order = replace(base.order, seed=base.order.seed + _APART * (number + 1))
+        course = replace(base, order=order, training=replace(base.training, folder=state))
+        loss = distilled_loss(
+            options.distill, self._teacher, self._inner, network.module, course, self._context
+        )
+        with base.training.stage(f"round {number + 1}: price of errors", _PRICED) as advance:
+            felt = sensitivities(network, loss, _few(course), advance)
+        codings = network.codings(felt)
+        if step.start < 0:
+            codings = {
+                name: replace(first_coding(coding.weights, options.bits), sensitivity=felt[name])
+                for name, coding in codings.items()
+            }
+        price = price_for(codings, step.target)
+        codings = {name: relaxed(coding, price) for name, coding in codings.items()}
+        network.code(codings)
+        job = Job(
+            name=f"{options.name}, round {number + 1}",
+            module=network.module,
+            objective=loss,
+            inputs=network.module.inputs,
+            outputs=network.module.outputs,
+            regulators=(CodesTaken(network, codings, price, course.steps),),
+            groups=(ParameterGroup(network.books, _BOOK_RATE),),
+        )
+        trained = train(job, course)
+        network.load(trained.tensors)
+        drop, least = self._judged()
+        return Round(step.target, network.nbytes(), drop, least, step.start)
+
+    def _judged(self) -> tuple[float, float]:
+        """Return the drop on the search data, and the lower end of its interval."""
+        metric = self._course.training.metric
+        assert metric is not None
+        if self._reference is None:
+            self._reference = self._values(self._carrier)
+        written = self._network.written(self._inner)
+        found = metric.difference(self._reference, self._values(written))
+        return float(found["drop"]), float(found["ci95"][0])
+
+    def _values(self, carrier: Carrier) -> Array:
+        """Return the metric's value for each sample of the search data, as a runtime computes."""
+        training, runner = self._course.training, carrier.runner()
+        metric, search = training.metric, training.search
+        assert metric is not None
+        assert search is not None
+        names = [spec.name for spec in carrier.inputs]
+        parts = []
+        for batch in search.batches():
+            outputs = runner.run({name: batch[name] for name in names})
+            target = None if search.target is None else batch[search.target]
+            parts.append(metric.per_sample(outputs, target, samples_in(batch)))
+        if not parts:
+            raise DataError("data.search", "has no samples", "check the source")
+        return np.concatenate(parts)
+
+
+def _few(course: Course) -> Iterator[tuple[int, Micro]]:
+    """Yield a few samples at a time of the first steps, each with its step."""
+    data = Steps(course.training.data, course.order, _FELT, course.training.ranks.rank)
+    left = _PRICED
+    for step in range(course.steps):
+        micros = data[step]
+        if not isinstance(micros, tuple):
+            raise micros
+        for micro in micros[:left]:
+            yield step, micro
+        left -= len(micros)
+        if left <= 0:
+            return
+
+
+def _words(number: int, one: Round, limit: float) -> str:
+    said = {"kept": "kept", "lost": "too much", "open": "not sure"}[one.verdict(limit)]
+    return f"round {number}: {one.nbytes:,.0f} bytes of weights, drop {one.drop:.2f}: {said}"
+
+
+def summary(rounds: Sequence[Round], limit: float, chosen: int) -> tuple[str, ...]:
+    """Return how the search went, one sentence each."""
+    return tuple(
+        _words(n + 1, one, limit) + (", the result" if n == chosen else "")
+        for n, one in enumerate(rounds)
+    )

@@ -1,0 +1,179 @@
+"""``archive``: the search for the smallest file, on a network that takes milliseconds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compressor.errors import ModelError, SpecError
+from compressor.exporters.archive import ArchiveExporter
+from compressor.passes.train.archive.archive import Archive
+from compressor.passes.train.archive.rounds import Round, best, next_step
+from compressor.run.metrics import Metric
+from compressor.types.exporter import ExportContext
+from compressor.types.passes import Outcome, PassContext
+from compressor.types.tensors import Array, Batch
+from compressor.types.training import Training
+from tests.compressor.passes.train.small_qat import block
+from tests.compressor.passes.train.small_training import SmallData, training
+
+CONTEXT = PassContext(3, frozenset(), "accuracy")
+
+
+class Search:
+    """Images to choose on."""
+
+    target: str | None = "label"
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield them all, at once."""
+        yield SmallData(200, noisy=False).batch(np.arange(200), ())
+
+
+def closeness(outputs: Batch, target: Any) -> Array:
+    """Return how near the outputs are to the float network's."""
+    del target
+    images = {"x": SmallData(200, noisy=False).images}
+    (theirs,) = block().runner().run(images).values()
+    (ours,) = outputs.values()
+    return -np.abs(ours - theirs).sum(1)
+
+
+def given(folder: Path, **changes: Any) -> Training:
+    """Return what a run would hand to the pass."""
+    return replace(training(folder, block()), **{"search": Search(), **changes})
+
+
+def searched(folder: Path, given_training: Training | None = None, **options: Any) -> Outcome:
+    """Search in two short rounds."""
+    declared = Archive.model_validate(
+        {"rounds": 2, "epochs": 1, "max_metric_drop": 100.0, "bits": 3, **options}
+    )
+    declared.survey(block(), CONTEXT)
+    return declared.apply_training(block(), CONTEXT, {}, given_training or given(folder))
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return searched(tmp_path_factory.mktemp("search"))
+
+
+def test_weights_are_codes_and_vectors_are_short(outcome: Outcome) -> None:
+    assert all(layer.scheme.startswith("cluster") for layer in outcome.layers)
+    for layer in outcome.carrier.layers():
+        assert outcome.carrier.weight(layer).unique().numel() <= 8
+    tensors = {n: t.read() for n, t in outcome.carrier.tensors().items()}
+    biases = [t for t in tensors.values() if t.ndim == 1 and t.is_floating_point()]
+    assert len(biases) >= 3
+    for bias in biases:
+        mantissa, _ = torch.frexp(bias.double())
+        assert torch.equal(mantissa * 32, (mantissa * 32).round())
+    assert sum(layer.details["zeros"] > 0 for layer in outcome.layers) >= 2
+
+
+def test_an_archive_of_it_is_small_and_computes_the_same(outcome: Outcome, tmp_path: Path) -> None:
+    exporter = ArchiveExporter()
+    (path,) = exporter.write(outcome.carrier, tmp_path, ExportContext("small", "0" * 64))
+    batch = {"x": SmallData(16, noisy=False).images}
+    ours = next(iter(exporter.open(path).run(batch).values()))
+    theirs = next(iter(outcome.carrier.runner().run(batch).values()))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_search_goes_on_where_it_was(outcome: Outcome, tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def note(text: str) -> None:
+        if text.startswith("round 1"):
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        searched(tmp_path, given(tmp_path, note=note))
+    first = tmp_path / "state" / "round-00" / "done"
+    before = {p.name: p.read_bytes() for p in first.iterdir()}
+    again = searched(tmp_path)
+    assert before == {p.name: p.read_bytes() for p in first.iterdir()}
+    for name, stored in outcome.carrier.tensors().items():
+        assert torch.equal(stored.read(), again.carrier.tensors()[name].read())
+
+
+def test_a_damaged_round_is_done_again(outcome: Outcome, tmp_path: Path) -> None:
+    notes: list[str] = []
+    searched(tmp_path)
+    shutil.rmtree(tmp_path / "state" / "round-01")
+    damaged = tmp_path / "state" / "round-00" / "done" / "round.json"
+    damaged.write_text("{}")
+    again = searched(tmp_path, given(tmp_path, note=notes.append))
+    assert "round 1 of the search is damaged" in notes[0]
+    assert again.notes == outcome.notes
+
+
+def test_no_round_keeps_the_limit(tmp_path: Path) -> None:
+    strict = given(tmp_path, metric=Metric("closeness", closeness))
+    with pytest.raises(ModelError, match="found no archive that loses at most 0: of 1 rounds"):
+        searched(tmp_path, strict, rounds=1, max_metric_drop=0.0)
+
+
+def test_plan_errors() -> None:
+    with pytest.raises(ValueError, match="prune is not for this pass"):
+        Archive.model_validate({"prune": {"target": 0.5}})
+    with pytest.raises(SpecError, match="judges rounds by the metric, and there is none"):
+        Archive().survey(block(), PassContext())
+
+
+def done(nbytes: float, drop: float, least: float, start: int = -1) -> Round:
+    return Round(nbytes, nbytes, drop, least, start)
+
+
+def test_the_search_goes_down_and_back_and_ends() -> None:
+    first = next_step([], 0.0, 1600.0, 9)
+    assert first is not None
+    assert (first.start, first.target) == (-1, 100.0)
+    kept = done(90.0, -0.1, -0.5)
+    down = next_step([kept], 0.0, 1600.0, 9)
+    assert down is not None
+    assert (down.start, down.target) == (0, 45.0)
+    lost = done(44.0, 1.0, 0.2, 0)
+    back = next_step([kept, lost], 0.0, 1600.0, 9)
+    assert back is not None
+    assert (back.start, back.target) == (0, pytest.approx(90 * 0.5**0.5))
+    unsure = done(64.0, 0.1, -0.2, 0)
+    again = next_step([kept, lost, unsure], 0.0, 1600.0, 9)
+    assert again is not None
+    assert (again.start, again.target) == (2, 64.0)
+    twice = next_step([kept, lost, unsure, unsure], 0.0, 1600.0, 9)
+    assert twice is not None
+    assert (twice.start, twice.target) == (0, pytest.approx(90 * 0.5**0.25))
+    assert next_step([kept, *[lost] * 4], 0.0, 1600.0, 9) is None
+    assert next_step([kept] * 9, 0.0, 1600.0, 9) is None
+
+
+@pytest.mark.parametrize(
+    ("drop", "least", "limit", "verdict"),
+    [
+        (0.0, -1.0, 0.0, "kept"),
+        (0.1, -1.0, 0.0, "open"),
+        (0.1, 0.0, 0.0, "open"),
+        (0.1, 0.01, 0.0, "lost"),
+        (1.0, 0.5, 1.0, "kept"),
+        (1.5, 0.9, 1.0, "open"),
+        (1.5, 1.1, 1.0, "lost"),
+    ],
+)
+def test_verdicts(drop: float, least: float, limit: float, verdict: str) -> None:
+    assert done(1.0, drop, least).verdict(limit) == verdict
+
+
+def test_the_smallest_kept_round_is_the_result() -> None:
+    rounds = [done(90.0, 0.0, -1.0), done(50.0, 0.3, 0.1), done(60.0, 0.0, -1.0)]
+    assert best(rounds, 0.0) == 2
+    assert best(rounds, 0.5) == 1
+    assert best(rounds[1:2], 0.0) == -1
