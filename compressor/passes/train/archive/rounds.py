@@ -80,6 +80,7 @@ def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -
     if len(rounds) >= most or share > _LAST:
         return None
     if again:
-        return Step(len(rounds) - 1, rounds[-1].target)
+        last = rounds[-1]  # training alone may have taken away more than was asked for
+        return Step(len(rounds) - 1, min(last.target, last.nbytes))
     start = best(rounds, limit)
     return Step(start, share * (nbytes if start < 0 else rounds[start].nbytes))

@@ -149,6 +149,9 @@ def test_the_search_goes_down_and_back_and_ends() -> None:
     again = next_step([kept, lost, unsure], 0.0, 1600.0, 9)
     assert again is not None
     assert (again.start, again.target) == (2, 64.0)
+    lighter = next_step([kept, Round(64.0, 40.0, 0.1, -0.2, 0)], 0.0, 1600.0, 9)
+    assert lighter is not None
+    assert (lighter.start, lighter.target) == (1, 40.0)
     twice = next_step([kept, lost, unsure, unsure], 0.0, 1600.0, 9)
     assert twice is not None
     assert (twice.start, twice.target) == (0, pytest.approx(90 * 0.5**0.25))
