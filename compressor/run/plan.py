@@ -353,8 +353,7 @@ def _plan_pass(
         problem = f"needs {needs}, and there is no calibration data"
         raise SpecError(f"pass {step.name!r}", problem, "add data.calibration")
     if isinstance(step, TrainPass):
-        _check_training(step, data.get("training"))
-        _check_search(step, data.get("search"))
+        _check_training(step, data)
     empty = {r.key: make_observer(r.observer, r.options).placeholder() for r in survey.requests}
     after = step.preview(carrier, context, empty)
     plan = PassPlan(
@@ -371,34 +370,16 @@ def _plan_pass(
     return plan, after
 
 
-def _check_training(step: TrainPass, data: Data | None) -> None:
-    if data is None:
-        raise SpecError(
-            f"pass {step.name!r}", "trains, and there is no training data", "add data.training"
-        )
-    if step.labelled and data.target is None:
-        raise SpecError(
-            f"pass {step.name!r}",
-            "needs the right answers, and data.training has no target",
-            "add target to data.training",
-        )
-
-
-def _check_search(step: TrainPass, data: Data | None) -> None:
-    if not step.searches:
-        return
-    if data is None:
-        raise SpecError(
-            f"pass {step.name!r}",
-            "chooses among what it has trained, and there is no data.search",
-            "add data.search: samples that neither train the model nor judge it",
-        )
-    if data.target is None:
-        raise SpecError(
-            f"pass {step.name!r}",
-            "needs the right answers, and data.search has no target",
-            "add target to data.search",
-        )
+def _check_training(step: TrainPass, data: Mapping[str, Data]) -> None:
+    wanted = [("training", "trains", step.labelled)]
+    wanted += [("search", "chooses among what it has trained", True)] * step.searches
+    for role, why, labelled in wanted:
+        problem = f"{why}, and there is no {role} data"
+        if role not in data:
+            raise SpecError(f"pass {step.name!r}", problem, f"add data.{role}")
+        if labelled and data[role].target is None:
+            problem = f"needs the right answers, and data.{role} has no target"
+            raise SpecError(f"pass {step.name!r}", problem, f"add target to data.{role}")
 
 
 def _check_exports(spec: Spec, exports: Sequence[Exporter]) -> None:

@@ -54,7 +54,7 @@ def test_a_search_needs_data_of_its_own(on_torch: Project):
     on_torch.spec["passes"] = [{"pass": "archive"}]
     data = on_torch.spec["data"]
     data["training"] = dict(TRAINING)
-    problem = "pass 'archive': chooses among what it has trained, and there is no data.search"
+    problem = "pass 'archive': chooses among what it has trained, and there is no search data"
     assert problem in refusal(on_torch)
     data["search"] = {"npz": "test.npz", "inputs": {"image": "image"}}
     assert "data.search has no target; add target to data.search" in refusal(on_torch)
