@@ -14,29 +14,61 @@ TABLES = ("catalog.py", "cli/application.py")
 
 REMAINS = """
 import importlib
+import os
 import sys
+import traceback
 from pathlib import Path
 
+# What the package stands on is imported once; of the package itself, each child has its own copy.
 import click
+import onnx
+import onnx_ir
+import onnxruntime
+import onnxscript
+import pydantic
+import torch
 
-import compressor
-from compressor.cli.application import COMMANDS, application
-from compressor.spec.schema import spec_schema
-from tests.compressor.tiny_project import onnx_project
 
-package, folder = Path(compressor.__file__).parent, Path(sys.argv[1])
-assert package == folder / "compressor", package
-for path in sorted(package.rglob("*.py")):
-    parts = path.relative_to(folder).with_suffix("").parts
-    if parts[-1] != "__main__":
-        importlib.import_module(".".join(parts).removesuffix(".__init__"))
-for name in COMMANDS:
-    assert application.get_command(click.Context(application), name) is not None, name
-spec_schema()
-project = onnx_project(folder / "project")
-project.spec["passes"] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
-project.spec["exports"] = [{"format": "onnx"}, {"format": "safetensors"}]
-raise SystemExit(int(project.run().exit_code))
+def stands(folder):
+    sys.path[:0] = [str(folder)]
+    os.chdir(folder)
+    import compressor
+    from compressor.cli.application import COMMANDS, application
+    from compressor.run import timing
+    from compressor.spec.schema import spec_schema
+    from tests.compressor.brief_timing import BRIEF
+    from tests.compressor.tiny_project import onnx_project
+
+    vars(timing).update(BRIEF)
+    package = Path(compressor.__file__).parent
+    assert package == folder / "compressor", package
+    for path in sorted(package.rglob("*.py")):
+        parts = path.relative_to(folder).with_suffix("").parts
+        if parts[-1] != "__main__":
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    for name in COMMANDS:
+        assert application.get_command(click.Context(application), name) is not None, name
+    spec_schema()
+    project = onnx_project(folder / "project")
+    project.spec["passes"] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
+    project.spec["exports"] = [{"format": "onnx"}, {"format": "safetensors"}]
+    return int(project.run().exit_code)
+
+
+assert "compressor" not in sys.modules
+for name in sys.argv[2:]:
+    sys.stderr.flush()
+    child = os.fork()
+    if not child:
+        code = 70
+        try:
+            code = stands(Path(sys.argv[1]) / name)
+        except BaseException:
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(code)
+    print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    print("END OF", name, file=sys.stderr, flush=True)
 """
 
 
@@ -83,17 +115,34 @@ def without(wing: Wing, folder: Path) -> None:
     assert len(gone) >= len(wing.lines), "a line of the wing was not found"
 
 
-@pytest.mark.parametrize("name", WINGS)
-def test_a_wing_can_be_taken_down(name: str, tmp_path: Path) -> None:
-    without(WINGS[name], tmp_path)
-    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+@pytest.fixture(scope="module")
+def remains(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Take down each wing in a process of its own; return exit codes and what was printed.
+
+    The processes are forks of one that has imported the libraries, which takes seconds.
+    """
+    folder = tmp_path_factory.mktemp("wings")
+    for name, wing in WINGS.items():
+        (folder / name).mkdir()
+        without(wing, folder / name)
     done = subprocess.run(
-        [sys.executable, "-c", REMAINS, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        [sys.executable, "-c", REMAINS, str(folder), *WINGS],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    codes = dict(line.split() for line in done.stdout.splitlines())
+    texts, rest = {}, done.stderr
+    for name in WINGS:
+        texts[name], _, rest = rest.partition(f"END OF {name}\n")
+    return {name: (int(codes[name]), texts[name]) for name in WINGS}
+
+
+@pytest.mark.parametrize("name", WINGS)
+def test_a_wing_can_be_taken_down(name: str, remains: dict[str, tuple[int, str]]) -> None:
+    code, text = remains[name]
+    assert code == 0, text[-3000:]
