@@ -12,7 +12,7 @@ from compressor.errors import ArtifactError, CompressorError, DataError, ModelEr
 from compressor.graph.costs import initializer_bytes
 from compressor.graph.editing import Editor
 from compressor.graph.values import constant_array
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.run.metrics import Metric
 from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange

@@ -27,9 +27,18 @@ def on_threads(count: int | None) -> Iterator[None]:
 
     usual = torch.get_num_threads()
     torch.set_num_threads(count or usual)
+    try:
+        with sessions_on_threads(count):
+            yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+@contextmanager
+def sessions_on_threads(count: int | None) -> Iterator[None]:
+    """Do the same for all runtimes but PyTorch, which is not imported for it."""
     token = _COUNT.set(count)
     try:
         yield
     finally:
         _COUNT.reset(token)
-        torch.set_num_threads(usual)

@@ -24,7 +24,8 @@ from compressor.files import staging
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
 from compressor.models.element_types import from_numpy
-from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.progress import Advance, nobody_watches
 from compressor.run.store import store_of
 from compressor.run.workspace import Workspace

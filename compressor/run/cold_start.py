@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from compressor.types.tensors import Batch
 
 _RUNNERS = {
-    "onnxruntime": "compressor.models.onnx.ort_runner",
+    "onnxruntime": "compressor.models.onnx.ort_session",
     "openvino": "compressor.models.onnx.runtimes",
-    "torch": "compressor.models.executor",
+    "torch": "compressor.models.torch.matching",
 }
 _CHUNK = 1 << 20
 _STEADY_RUNS = 15
@@ -51,11 +51,11 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     opener = _opener(job)
-    from compressor.models.threads import on_threads
+    from compressor.models.threads import on_threads, sessions_on_threads
 
     with np.load(job["batch"]) as stored:
         batch = dict(stored)
-    with on_threads(job["threads"]):
+    with (on_threads if library == "torch" else sessions_on_threads)(job["threads"]):
         document = _started(opener, batch, [Path(file) for file in job["files"]])
     document["seconds"]["import"] = imported
     return document

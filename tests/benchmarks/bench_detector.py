@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run.plan import Plan, make_plan
 from compressor.run.timing import already_open, measure

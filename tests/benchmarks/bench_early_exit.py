@@ -19,7 +19,7 @@ import numpy as np
 
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.train.early_exit.early_exit import EarlyExit
 from compressor.passes.train.early_exit.heads import confidence_name, with_confidences, with_heads

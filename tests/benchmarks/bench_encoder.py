@@ -20,7 +20,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from compressor import catalog
 from compressor.lab.starter import write_starter
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run import timing
 from compressor.run.judged import judged_outputs

@@ -22,7 +22,7 @@ import torch
 
 from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.prepare.balance import ScaledGroup, scaled_weights

@@ -18,7 +18,7 @@ from torch import nn
 
 from compressor.exporters.onnx.forms import in_form_for
 from compressor.models.onnx.carrier import open_onnx
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic

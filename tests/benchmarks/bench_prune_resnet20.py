@@ -33,7 +33,7 @@ from torch import nn
 from compressor import catalog
 from compressor.exporters.onnx import OnnxExporter
 from compressor.graph.costs import macs, parameters
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.run.timing import already_open, measure

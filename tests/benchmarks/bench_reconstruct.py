@@ -16,7 +16,7 @@ import pytest
 
 from compressor import catalog
 from compressor.calibration.collect import collect_statistics
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.run.evaluate import RunSamples, evaluate
 from compressor.run.metrics import ACCURACY
 from compressor.run.plan import Plan, make_plan

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from compressor import catalog
 from compressor.calibration.collect import collect_statistics
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run.evaluate import evaluate
 from compressor.run.metrics import ACCURACY

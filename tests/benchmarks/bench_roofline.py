@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from compressor.lab.roofline.roofline import LENGTH, inputs_for, measure_roofline, measured_model
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run.model import open_model
 from compressor.run.timing import measure

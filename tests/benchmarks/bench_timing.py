@@ -25,7 +25,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.threads import on_threads
 from compressor.run.timing import Latencies, measure
 from compressor.run.verdicts import WIDEST_RATIO, verdict_of

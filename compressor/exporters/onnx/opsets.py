@@ -13,7 +13,7 @@ from compressor.errors import SpecError
 from compressor.exporters.onnx.targets import Owners
 from compressor.graph.skeleton import converted
 from compressor.graph.values import all_nodes
-from compressor.models.onnx.ort_runner import probe
+from compressor.models.onnx.ort_session import probe
 
 OLDEST = 17
 

@@ -20,7 +20,7 @@ from compressor.files import scratch
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import names, operator_named
 from compressor.graph.values import all_nodes
-from compressor.models.onnx.ort_runner import EXECUTED, OrtRunner
+from compressor.models.onnx.ort_session import EXECUTED, OrtRunner
 from compressor.types.tensors import Array, Batch
 
 _WARM_UP = 5

@@ -9,7 +9,8 @@ import onnx_ir.passes.common as common
 
 from compressor.errors import ModelError
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes
-from compressor.models.onnx.ort_runner import OrtRunner, graph_runner
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.onnx.ort_session import OrtRunner
 
 _CONSTANTS = 1 << 14  # bytes: shapes, axes, zero points: a runtime reads them as it starts
 

@@ -23,11 +23,8 @@ from compressor.models.executor import (
 from compressor.models.onnx.carrier import check_numbers, upgraded
 from compressor.models.onnx.checks import foreign_operators
 from compressor.models.onnx.file import read_onnx
-from compressor.models.onnx.ort_runner import (
-    OrtRunner,
-    computes_in_bfloat16,
-    graph_runner,
-)
+from compressor.models.onnx.ort_runner import computes_in_bfloat16, graph_runner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -16,169 +14,17 @@ from compressor.graph.blocks import sink_initializers
 from compressor.graph.operators import operator
 from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
-from compressor.models.element_types import run_without_numpy
 from compressor.models.executor import GraphModule
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.turned_weights import turn_weights
 from compressor.models.resident_memory import forget_pages, return_freed_memory
-from compressor.models.threads import usual_threads
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array
 
-_PREFIX = r"^(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?"
-PROVIDERS: Mapping[str, str] = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
-"""ONNX Runtime's execution providers by our names; the CPU runs operators that one lacks."""
-
-_TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
-EXECUTED = "executed.onnx"
 _KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
 OLDEST_RUN = 7  # opset from which on ONNX Runtime has kernels
 _INLINE_LIMIT = 1_500_000_000  # protobuf refuses messages of 2 GB
-
-
-class OrtRunner:
-    """One ONNX Runtime session.
-
-    Args:
-        model: a path, or a serialized model.
-        threads: intra-operator threads; ``None`` for those of :func:`on_threads`.
-        optimize: let the runtime optimize the graph, which checking that it loads does not need.
-        provider: the execution provider, by our name.
-        weights: values of the model's external initializers, which are shared, not copied.
-        arena: keep the memory of a run for the next.
-        patterns: take the memory of a run at once, as one of the same shapes before it did.
-        profile: an empty folder for the optimized graph, :data:`EXECUTED`, and the times of its
-            operators, which :meth:`end_profile` writes.
-
-    Raises:
-        ModelError: the runtime does not load the model, or does not start the provider.
-    """
-
-    def __init__(
-        self,
-        model: Path | bytes,
-        subject: str,
-        threads: int | None = None,
-        *,
-        optimize: bool = True,
-        provider: str = "cpu",
-        profile: Path | None = None,
-        weights: Mapping[str, Array] | None = None,
-        arena: bool = True,
-        patterns: bool = True,
-    ):
-        import onnxruntime as ort
-
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.enable_cpu_mem_arena = arena
-        options.enable_mem_pattern = patterns
-        self._weights = dict(weights or {})  # the session reads them as long as it lives
-        if self._weights:
-            values = map(ort.OrtValue.ortvalue_from_numpy, self._weights.values())
-            options.add_external_initializers(list(self._weights), list(values))
-        if not optimize:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # Threads that wait must not take processor time from those that compute: where other
-        # processes want the same cores, spinning makes a run take many times as long.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Products with 4-bit weights would otherwise round activations to 8 bits (level 4).
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        options.intra_op_num_threads = threads or usual_threads() or 0
-        if profile is not None:
-            _profiled(options, profile)
-        try:
-            self._session = _session(
-                model if isinstance(model, bytes) else str(model), options, provider
-            )
-        except _failures() as error:
-            raise ModelError(
-                subject,
-                f"ONNX Runtime {ort.__version__} does not load it ({_first_line(error)})",
-                "check the file with the onnx checker, or export it with another opset",
-            ) from error
-        if PROVIDERS[provider] not in self._session.get_providers():
-            raise ModelError(
-                subject,
-                f"runs without {PROVIDERS[provider]}, which ONNX Runtime {ort.__version__} could "
-                "not start",
-                "install the libraries that it needs, or use the provider cpu",
-            )
-        self._subject = subject
-        self._outputs = [o.name for o in self._session.get_outputs()]
-        self._inputs = {i.name for i in self._session.get_inputs()}
-        ends = (*self._session.get_inputs(), *self._session.get_outputs())
-        self._bfloat16 = any(end.type == "tensor(bfloat16)" for end in ends)
-        self.runtime = f"onnxruntime {ort.__version__} ({_TITLES[provider]})"
-
-    def run(self, batch: Batch) -> Batch:
-        """Run one batch; arrays that the model does not take are ignored.
-
-        Raises:
-            ModelError: the runtime fails.
-        """
-        feed = {name: array for name, array in batch.items() if name in self._inputs}
-        try:
-            run = run_without_numpy if self._bfloat16 else type(self._session).run
-            results = run(self._session, self._outputs, feed)
-        except _failures() as error:
-            raise ModelError(
-                self._subject,
-                f"does not run ({_first_line(error)})",
-                "check the inputs' shapes and dtypes in the spec",
-            ) from error
-        return dict(zip(self._outputs, results, strict=True))
-
-    def end_profile(self) -> Path:
-        """Return the file with the times of all operators so far, as JSON events."""
-        return Path(self._session.end_profiling())
-
-
-def _profiled(options: Any, folder: Path) -> None:
-    options.enable_profiling = True
-    options.profile_file_prefix = str(folder / "profile")
-    options.optimized_model_filepath = str(folder / EXECUTED)
-    # A protobuf file holds at most 2 GB, and nobody reads the weights there.
-    prefix = "session.optimized_model_external_initializers"
-    options.add_session_config_entry(f"{prefix}_file_name", "weights.bin")
-    options.add_session_config_entry(f"{prefix}_min_size_in_bytes", "1024")
-
-
-def probe(opset: int) -> bytes:
-    """Return the smallest model in an opset, with which a runtime shows whether it starts."""
-    from onnx import TensorProto, helper
-
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "probe", [x], [y])
-    opsets = [helper.make_opsetid("", opset)]
-    ir_version = helper.find_min_ir_version_for(opsets)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version).SerializeToString()
-
-
-def _session(model: bytes | str, options: Any, provider: str) -> Any:
-    """Start a session; where one of the runtime's optimizers breaks the graph, without it."""
-    import onnxruntime as ort
-
-    providers = list(dict.fromkeys((PROVIDERS[provider], PROVIDERS["cpu"])))
-    try:
-        # A silent fallback to the CPU would be measured as if it were the provider.
-        return ort.InferenceSession(model, options, providers=providers, enable_fallback=False)
-    except _failures() as error:
-        # ONNX Runtime 1.31 moves int8 QuantizeLinear across Slice, and on some processors another
-        # optimizer has changed the zero point to uint8 by then.
-        if "QuantizeLinear" not in str(error) or "zero_point" not in str(error):
-            raise
-        return ort.InferenceSession(
-            model,
-            options,
-            providers=providers,
-            enable_fallback=False,
-            disabled_optimizers=["QDQPropagationTransformer"],
-        )
 
 
 def graph_runner(
@@ -273,30 +119,6 @@ def _read_external(model: ir.Model, but: Collection[str]) -> None:
             value.const_value = ir.Tensor(
                 tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=name
             )
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """Exception types that ONNX Runtime's bindings raise."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
-    return (
-        state.Fail,
-        state.InvalidArgument,
-        state.InvalidGraph,
-        state.InvalidProtobuf,
-        state.NoSuchFile,
-        state.NotImplemented,
-        state.RuntimeException,
-        state.EPFail,
-        RuntimeError,
-        ValueError,
-    )
-
-
-def _first_line(error: Exception) -> str:
-    """Return the runtime's message without its own name, error code and file path."""
-    line = str(error).strip().partition("\n")[0]
-    return re.sub(_PREFIX, "", line)[:300]
 
 
 def runner_of(model: ir.Model, taps: Sequence[str], *, arena: bool = True) -> Runner:

@@ -1,4 +1,7 @@
-"""Run ONNX files in the runtime that they were written for: ONNX Runtime or OpenVINO."""
+"""Run ONNX files in the runtime that they were written for: ONNX Runtime or OpenVINO.
+
+PyTorch is imported by the files that need it: a process that times how a file starts imports this.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,17 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import onnx_ir as ir
 
 from compressor.errors import ModelError
-from compressor.models.executor import GraphModule
-from compressor.models.onnx.ort_runner import PROVIDERS, OrtRunner, computes_in_bfloat16, probe
+from compressor.models.onnx.ort_session import PROVIDERS, OrtRunner, probe
 from compressor.models.threads import usual_threads
-from compressor.models.torch.matching import TorchRunner
-from compressor.types.carrier import Runner
 from compressor.types.tensors import Batch
+
+if TYPE_CHECKING:
+    from compressor.types.carrier import Runner
 
 
 @cache
@@ -64,10 +66,27 @@ class OnnxRuntime:
             ModelError: the file does not load, or the provider does not start.
         """
         if self.library == "torch":
-            return TorchRunner(GraphModule(ir.load(path)).eval(), "the ONNX graph")
+            return _in_torch(path)
         if self.library == "openvino":
             return OpenVinoRunner(path, subject)
         return OrtRunner(path, subject, provider=self.provider)
+
+
+def _in_torch(path: Path) -> Runner:
+    import onnx_ir as ir
+
+    from compressor.models.executor import GraphModule
+    from compressor.models.torch.matching import TorchRunner
+
+    return TorchRunner(GraphModule(ir.load(path)).eval(), "the ONNX graph")
+
+
+def _computes_in_bfloat16(path: Path) -> bool:
+    import onnx_ir as ir
+
+    from compressor.models.onnx.ort_runner import computes_in_bfloat16
+
+    return computes_in_bfloat16(ir.load(path))
 
 
 def why_elsewhere(target: str) -> str:
@@ -93,7 +112,7 @@ def runtime_for(target: str, path: Path) -> OnnxRuntime:
 
     PyTorch runs TensorRT's files that compute in bfloat16, for which ONNX Runtime has no kernels.
     """
-    if target == "tensorrt" and computes_in_bfloat16(ir.load(path)):
+    if target == "tensorrt" and _computes_in_bfloat16(path):
         return OnnxRuntime("torch")
     if why_elsewhere(target):
         return OnnxRuntime()

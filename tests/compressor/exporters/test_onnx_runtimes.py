@@ -12,7 +12,7 @@ import pytest
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.models.onnx import runtimes as onnx_runtimes
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.runtimes import OpenVinoRunner, usable_providers
 from compressor.models.threads import on_threads
 from compressor.passes.fuse.fuse import Fuse

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx import ort_runner
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.resident_memory import forget_pages
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier

@@ -10,7 +10,7 @@ import torch
 from onnx import TensorProto, helper
 
 from compressor.exporters.onnx import OnnxExporter
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.threads import on_threads
 
 

@@ -10,7 +10,7 @@ import torch
 
 import compressor
 from compressor.errors import SpecError
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Capability
 from tests.compressor.tiny_project import Project, sample_images

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from compressor.models.onnx import module as onnx_module
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.run import timing
 from tests.compressor.tiny_project import ONNX, SAMPLES, Project
 

@@ -12,7 +12,7 @@ from compressor.errors import SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.tensorrt.graph_form import in_terms_of_tensorrt, with_node_names
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from tests.compressor.exporters.hand_made import Builder, entry, quantized, rows
 
 UINT8 = ir.DataType.UINT8

@@ -1,5 +1,7 @@
 """Cold starts in processes of their own."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from compressor.run import cold_rounds
 from compressor.run.artifact_file import Artifact, Machinery
 from compressor.run.cold_rounds import cold_starts, summarized
 from tests.compressor.lab.bench.conftest import SaveOnnx
+from tests.paths import ROOT
 
 BATCH = {"x": np.zeros((1, 3), np.float32)}
 
@@ -19,6 +22,21 @@ def test_what_an_artifact_dies_of_is_said(save: SaveOnnx, monkeypatch: pytest.Mo
         cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
     monkeypatch.setattr(cold_rounds.sys, "executable", "/bin/false")
     with pytest.raises(ArtifactError, match=r"ends the process that starts it, with 1"):
+        cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
+
+
+def test_an_onnx_file_starts_without_pytorch(
+    save: SaveOnnx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "torch.py").write_text("raise SystemExit('PyTorch was imported')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setattr(cold_rounds, "ROUNDS", 1)
+    path = save()
+    artifact = Artifact("one", path, "onnx", (path,))
+    (found,) = cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
+    assert found["rounds"] == 1
+    (tmp_path / "onnxruntime.py").write_text("import torch", encoding="utf-8")
+    with pytest.raises(ArtifactError, match="PyTorch was imported"):  # the file would be seen
         cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
 
 

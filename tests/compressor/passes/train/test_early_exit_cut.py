@@ -24,7 +24,7 @@ from compressor.graph.costs import macs, parameters
 from compressor.lab.inspect.graph import inspect_onnx
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
-from compressor.models.onnx.ort_runner import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.matching import TorchRunner
 from compressor.passes.train.early_exit.cut import CutExit, cut, part_macs
 from compressor.passes.train.early_exit.heads import (
