@@ -33,6 +33,7 @@ from compressor.calibration.parts import Parts
 from compressor.graph.costs import macs
 from compressor.passes.quantize.static.settings import Decision
 from compressor.passes.quantize.static.simulation import Codes, Simulation, output_errors
+from compressor.run.evaluate import RememberedRunner
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import Samples
 from compressor.types.passes import PassContext
@@ -53,6 +54,7 @@ _FEWEST = 16  # samples that are run at least, if there are so many
 _MOST_MACS = 16e9  # of more samples than these, in the float model
 _MOST_BYTES = 64 << 20  # of these samples
 _MOST_INNER = 128 << 20  # bytes of the inner values of samples in a run
+_MOST_OUTPUTS = 16 << 20  # bytes of outputs that are kept until they are judged by
 _TOGETHER = 8  # samples in a run
 _FOLDS = 4
 _FEWEST_HELD = 4  # of fewer, a single one could decide against what all samples say
@@ -180,7 +182,10 @@ def _held_back(data: _Data, ranges: _Ranges) -> list[_Round]:
         parts = ranges.parts(1)
         for outputs in data.outputs(lesser):
             parts.add(0, outputs)
+        for _ in data.outputs(greater):  # while the model is open
+            pass
         rounds.append(_Round(heavy * len(order), greater, ranges.codes(parts, [0])))
+    data.close()
     return rounds
 
 
@@ -195,7 +200,7 @@ def _contest(
     errors, signals = list[Array](), list[Array]()
     for step in rounds:
         batches = data.together(step.samples)
-        error, signal = output_errors(data.runner, simulation, step.codes(observers), batches)
+        error, signal = output_errors(data.judge, simulation, step.codes(observers), batches)
         weight = step.share / total / len(signal)
         errors.append(error * weight)
         signals.append(signal * weight)
@@ -259,6 +264,16 @@ class _Data:
         """The float model, with the values that are rounded once those were asked for."""
         return self._carrier.runner(self._taps)
 
+    @cached_property
+    def judge(self) -> RememberedRunner:
+        """The float model; outputs that :meth:`outputs` has seen are not computed again."""
+        return RememberedRunner(lambda: self.runner, _MOST_OUTPUTS)
+
+    def close(self) -> None:
+        """Give the float model's memory back until it is needed again."""
+        self.judge.close()
+        self.__dict__.pop("runner", None)
+
     def _work(self) -> float:
         """Return about how many multiplications a run takes; lengths that vary count by inputs."""
         declared = sum(prod(x if isinstance(x, int) else 1 for x in s.shape) for s in self._inputs)
@@ -273,8 +288,11 @@ class _Data:
             sample = self.kept[0]
             size = sum(array.nbytes for array in self.runner.run(sample).values())
             self._together = max(1, min(_TOGETHER, _MOST_INNER // max(size, 1)))
+        ends = [output.name or "" for output in self._carrier.graph().graph.outputs]
         for batch in self.together(samples):
-            yield type(batch)({**batch, **self.runner.run(batch)})
+            values = self.runner.run(batch)
+            self.judge.remember(batch, {name: values[name] for name in ends})
+            yield type(batch)({**batch, **values})
 
     def peaks(self, outputs: Batch) -> Array:
         """Return the greatest absolute values ``[samples, values]``."""

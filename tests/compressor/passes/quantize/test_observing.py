@@ -1,5 +1,6 @@
 """`observer: auto` of quantize-static: which ranges are chosen, by what, and what is said of it."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -26,7 +27,8 @@ from compressor.passes.quantize.static.observing import (
 from compressor.passes.quantize.static.options import CANDIDATES, StaticActivationOptions
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.qat.qat import Qat
-from compressor.types.carrier import Carrier
+from compressor.run.evaluate import RememberedRunner
+from compressor.types.carrier import Carrier, Runner
 from compressor.types.passes import Outcome
 from compressor.types.tensors import Batch, Feed, TensorSpec
 from tests.compressor.passes.quantize.static_models import ORT, Given, statistics
@@ -208,6 +210,27 @@ def test_where_tails_are_heavy_the_greater_half_is_judged_by_the_ranges_of_the_l
     batches[0]["x"][:, 0] = np.linspace(2, 8, 16)
     monkeypatch.setattr(observing, "heavy_tails", lambda peaks: heavy * (peaks.shape == (16, 2)))
     assert applied(network(), batches).notes[-1].startswith(f"observer {chosen}: ")
+
+
+@pytest.mark.parametrize("heavy", [0.0, 1.0])
+def test_the_float_model_is_closed_before_samples_are_judged(
+    heavy: float, monkeypatch: pytest.MonkeyPatch
+):
+    """What it gave is remembered as far as memory is given, and is the same where it is not."""
+    opened = list[int]()
+
+    class Watched(RememberedRunner):
+        def __init__(self, opener: Callable[[], Runner], most: int):
+            super().__init__(lambda: (opened.append(most), opener())[1], most)
+
+    monkeypatch.setattr(observing, "RememberedRunner", Watched)
+    monkeypatch.setattr(observing, "heavy_tails", lambda _: heavy)
+    first = applied(network(), normal(16))
+    assert not opened
+    monkeypatch.setattr(observing, "_MOST_OUTPUTS", 0)
+    again = applied(network(), normal(16))
+    assert opened == [0]
+    assert (content(again), again.notes) == (content(first), first.notes)
 
 
 def test_what_is_known_of_no_other_sample_does_not_stop_the_choice():
