@@ -168,6 +168,7 @@ def _held_back(data: _Data, ranges: _Ranges) -> list[_Round]:
         for outputs in data.outputs(data.kept[k::_FOLDS]):
             parts.add(k, outputs)
             rows.append(data.peaks(outputs))
+            del outputs  # before the next run needs the memory
         peaks[k::_FOLDS] = np.concatenate(rows)
     heavy = heavy_tails(peaks)
     rounds = []
@@ -182,8 +183,9 @@ def _held_back(data: _Data, ranges: _Ranges) -> list[_Round]:
         parts = ranges.parts(1)
         for outputs in data.outputs(lesser):
             parts.add(0, outputs)
-        for _ in data.outputs(greater):  # while the model is open
-            pass
+            del outputs
+        for outputs in data.outputs(greater):  # while the model is open
+            del outputs
         rounds.append(_Round(heavy * len(order), greater, ranges.codes(parts, [0])))
     data.close()
     return rounds
@@ -290,21 +292,22 @@ class _Data:
             self._together = max(1, min(_TOGETHER, _MOST_INNER // max(size, 1)))
         ends = [output.name or "" for output in self._carrier.graph().graph.outputs]
         for batch in self.together(samples):
-            values = self.runner.run(batch)
-            self.judge.remember(batch, {name: values[name] for name in ends})
-            yield type(batch)({**batch, **values})
+            found = type(batch)({**batch, **self.runner.run(batch)})
+            self.judge.remember(batch, {name: found[name] for name in ends})
+            yield found
+            del found  # before the next run needs the memory
 
     def peaks(self, outputs: Batch) -> Array:
         """Return the greatest absolute values ``[samples, values]``."""
         rows = 1 if self.whole else samples_in(outputs)
-        arrays = [np.abs(outputs[value]) for value in self._values]
-        peaks = [
-            a.reshape(rows, -1).max(1, initial=0.0)
-            if a.ndim and a.size % rows == 0
-            else np.full(rows, a.max(initial=0.0))
-            for a in arrays
-        ]
-        return np.stack(peaks, 1)
+
+        def greatest(array: Array) -> Array:
+            sizes = np.abs(array)
+            if array.ndim and array.size % rows == 0:
+                return np.asarray(sizes.reshape(rows, -1).max(1, initial=0.0))
+            return np.full(rows, sizes.max(initial=0.0))
+
+        return np.stack([greatest(outputs[value]) for value in self._values], 1)
 
     def together(self, samples: Sequence[Batch]) -> Iterator[Batch]:
         """Yield samples, neighbours of the same shapes as one batch."""
