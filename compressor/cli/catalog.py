@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -107,15 +108,38 @@ def doctor(as_json: bool) -> None:
     show_default=True,
     help="The file to write.",
 )
-def init(model: Path, output: Path) -> None:
+@click.option(
+    "--data",
+    type=PATH,
+    help="A folder of images or WAV files, or a file: .npz, .txt or .jsonl. By default a folder "
+    "beside MODEL is taken if it is the only one with class folders of images, or WAV files.",
+)
+@click.option("--target", metavar="NAME", help="Where the ONNX file will run, such as ort-cpu.")
+@click.option("--metric", metavar="NAME", help="What is measured: a name, or package.module:fn.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing, also at a terminal.")
+def init(
+    model: Path,
+    output: Path,
+    data: Path | None,
+    target: str | None,
+    metric: str | None,
+    yes: bool,
+) -> None:
     """Write a commented starter spec for MODEL.
 
     MODEL is an ONNX file, or a checkpoint: a .pt, .pth or .safetensors file, or a folder of
     safetensors. The passes are chosen by what is in an ONNX file, or by what a folder of
     transformers was saved for: an encoder of text needs nothing but lines of text. No file is
-    overwritten.
+    overwritten. At a terminal, data and target are asked for unless they are given.
     """
     from compressor.lab.starter import write_starter
+    from compressor.lab.starter_data import Choices, questions
 
-    write_starter(model, output)
+    choices = Choices(data, target, metric)
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty():
+        for question in questions(model, choices):
+            kind = click.Choice(question.allowed) if question.allowed else str
+            answer = click.prompt(question.text, default=question.default, type=kind, err=True)
+            choices = choices.with_answer(question.key, answer)
+    write_starter(model, output, choices)
     click.echo(f"wrote {output}; fill it in, then: compress plan {output}", err=True)

@@ -12,6 +12,7 @@ from compressor.calibration.sources.tokenizer import has_tokenizer
 from compressor.errors import ModelError, SpecError, printable
 from compressor.files import write_text
 from compressor.lab.recipes import ENCODER, ENCODER_OF_TEXT, USUAL, Recipe, check_worth, recipe_for
+from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.starter_parts import (
     CALIBRATION,
     DATA,
@@ -30,17 +31,19 @@ from compressor.lab.starter_parts import (
     TORCH,
     UNKNOWN_INPUTS,
     WIDENED,
+    scalar,
 )
 from compressor.lab.starter_text import text_data
 from compressor.spec.schema import schema_seen_from
 from compressor.types.tensors import TensorSpec, unstackable
 
-_PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
 _IMAGE_AXES = 4
-_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
-def write_starter(model: Path, output: Path) -> None:
+_NOTHING = Choices()
+
+
+def write_starter(model: Path, output: Path, choices: Choices = _NOTHING) -> None:
     """Write a starter spec for a model; its first line tells editors of the schema.
 
     Args:
@@ -48,7 +51,7 @@ def write_starter(model: Path, output: Path) -> None:
             reads.
 
     Raises:
-        SpecError: the model does not exist, or the output exists.
+        SpecError: the model does not exist, the output exists, or a choice is none that there is.
         ModelError: the model is not usable.
     """
     if not model.exists():
@@ -60,32 +63,41 @@ def write_starter(model: Path, output: Path) -> None:
     folder = output.resolve().parent
     relative = Path(os.path.relpath(model.resolve(), folder)).as_posix()
     first = f"# yaml-language-server: $schema={schema_seen_from(folder)}\n"
-    write_text(output, first + starter_text(model, relative, output.name))
+    given = Given(model, folder, *settled(model, choices))
+    write_text(output, first + starter_text(model, relative, output.name, given))
 
 
-def starter_text(model: Path, relative: str, spec: str) -> str:
+def starter_text(model: Path, relative: str, spec: str, given: Given | None = None) -> str:
     """Return the starter spec for a model.
 
     Args:
         relative: its path as seen from the spec.
+        given: the data, and what else was chosen.
 
     Raises:
+        SpecError: the data are not what the model takes.
         ModelError: the model is not usable.
     """
+    given = given or Given(model, Path(), _NOTHING, None)
+    return given.chosen(_starter_text(model, relative, spec, given))
+
+
+def _starter_text(model: Path, relative: str, spec: str, given: Given) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().stem).strip("-._") or "model"
     if model.suffix == ".onnx":
-        return _head(model, spec, name) + _of_onnx(model, relative, name)
+        return _head(model, spec, name) + _of_onnx(model, relative, name, given)
     if (model / "config.json").is_file():
-        return _head(model, spec, name) + _pretrained(model, relative, name)
+        return _head(model, spec, name) + _pretrained(model, relative, name, given)
     inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
     from compressor.lab.inspect.checkpoint import headers
 
     tensors, parameters = headers(model)
     middle = TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
-    return _head(model, spec, name) + middle + _arrays(inputs) + _passes(USUAL) + _rest(name)
+    data = given.part(inputs, calibrated=True, scored=True) or _arrays(inputs)
+    return _head(model, spec, name) + middle + data + _passes(USUAL) + _rest(name)
 
 
-def _of_onnx(model: Path, relative: str, name: str) -> str:
+def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
     """Return the starter spec for an ONNX file, all but its head."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -106,7 +118,11 @@ def _of_onnx(model: Path, relative: str, name: str) -> str:
     first = ONNX.format(model=scalar(relative), inputs=_listed(inputs))
     calibrated = recipe.calibrated
     why = _why_feeds(inputs)
-    data = _feeds(inputs, carrier.outputs, calibrated, why) if why else _arrays(inputs, calibrated)
+    scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
+    data = given.part(inputs, calibrated=calibrated, scored=scored)
+    if not data:
+        fed = why and _feeds(inputs, carrier.outputs, calibrated, why)
+        data = fed or _arrays(inputs, calibrated)
     return first + data + _passes(recipe) + _rest(name, recipe.size_ratio)
 
 
@@ -213,20 +229,7 @@ def _rest(name: str, size_ratio: float = 0.5, storage: str = STORAGE) -> str:
     return REST.format(output=scalar(f"out/{name}"), size_ratio=size_ratio, storage=storage)
 
 
-def scalar(text: str) -> str:
-    """Write text as a YAML scalar, quoted where it would be read as something else."""
-    plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
-    return text if plain else '"' + "".join(map(_escaped, text)) + '"'
-
-
-def _escaped(character: str) -> str:
-    """Write a character as in a double-quoted scalar."""
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
-
-
-def _pretrained(model: Path, relative: str, name: str) -> str:
+def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     """Return the starter spec for a Hugging Face directory, all but its head."""
     from compressor.lab.inspect.checkpoint import headers, mostly_bfloat16
     from compressor.models.transformers.carrier import text_inputs
@@ -257,7 +260,10 @@ def _pretrained(model: Path, relative: str, name: str) -> str:
         image = "image_size" in config
         inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
     recipe = USUAL if inputs[0].name == "pixel_values" else ENCODER
-    return first + _arrays(inputs, recipe.calibrated) + _passes(recipe) + _rest(name)
+    scored = "Classification" in auto_class
+    data = given.part(inputs, calibrated=recipe.calibrated, scored=scored)
+    data = data or _arrays(inputs, recipe.calibrated)
+    return first + data + _passes(recipe) + _rest(name)
 
 
 def _usual(

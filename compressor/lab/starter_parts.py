@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
+_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+
 HEAD = """\
 # Starter spec for {model}, written by `compress init`.
 #
@@ -197,6 +202,25 @@ IMAGES = """
 # `images: FOLDER` and `size: [{height}, {width}]`, which gives uint8 [N, {height}, {width}, 3]
 # by the name `image`{hint}."""
 
+FILES_FOR_RANGES = """\
+  # Typical samples that set the int8 ranges.{warning}
+  calibration:
+    {kind}: {place}
+{keys}    inputs: {{{mapping}}}
+    samples: {samples}
+"""
+
+FILES = """
+# {words}.
+data:
+{calibration}  # Samples on which the float model and every artifact are compared.
+  evaluation:
+    {kind}: {place}
+{keys}    inputs: {{{mapping}}}
+{target}{samples}
+# What is measured. {{name: accuracy, expect: 94.6}} checks first that the float model reaches it.
+{metric}"""
+
 PASSES = """
 # Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
 {title}passes:
@@ -217,3 +241,16 @@ limits:
 
 output: {output}
 """
+
+
+def scalar(text: str) -> str:
+    """Write text as a YAML scalar, quoted where it would be read as something else."""
+    plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
+    return text if plain else '"' + "".join(map(_escaped, text)) + '"'
+
+
+def _escaped(character: str) -> str:
+    """Write a character as in a double-quoted scalar."""
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

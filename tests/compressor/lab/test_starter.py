@@ -13,7 +13,8 @@ from onnx import TensorProto, helper
 from ruamel.yaml import YAML
 
 from compressor.errors import ModelError, SpecError
-from compressor.lab.starter import scalar, starter_text, write_starter
+from compressor.lab.starter import starter_text, write_starter
+from compressor.lab.starter_parts import scalar
 from compressor.run.plan import make_plan
 from compressor.spec import schema
 from compressor.spec.load import Spec, load_spec

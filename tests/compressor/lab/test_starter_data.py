@@ -1,0 +1,178 @@
+"""Starter specs of models whose data lie beside them, or are named: they pass the plan."""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from PIL import Image
+
+from compressor.errors import SpecError
+from compressor.lab.starter import write_starter
+from compressor.lab.starter_data import Choices, Question, beside, look_at, questions
+from compressor.run.plan import Plan, make_plan
+from compressor.spec.load import load_spec
+
+
+def save_net(path: Path, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> Path:
+    """Write a network that casts, flattens by a mean over all but the first axis, and scores."""
+    entry = helper.make_tensor_value_info("x", dtype, shape)
+    output = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [shape[0], 40])
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1, 40], np.arange(40.0).tolist())
+    axes = helper.make_tensor("axes", TensorProto.INT64, [len(shape) - 1], range(1, len(shape)))
+    rows = helper.make_tensor("rows", TensorProto.INT64, [2], [-1, 1])
+    nodes = [
+        helper.make_node("Cast", ["x"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["float", "axes"], ["mean"], keepdims=0),
+        helper.make_node("Reshape", ["mean", "rows"], ["row"]),
+        helper.make_node("MatMul", ["row", "w"], ["scores"]),
+    ]
+    graph = helper.make_graph(nodes, "g", [entry], [output], [weight, axes, rows])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def paint(folder: Path, classes: Sequence[str] = ("ant", "bee"), count: int = 3) -> Path:
+    for level, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            Image.new("RGB", (9, 7), (50 * level, 9, index)).save(folder / name / f"{index}.png")
+    return folder
+
+
+def sing(folder: Path) -> Path:
+    for name in ("no", "yes"):
+        (folder / name).mkdir(parents=True)
+        with wave.open(str(folder / name / "a.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(bytes(400))
+    return folder
+
+
+def planned(model: Path, choices: Choices = Choices()) -> Plan:  # noqa: B008  # frozen
+    spec = model.parent / "specs" / "spec.yaml"
+    write_starter(model, spec, choices)
+    return make_plan(load_spec(spec))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        (("batch", 3, 8, 10), TensorProto.FLOAT),
+        (("batch", 8, 10, 1), TensorProto.FLOAT),
+        (("batch", 8, 10, 3), TensorProto.UINT8),
+        (("batch", 1, 8, 10), TensorProto.UINT8),
+        (("batch", 3, "h", "w"), TensorProto.FLOAT),
+        ((2, 3, 8, 10), TensorProto.FLOAT),
+    ],
+)
+def test_class_folders_beside_the_model_are_its_data(tmp_path, shape, dtype):
+    paint(tmp_path / "photos")
+    plan = planned(save_net(tmp_path / "m.onnx", shape, dtype))
+    data = plan.data["evaluation"]
+    assert (data.samples, data.target, plan.metric.name) == (6, "label", "accuracy")
+    batch = data.first(6)
+    sides = [n if isinstance(n, int) else 224 for n in shape[1:]]
+    assert list(batch["x"].shape[1:]) == sides
+    assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert plan.data["calibration"].samples == 6
+
+
+def test_parts_for_ranges_and_for_judging_are_told_apart(tmp_path):
+    paint(tmp_path / "photos" / "train", count=4)
+    paint(tmp_path / "photos" / "val", count=2)
+    found = look_at(tmp_path / "photos")
+    assert (found.calibration.name, found.evaluation.name) == ("train", "val")
+    assert found.words() == "4 images in 2 classes"
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8)))
+    assert {role: data.samples for role, data in plan.data.items()} == {
+        "calibration": 8,
+        "evaluation": 4,
+    }
+    assert "CHECK: take others" not in (tmp_path / "specs" / "spec.yaml").read_text()
+
+
+def test_the_models_own_file_says_how_images_are_prepared(tmp_path):
+    paint(tmp_path / "photos")
+    value = {"image_processor_type": "ViTImageProcessor", "size": 8}
+    value |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(value))
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8)))
+    assert "preprocessor_config.json has it" in plan.data["evaluation"].preparation
+    assert "CHECK: as in training" not in (tmp_path / "specs" / "spec.yaml").read_text()
+
+
+def test_sounds(tmp_path):
+    sing(tmp_path / "commands")
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 300)))
+    assert plan.data["evaluation"].first(2)["x"].shape == (2, 300)
+
+
+def test_choices_are_written(tmp_path):
+    folder = paint(tmp_path / "elsewhere" / "photos")
+    model = save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8))
+    plan = planned(model, Choices(folder, "ort-cuda", "top5"))
+    assert plan.metric.name == "top5"
+    assert plan.context.targets == {"ort-cuda"}
+    # Folders that may be anything are not taken unless they are named.
+    assert beside(model) == []
+
+
+def test_a_file_of_arrays(tmp_path):
+    np.savez(tmp_path / "all.npz", x=np.zeros((4, 5), np.float32))
+    model = save_net(tmp_path / "m.onnx", ("batch", 5))
+    plan = planned(model, Choices(tmp_path / "all.npz", metric="cosine"))
+    assert plan.data["calibration"].samples == plan.data["evaluation"].samples == 4
+    assert plan.metric.name == "cosine"
+
+
+def test_two_folders_beside_the_model_are_too_many(tmp_path):
+    paint(tmp_path / "one")
+    paint(tmp_path / "two")
+    model = save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8))
+    write_starter(model, tmp_path / "spec.yaml")
+    assert "npz: calibration.npz" in (tmp_path / "spec.yaml").read_text()
+    assert [q.key for q in questions(model, Choices())] == ["target"]
+
+
+def test_what_a_person_is_asked(tmp_path, monkeypatch):
+    paint(tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    model = save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8))
+    first, second = questions(model, Choices())
+    assert first == Question("data", "Data (6 images in 2 classes; - for none)", "photos")
+    assert (second.key, second.default, second.allowed[0]) == ("target", "ort-cpu", "ort-cpu")
+    assert not list(questions(model, Choices(Path("photos"), "tensorrt")))
+    write_starter(model, tmp_path / "spec.yaml", Choices().with_answer("data", "-"))
+    assert "npz: calibration.npz" in (tmp_path / "spec.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (Choices(Path("nowhere")), "data 'nowhere': does not exist"),
+        (Choices(Path("empty")), "data 'empty': holds no data that are known"),
+        (Choices(Path("commands")), "holds 2 WAV files in 2 classes, and no input of the model"),
+        (Choices(Path("a.txt")), "is a file of text, which this model's spec does not take"),
+        (Choices(target="ort-gpu"), "option --target: is 'ort-gpu'; did you mean 'ort-cpu'"),
+        (Choices(metric="acuracy"), "option --metric: is 'acuracy'; did you mean 'accuracy'"),
+    ],
+)
+def test_choices_that_do_not_fit_leave_no_file(tmp_path, monkeypatch, choices, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    sing(tmp_path / "commands")
+    model = save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8))
+    with pytest.raises(SpecError, match=message):
+        write_starter(model, tmp_path / "spec.yaml", choices)
+    assert not (tmp_path / "spec.yaml").exists()
