@@ -180,7 +180,8 @@ class _Loop:
         seeds = np.random.SeedSequence((self._order.seed, step, self._training.ranks.rank))
         torch.manual_seed(int(seeds.generate_state(1)[0]))
         place, length = self._parts.place(step)
-        factor = rate_factor(place, length, self._recipe.schedule, self._warm_up)
+        recipe = self._recipe
+        factor = rate_factor(place, length, recipe.schedule, self._warm_up, recipe.milestones)
         set_rate(self._optimizer, self._recipe.learning_rate * factor)
         self._model.train()
         for regulator in self._job.regulators:

@@ -49,6 +49,21 @@ def loss_name(loss: str | None, metric: str | None) -> str:
     return implied
 
 
+def check_smoothing(recipe: Recipe, name: str | None) -> None:
+    """Raise ``SpecError`` if labels are to be smoothed for another loss than cross-entropy.
+
+    Args:
+        name: of the loss against labels; ``None`` if there is none.
+    """
+    if recipe.label_smoothing and name != CROSS_ENTROPY:
+        loss = "no labels are trained on" if name is None else f"the loss is {name}"
+        raise SpecError(
+            "label-smoothing",
+            f"is {recipe.label_smoothing:g}, and {loss}",
+            "leave label-smoothing out" + ("" if name is None else f", or set {CROSS_ENTROPY}"),
+        )
+
+
 def task_loss(
     recipe: Recipe, carrier: Carrier, training: Training, context: PassContext
 ) -> TaskLoss:
@@ -58,7 +73,8 @@ def task_loss(
         SpecError: the recipe names no loss, and the metric implies none.
     """
     outputs = tuple(output.name for output in carrier.outputs)
-    return TaskLoss(loss_name(recipe.loss, context.metric), outputs, training)
+    name = loss_name(recipe.loss, context.metric)
+    return TaskLoss(name, outputs, training, recipe.label_smoothing)
 
 
 class TaskLoss:
@@ -67,7 +83,10 @@ class TaskLoss:
     A user's function gets all outputs.
     """
 
-    def __init__(self, name: str, outputs: Sequence[str], training: Training):
+    def __init__(
+        self, name: str, outputs: Sequence[str], training: Training, smoothing: float = 0.0
+    ):
+        self._smoothing = smoothing
         self._name = name
         self._outputs = tuple(outputs)
         self._target = training.data.target
@@ -86,8 +105,10 @@ class TaskLoss:
         try:
             if self._custom is not None:
                 return {"loss": self._by_function(self._custom, outputs, target)}
-            loss = cross_entropy if self._name == CROSS_ENTROPY else squared_error
-            return {"loss": loss(outputs[self._outputs[0]], target)}
+            first = outputs[self._outputs[0]]
+            if self._name == CROSS_ENTROPY:
+                return {"loss": cross_entropy(first, target, self._smoothing)}
+            return {"loss": squared_error(first, target)}
         except ValueError as error:
             raise DataError(
                 f"training data, target {self._target!r}",
@@ -130,7 +151,9 @@ class Finetune(Recipe):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return which layers are trained; check the loss."""
-        note = f"trained with {loss_name(self.loss, context.metric)} as loss"
+        name = loss_name(self.loss, context.metric)
+        check_smoothing(self, name)
+        note = f"trained with {name} as loss"
         return Survey(self.plan(carrier), notes=(note, *self.pruned_notes(context)))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:

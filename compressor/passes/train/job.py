@@ -4,9 +4,11 @@ Which samples a step has, and in which process, is a function of the seed and th
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
 import numpy as np
@@ -136,8 +138,18 @@ def read_steps(steps: Steps, start: int, stop: int, workers: int) -> Iterator[tu
     """Yield the steps from ``start`` on, read ahead by ``workers`` processes.
 
     Raises:
-        DataError: a step's samples cannot be read.
+        DataError: a step's samples cannot be read, or the data cannot be handed to processes.
     """
+    if workers:
+        try:
+            ForkingPickler.dumps(steps)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise DataError(
+                "training data",
+                f"cannot be handed to {workers} other processes ({error})",
+                "define transform and factory at the top of a module (no lambda, no function "
+                "inside of another), or set workers: 0",
+            ) from error
     loader = DataLoader(
         steps,
         batch_size=None,

@@ -10,12 +10,14 @@ NOT_COUNTED = -100
 """Label of a position that does not count, by convention that of padding."""
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return each sample's mean negative log-likelihood.
 
     Args:
         logits: ``[N, ..., classes]``.
         target: labels, as many as there are rows of logits; -100 does not count.
+        smoothing: share of each label that is spread over all classes alike (C. Szegedy et al.,
+            Rethinking the Inception architecture, 2016, arXiv:1512.00567, section 7).
 
     Returns:
         ``[N]``, in nats, float32 at least; 0 for a sample without labels that count.
@@ -37,6 +39,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         truth,
         ignore_index=NOT_COUNTED,
         reduction="none",
+        label_smoothing=smoothing,
     )
     return masked_mean(each, counted, len(logits))
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import cos, pi
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -30,15 +30,28 @@ from compressor.types.passes import (
 from compressor.types.tensors import TensorSpec
 from compressor.types.training import Measure, Training
 
-Schedule: TypeAlias = Literal["cosine", "linear", "constant"]
+Schedule: TypeAlias = Literal["cosine", "linear", "constant", "one-cycle", "step"]
+
+_RISE = 0.3  # share of the steps over which one-cycle rises, unless warm-up sets it
+_START, _END = 1 / 25, 1 / 250_000  # rates of one-cycle at its first and its last step
+_MILESTONES = 0.5, 0.75
 
 
-def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> float:
+def rate_factor(
+    step: int,
+    steps: int,
+    schedule: Schedule,
+    warm_up: int = 0,
+    milestones: Sequence[float] = _MILESTONES,
+) -> float:
     """Return what the learning rate is multiplied with at a step.
 
     It rises linearly over the first ``warm_up`` steps, and then falls along half a cosine
     (I. Loshchilov and F. Hutter, SGDR, 2017, arXiv:1608.03983, equation 5, without restarts), along
-    a line, or not at all. It would reach zero at the step after the last.
+    a line, or not at all. It would reach zero at the step after the last. With ``step``, it falls
+    to a tenth at each of the ``milestones``, shares of the steps. With ``one-cycle``, it rises from
+    1/25 and falls to 1/250,000, both along half a cosine (L. N. Smith and N. Topin,
+    Super-convergence, 2019, arXiv:1708.07120, as in PyTorch's ``OneCycleLR``; momentum stays).
 
     >>> [rate_factor(step, 4, "linear") for step in range(4)]
     [1.0, 0.75, 0.5, 0.25]
@@ -52,12 +65,26 @@ def rate_factor(step: int, steps: int, schedule: Schedule, warm_up: int = 0) -> 
         raise ValueError(f"step {step} lies outside of {steps} steps")
     if not 0 <= warm_up < steps:
         raise ValueError(f"{warm_up} steps of warm-up do not fit into {steps} steps")
+    if schedule == "one-cycle":
+        return _one_cycle(step, steps, warm_up)
     if step < warm_up:
         return (step + 1) / (warm_up + 1)
     passed = (step - warm_up) / (steps - warm_up)
     if schedule == "cosine":
         return 0.5 * (1 + cos(pi * passed))
+    if schedule == "step":
+        return 0.1 ** sum(step >= round(share * steps) for share in milestones)
     return 1 - passed if schedule == "linear" else 1.0
+
+
+def _one_cycle(step: int, steps: int, rise: int) -> float:
+    top = (rise or _RISE * steps) - 1
+    last = steps - 1
+    if step <= top:
+        start, end, passed = _START, 1.0, step / top if top > 0 else 1.0
+    else:
+        start, end, passed = 1.0, _END, (step - top) / (last - top)
+    return end + (start - end) * 0.5 * (1 + cos(pi * passed))
 
 
 @dataclass(frozen=True)
@@ -119,9 +146,19 @@ class Recipe(TrainPass):
     weight_decay: float = Field(
         default=0.0, ge=0, description="of matrices and kernels, not of biases and norms"
     )
-    schedule: Schedule = Field(default="cosine", description="how the learning rate falls")
+    schedule: Schedule = Field(
+        default="cosine",
+        description="how the learning rate falls; one-cycle rises before, and step divides it by "
+        "10 at each milestone",
+    )
+    milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        default=_MILESTONES, description="of schedule: step, as shares of the steps"
+    )
     warm_up: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the steps over which the rate rises"
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the steps over which the rate rises; 0.3 for one-cycle if left out",
     )
     clip: float | None = Field(
         default=None, gt=0, description="largest norm of the gradient of all parameters together"
@@ -153,6 +190,12 @@ class Recipe(TrainPass):
         description="cross-entropy, mse, or pkg.mod:fn, a function of outputs and target that "
         "returns one tensor entry a sample; by the metric if left out",
     )
+    label_smoothing: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of each label that cross-entropy spreads over all classes",
+    )
     prune: Gradual | None = Field(default=None, description="zero weights gradually while training")
     layers: tuple[LayerRule, ...] = Field(
         default=(), description="rules for single layers; skip: true leaves their weights alone"
@@ -172,6 +215,8 @@ class Recipe(TrainPass):
     def _patience_needs_validation(self) -> Recipe:
         if self.patience is not None and self.validation == 0:
             raise ValueError("patience needs validation, such as validation: 0.1")
+        if "milestones" in self.model_fields_set and self.schedule != "step":
+            raise ValueError(f"has milestones with schedule: {self.schedule}; set schedule: step")
         return self
 
     def course(self, training: Training, inputs: Sequence[TensorSpec], seed: int) -> Course:

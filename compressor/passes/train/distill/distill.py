@@ -26,7 +26,7 @@ from compressor.passes.train.distill.distilling import (
 )
 from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
 from compressor.passes.train.engine import train_model
-from compressor.passes.train.finetune import loss_name
+from compressor.passes.train.finetune import check_smoothing, loss_name
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Capability, Carrier
@@ -135,6 +135,7 @@ class Distill(Recipe, Distillation):
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return which layers are trained; check the losses and the student's layers."""
         hard = loss_name(self.loss, context.metric) if self.labelled else None
+        check_smoothing(self, hard)
         soft = self.soft_loss(self.loss, context.metric)
         matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
         self._check_layers(carrier, "student")

@@ -42,7 +42,7 @@ from compressor.passes.train.early_exit.thresholds import (
     threshold_notes,
 )
 from compressor.passes.train.engine import train
-from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, loss_name
+from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, check_smoothing, loss_name
 from compressor.passes.train.job import PREFIX, Job, Trained
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.run.timing import already_open, measure
@@ -142,7 +142,7 @@ class EarlyExit(Recipe):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the places of the exits, and check that the graph can be cut there."""
-        loss_name(self.loss or CROSS_ENTROPY, None)
+        check_smoothing(self, loss_name(self.loss or CROSS_ENTROPY, None))
         places = self._places(carrier)
         self._untrained(places)
         exits = {
@@ -258,8 +258,10 @@ class EarlyExit(Recipe):
     def _objective(self, headed: WithHeads, training: Training) -> SelfDistillation:
         exits = [head.logits for head in headed.heads]
         name = loss_name(self.loss or CROSS_ENTROPY, None)
-        labelled = {n: TaskLoss(name, (n,), training) for n in exits} if self.alpha > 0 else {}
-        network = TaskLoss(name, (headed.teacher,), training) if self.train == "all" else None
+        outputs = [(n,) for n in (*exits, headed.teacher)]
+        *tasks, last = (TaskLoss(name, o, training, self.label_smoothing) for o in outputs)
+        labelled = dict(zip(exits, tasks, strict=True)) if self.alpha > 0 else {}
+        network = last if self.train == "all" else None
         return SelfDistillation(
             exits, headed.teacher, self.alpha, self.temperature, labelled, network
         )

@@ -29,7 +29,7 @@ from compressor.passes.train.distill.distilling import (
     opened_teacher,
 )
 from compressor.passes.train.engine import train
-from compressor.passes.train.finetune import loss_name, task_loss
+from compressor.passes.train.finetune import check_smoothing, loss_name, task_loss
 from compressor.passes.train.job import PREFIX, Job, Objective, ParameterGroup
 from compressor.passes.train.qat.graph import fake_quantized
 from compressor.passes.train.qat.networks import (
@@ -141,6 +141,7 @@ class Qat(Recipe):
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers; check the loss, the options and the operators."""
         name = loss_name(self.loss, context.metric) if self.labelled else None
+        check_smoothing(self, name)
         if self.distill is not None:
             matched_outputs(carrier.outputs, carrier.outputs, self.distill.outputs)
         settings = self._settings(context)

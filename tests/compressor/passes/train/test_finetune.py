@@ -353,6 +353,7 @@ def test_batches_must_divide_over_processes(tmp_path: Path) -> None:
         ({"prune": {"target": 0.5, "begin": 0.5, "end": 0.4}}, "is not after begin"),
         ({"data": SmallData(0)}, "has 0 samples to train on"),
         ({"precision": "float16"}, "needs a GPU"),
+        ({"milestones": (0.5,)}, "milestones with schedule: cosine; set schedule: step"),
         ({"loss": "hinge"}, "set cross-entropy, mse or package.module:function"),
     ],
 )
@@ -361,6 +362,15 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     with pytest.raises((ValueError, CompressorError), match=message):
         tuned(tmp_path, **options)
+
+
+def test_labels_are_smoothed_for_cross_entropy_only(tmp_path: Path) -> None:
+    smooth = Finetune.model_validate({"label_smoothing": 0.1})
+    assert smooth.survey(small(), CONTEXT).notes[0] == "trained with cross-entropy as loss"
+    other = smooth.model_copy(update={"loss": "mse"})
+    with pytest.raises(SpecError, match=r"label-smoothing: is 0\.1, and the loss is mse"):
+        other.survey(small(), CONTEXT)
+    assert not same(state(tuned(tmp_path / "a", label_smoothing=0.1)), state(tuned(tmp_path / "b")))
 
 
 def test_the_users_loss_is_used(tmp_path: Path) -> None:

@@ -50,3 +50,14 @@ def test_squared_errors() -> None:
     assert squared_error(outputs, target).tolist() == [2.0, 0.5]
     with pytest.raises(ValueError, match="targets"):
         squared_error(outputs, target[:, :1])
+
+
+def test_smoothed_labels_are_pytorchs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 5, generator=generator)
+    labels = torch.tensor([0, 4, 2, -100, 1, 3])
+    smoothed = cross_entropy(logits, labels, 0.1)
+    truth = torch.full((6, 5), 0.02).scatter(1, labels.clamp(0)[:, None], 0.92)
+    expected = -(truth * logits.log_softmax(1)).sum(1)
+    expected[3] = 0.0  # does not count
+    torch.testing.assert_close(smoothed, expected)
