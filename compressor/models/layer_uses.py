@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 
 import onnx_ir as ir
 
@@ -184,3 +185,16 @@ def input_moments(model: ir.Model, rows_per_column: int | None = None) -> dict[s
         for name, (layer, node) in nodes_of(model).items()
     }
     return {name: request for name, request in requests.items() if request is not None}
+
+
+def paired_positions(layer: Layer) -> int | None:
+    """Return the kernel's positions, if integer kernels add a layer's products in pairs.
+
+    Returns:
+        1 for a product; ``None`` for what multiplies floats, or in 32 bits as depthwise
+        convolutions do. See :class:`compressor.types.layers.Scheme`.
+    """
+    depthwise = layer.is_convolution and layer.shape[1] == 1 and layer.rows == layer.groups
+    if layer.is_transposed_convolution or layer.is_table or depthwise:
+        return None
+    return prod(layer.shape[2:]) if layer.is_convolution else 1

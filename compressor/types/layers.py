@@ -181,6 +181,8 @@ class Scheme:
             are rounded to it.
         narrow: symmetric signed integers leave out ``-2^(bits-1)``, as runtimes want for
             products of two integers.
+        paired: positions of a kernel, 1 for a product, if no pair of codes may overflow on x86
+            CPUs without VNNI.
     """
 
     bits: int
@@ -191,6 +193,7 @@ class Scheme:
     element: Element = "int"
     scale_type: ScaleType = "float32"
     narrow: bool = True
+    paired: int | None = None
 
     def __str__(self) -> str:
         span = f"group {self.group}" if self.granularity == "group" else self.granularity

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.stored_weights import is_quantized
-from compressor.models.layer_uses import computed_weights, small_table
+from compressor.models.layer_uses import computed_weights, paired_positions, small_table
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
@@ -27,6 +27,8 @@ from compressor.passes.quantize.dynamic_operators import (
 )
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.grids import kept_grids
+from compressor.passes.quantize.maths.pairs import paired_scale
+from compressor.passes.quantize.static.options import Overflow
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
@@ -38,11 +40,12 @@ class DynamicWeights(Options):
     """How weights are quantized."""
 
     bits: Literal[8, 7] = Field(
-        default=8, description="width of a weight; 7 keeps x86 CPUs without VNNI from saturating"
+        default=8, description="width of a weight; 7 suits CPUs that saturate, too; see overflow"
     )
     granularity: Literal["channel", "tensor"] = Field(
         default="channel", description="one scale for each output channel, or one a tensor"
     )
+    overflow: Overflow = "avoid"
 
 
 class QuantizeDynamic(GraphPass):
@@ -57,7 +60,7 @@ class QuantizeDynamic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-dynamic"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Jacob et al. 2017 (arXiv:1712.05877); ONNX DynamicQuantizeLinear"
 
@@ -117,6 +120,15 @@ class QuantizeDynamic(GraphPass):
     def _scheme(self) -> Scheme:
         return Scheme(self.weights.bits, granularity=self.weights.granularity)
 
+    def _rounding(self, layer: Layer, readers: Sequence[tuple[Layer, ir.Node]]) -> Scheme:
+        """Return how a weight is rounded: a table's may be multiplied, too."""
+        weights = self.weights
+        pairs = [
+            paired_positions(x) for x in (layer, *(x for x, _ in readers)) if not x.is_convolution
+        ]
+        avoids = weights.overflow == "avoid" and weights.bits == 8
+        return replace(self._scheme, paired=next(filter(None, pairs), None) if avoids else None)
+
     def _choice(self, carrier: Carrier, context: PassContext) -> _Choice:
         model = carrier.graph()
         readers = _readers(model)
@@ -165,7 +177,10 @@ class QuantizeDynamic(GraphPass):
         writer, lstm_writer = DynamicWriter(editor), LstmWriter(editor)
         layers = [layer for layer in carrier.layers() if not choice.kept[layer.name]]
         computes: dict[str, Callable[[], QuantizedTensor]] = {
-            layer.weight: partial(_rounded, carrier, layer, self._scheme) for layer in layers
+            layer.weight: partial(
+                _rounded, carrier, layer, self._rounding(layer, readers.get(layer.weight, ()))
+            )
+            for layer in layers
         }
         stored: dict[str, Codes] = {}
         for node, pair in integer_lstms(model, choice.integer, choice.targets).items():
@@ -214,4 +229,5 @@ def _readers(model: ir.Model) -> dict[str, list[tuple[Layer, ir.Node]]]:
 def _rounded(carrier: Carrier, layer: Layer, scheme: Scheme) -> QuantizedTensor:
     matrix = layer.canonical(carrier.weight(layer)).to(torch.float32)
     scale, zero = absmax_parameters(matrix, scheme)
-    return quantize(matrix, kept_grids(matrix, scale, scheme), zero, scheme)
+    scale = paired_scale(matrix, kept_grids(matrix, scale, scheme), scheme)
+    return quantize(matrix, scale, zero, scheme)

@@ -8,6 +8,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.types.layers import QuantizedTensor, Scheme
 from compressor.types.statistics import Range
 
@@ -140,7 +141,8 @@ def mse_parameters(
 def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> QuantizedTensor:
     """Round to the nearest code, halves to even, and saturate to ``scheme.low .. scheme.high``.
 
-    The matrix is ``[rows, columns]``, scale and zero point ``[rows, groups]`` or ``[1, 1]``.
+    Where the scheme has pairs, those that could overflow are clipped. The matrix is
+    ``[rows, columns]``, scale and zero point ``[rows, groups]`` or ``[1, 1]``.
 
     Raises:
         ValueError: the columns do not divide into the scheme's groups.
@@ -149,7 +151,8 @@ def quantize(matrix: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) 
     codes = torch.empty(blocks.shape, dtype=code_dtype(scheme))
     for part, values in converted_chunks(blocks, torch.float32):
         codes[part] = _levels(values, scale, zero_point, part, scheme)
-    return QuantizedTensor(codes.reshape(matrix.shape), scale, zero_point, scheme)
+    made = QuantizedTensor(codes.reshape(matrix.shape), scale, zero_point, scheme)
+    return without_overflow(made)
 
 
 def activation_parameters(

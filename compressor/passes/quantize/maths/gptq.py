@@ -18,6 +18,7 @@ from torch import Tensor
 from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
 from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors, zeros_by_row
+from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.types.layers import QuantizedTensor, Scheme
 
 _BLOCK = 128  # columns between updates of all columns that are yet to come
@@ -163,7 +164,8 @@ def _from_nearest(
     pruned = zeros_by_row(weights)
     levels = compensate(weights, factor, steps, zeros, nearest.scheme, pruned)
     codes[:, order] = stored(levels.T, nearest.scheme)
-    compensated = replace(nearest, codes=codes)
+    compensated = without_overflow(replace(nearest, codes=codes))
+    codes = compensated.codes
     worse = row_errors(matrix, compensated, moment) > row_errors(matrix, nearest, moment)
     codes[worse] = nearest.codes[worse]
     return compensated

@@ -23,6 +23,7 @@ from torch import Tensor
 from compressor.passes.quantize.maths.affine import quantize
 from compressor.passes.quantize.maths.descent import zeros_by_row
 from compressor.passes.quantize.maths.gptq import by_column, compensate, gptq, stored
+from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.types.layers import QuantizedTensor, Scheme
 
 _BLOCK = 128  # columns
@@ -71,6 +72,10 @@ def gptq_from_vectors(
         changed.addmm_(errors.T, inputs[block])
     codes = torch.empty_like(nearest.codes)
     codes[:, order] = stored(levels.T, scheme)
+    if scheme.paired is not None:
+        made = without_overflow(replace(nearest, codes=codes))
+        codes = made.codes
+        changed = (matrix.to(torch.float32) - made.dequantize()) @ vectors
     error = (matrix.to(torch.float32) - nearest.dequantize()) @ vectors
     worse = changed.square().sum(1) > error.square().sum(1)
     codes[worse] = nearest.codes[worse]

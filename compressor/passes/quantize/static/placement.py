@@ -41,6 +41,7 @@ class Profile:
     target: Target  # the runtime's column in the table
     integer_bias: bool  # biases are stored as int32 codes
     unsigned: bool  # asymmetric activations are uint8; where false, activations must be symmetric
+    saturates: bool = False  # on x86 CPUs without VNNI, where pairs of products overflow
     missing: str = ""  # why a product without an integer kernel stays in floating point
     latency: Latency | None = None  # how fast its kernels are, if that is known
 
@@ -71,7 +72,12 @@ _MISSING = "ONNX Runtime has no integer kernel for it"
 # QLinearAveragePool/GlobalAveragePool, QLinearSigmoid/LeakyRelu. Relu and Clip before a
 # QuantizeLinear are dropped, since saturation does the same.
 ORT_CPU = Profile(
-    "ort-cpu", integer_bias=True, unsigned=True, missing=_MISSING, latency=ORT_CPU_LATENCY
+    "ort-cpu",
+    integer_bias=True,
+    unsigned=True,
+    saturates=True,
+    missing=_MISSING,
+    latency=ORT_CPU_LATENCY,
 )
 
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a
@@ -81,7 +87,7 @@ TENSORRT = Profile("tensorrt", integer_bias=False, unsigned=False)
 # OpenVINO, CPU plugin 2026.4, by the precisions that its compiled model reports for ResNet-20: a
 # layer with a float output is int8 all the same, and a residual sum goes into the convolution
 # before it. Biases in float save it a conversion.
-OPENVINO = Profile("openvino", integer_bias=False, unsigned=True)
+OPENVINO = Profile("openvino", integer_bias=False, unsigned=True, saturates=True)
 
 # ONNX Runtime, CUDA provider: it has kernels for Q/DQ and none for products of integers, so that
 # every Q/DQ that is not there is time saved; int32 biases would be computed on the CPU.
@@ -95,6 +101,25 @@ def profile_for(targets: frozenset[str]) -> Profile:
     """Return the rules to follow: the strictest of the targets', ONNX Runtime's without one."""
     named = (profile for target, profile in PROFILES.items() if target in targets)
     return next(named, ORT_CPU)
+
+
+def kernel_notes(targets: frozenset[str], bits: int, symmetric: bool) -> tuple[str, ...]:
+    """Return what a target is slow with: the least width of codes, and symmetric activations."""
+    notes = []
+    if "ort-cpu" in targets and symmetric:
+        notes.append(
+            "symmetric int8 activations run slower than uint8 in ONNX Runtime on most CPUs"
+        )
+    if "ort-cpu" in targets and bits < 8:
+        notes.append(
+            "ONNX Runtime's CPU provider has integer kernels of 8 bits only: smaller, not faster"
+        )
+    if "ort-cuda" in targets:
+        notes.append(
+            "ONNX Runtime's CUDA provider has no integer kernels for Q/DQ: smaller, not faster; "
+            "cast to fp16 is faster there"
+        )
+    return tuple(notes)
 
 
 @dataclass(frozen=True)

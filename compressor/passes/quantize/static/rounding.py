@@ -13,6 +13,7 @@ from compressor.passes.quantize.maths.descent import better_rows
 from compressor.passes.quantize.maths.gptq import FactoredMoment, gptq, gptq_weights
 from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
+from compressor.passes.quantize.maths.pairs import paired_scale, without_overflow
 from compressor.passes.quantize.static.writing import LeastScale, widened
 from compressor.types.layers import QuantizedTensor, Scheme
 from compressor.types.statistics import Moments
@@ -60,12 +61,13 @@ class Rounding:
         search = self._search or ("min-max" if scheme.bits == _BYTE else "output-error")
         find = absmax_parameters if search == "min-max" else mse_parameters
         scale, zero = find(matrix, scheme)
-        scale = kept_grids(matrix, scale, scheme)
+        scale = paired_scale(matrix, kept_grids(matrix, scale, scheme), scheme)
         shared = scale.shape[0] == 1
         if search == "output-error" and moments is not None and not shared and _whole(moments):
             fitted = gptq_weights(matrix, moments.second[0], scheme)
             kept = quantize(matrix, scale, zero, scheme)
-            return widened(better_rows(matrix, moments.second[0], fitted, kept), least)
+            better = better_rows(matrix, moments.second[0], fitted, kept)
+            return widened(without_overflow(better), least)
         if least is not None:
             needed = least()
             scale = torch.maximum(scale, needed.amax(0, keepdim=True) if shared else needed)

@@ -13,7 +13,7 @@ from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
 from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
-from compressor.models.layer_uses import small_table
+from compressor.models.layer_uses import paired_positions, small_table
 from compressor.passes.quantize.maths.affine import activation_parameters
 from compressor.passes.quantize.static.islands import Choice, choose
 from compressor.passes.quantize.static.options import (
@@ -91,12 +91,25 @@ class StaticSettings:
         if layer.is_transposed_convolution and layer.groups > 1:
             granularity = "tensor"
         bits = (rule and rule.bits) or self._width(layer.name, self.weights.bits)
+        avoids, symmetric = self.avoids_overflow and bits == _BYTE, self.weights.symmetric
         return Scheme(
             bits=bits,
-            symmetric=self.weights.symmetric,
+            symmetric=symmetric,
+            signed=symmetric or not avoids,  # unsigned times unsigned is added in 32 bits
             granularity=granularity,
             narrow=bits >= _NARROW_FROM,
+            paired=paired_positions(layer) if avoids and symmetric else None,
         )
+
+    @property
+    def narrowest(self) -> int:
+        """The least width of codes."""
+        return min(self.weights.bits, self.activations.bits)
+
+    @property
+    def avoids_overflow(self) -> bool:
+        """Products of bytes must not overflow on x86 CPUs without VNNI."""
+        return self.profile.saturates and self.weights.overflow == "avoid"
 
     def _width(self, layer: str, usual: int) -> int:
         return _BYTE if layer in self.ends else usual
@@ -249,6 +262,7 @@ class Decision:
             fits = fits or layer.name in self.faster
             if layer.name in self.schemes or skip_reason(rule) or not fits:
                 continue
+            scheme = replace(scheme, signed=True, paired=None)  # no product of bytes
             opset = self.model.opset_imports.get("", 0)
             lies_here = layer.weight in self.model.graph.initializers
             if lies_here and layer.dtype == "float32" and not obstacle(layer, scheme, opset):
@@ -353,25 +367,6 @@ class Decision:
             if grid is not None and (signed or common_code(grid) is None):
                 grids[pixel.layer.name] = levels_of(grid, signed=signed)
         return grids
-
-
-def kernel_notes(targets: frozenset[str], settings: StaticSettings) -> tuple[str, ...]:
-    """Return what a target is slow with."""
-    notes = []
-    if "ort-cpu" in targets and settings.symmetric:
-        notes.append(
-            "symmetric int8 activations run slower than uint8 in ONNX Runtime on most CPUs"
-        )
-    if "ort-cpu" in targets and min(settings.weights.bits, settings.activations.bits) < _BYTE:
-        notes.append(
-            "ONNX Runtime's CPU provider has integer kernels of 8 bits only: smaller, not faster"
-        )
-    if "ort-cuda" in targets:
-        notes.append(
-            "ONNX Runtime's CUDA provider has no integer kernels for Q/DQ: smaller, not faster; "
-            "cast to fp16 is faster there"
-        )
-    return tuple(notes)
 
 
 _CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)

@@ -16,7 +16,7 @@ from compressor.graph.codes import attach_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
-from compressor.models.layer_uses import computed_weights
+from compressor.models.layer_uses import computed_weights, paired_positions
 from compressor.passes.fuse.patterns import with_gemms
 from compressor.passes.prepare.balance import span_requests
 from compressor.passes.prepare.groups import scale_map
@@ -25,6 +25,7 @@ from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import LstmWriter, integer_lstms
+from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.passes.quantize.reconstruct import (
     Recipe,
     Reconstructed,
@@ -39,10 +40,10 @@ from compressor.passes.quantize.static.options import (
     StaticRule,
     WeightOptions,
 )
-from compressor.passes.quantize.static.placement import profile_for
+from compressor.passes.quantize.static.placement import kernel_notes, profile_for
 from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of, schemes_of
 from compressor.passes.quantize.static.rounding import Rounding
-from compressor.passes.quantize.static.settings import Decision, StaticSettings, kernel_notes
+from compressor.passes.quantize.static.settings import Decision, StaticSettings
 from compressor.passes.quantize.static.writing import (
     LeastScale,
     widened,
@@ -75,7 +76,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 9
+    version: ClassVar[int] = 10
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -140,7 +141,7 @@ class QuantizeStatic(GraphPass):
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
         asked = [*self._moment_requests(decision).values(), *decision.requests()]
         notes = [
-            *kernel_notes(context.targets, settings),
+            *kernel_notes(context.targets, settings.narrowest, settings.symmetric),
             *decision.notes,
             *self._choice_notes(decision),
         ]
@@ -275,6 +276,13 @@ class QuantizeStatic(GraphPass):
         layers = {layer.name: layer for layer, _ in decision.placement.layers}
         layers.update({layer.name: layer for layer in decision.layers if layer.name in stored})
         floats = {name: _matrix(layer, model) for name, layer in layers.items()}
+        lstms = _integer_lstms(decision, context.targets)
+        if decision.settings.avoids_overflow:
+            schemes |= {
+                x.name: replace(schemes[x.name], paired=paired_positions(x))
+                for p in lstms.values()
+                for x in p
+            }
         rounding = Rounding(self.weights.range)
 
         def rounded(name: str, least: LeastScale = None) -> QuantizedTensor:
@@ -303,13 +311,13 @@ class QuantizeStatic(GraphPass):
         def make_codes(layer: Layer, least: LeastScale) -> Callable[[], QuantizedTensor]:
             codes = trained.weights.get(layer.name)
             if codes is not None:
-                return cache(partial(widened, codes, least))
+                return cache(partial(widened, without_overflow(codes), least))
             return cache(partial(rounded, layer.name, least))
 
         makers = write_static_codes(decision, activations, make_codes)
         editor = Editor(model)
         lstm_writer = LstmWriter(editor)
-        for node, pair in _integer_lstms(decision, context.targets).items():
+        for node, pair in lstms.items():
             rounds = [cache(partial(rounded, layer.name)) for layer in pair]
             made = lstm_writer.replace(node, pair, stored[pair[0].name], rounds)
             makers |= {x.name: codes.quantized for x, codes in zip(pair, made, strict=True)}

@@ -123,6 +123,8 @@ class _Writer:
             source = added[-1].outputs[0]
         axis = layer.output_axis if channels else -1
         fields = {"low": scheme.low, "high": scheme.high, "axis": axis}
+        if scheme.paired is not None:
+            fields |= {"paired": scheme.paired, "columns_first": int(layer.transposed)}
         operands = [source, *inputs, None, factor, measure]
         node = self._node("FakeQuantize", operands, layer.weight, fields)
         first.prepend([*added, node])

@@ -20,6 +20,7 @@ from compressor.passes.fuse.absorb import find_target
 from compressor.passes.fuse.draft import Draft
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters
+from compressor.passes.quantize.maths.pairs import paired_scale
 from compressor.passes.quantize.static.settings import StaticSettings
 from compressor.passes.quantize.static.writing import input_sources, own_bias
 from compressor.passes.train.qat.operators import LEAST_FACTOR
@@ -303,6 +304,7 @@ def find_points(
             continue
         matrix = layer.canonical(_weight(changed.model, layer)).to(torch.float32)
         scale, zero = find(matrix, schemes[layer.name])
+        scale = paired_scale(matrix, scale, schemes[layer.name])
         bias = own_bias(changed.nodes[layer.name]) if settings.profile.integer_bias else None
         weights[layer.name] = WeightPoint(
             layer=trained[layer.name],

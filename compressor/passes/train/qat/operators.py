@@ -17,6 +17,7 @@ from torch import Tensor
 from compressor.models.executor.node import Host, Ints, Operator, Operators, along, one_of
 from compressor.models.executor.ops.layers import batch_norm, check_evaluated, live_batch_norm
 from compressor.models.executor.ops.windows import Pads
+from compressor.passes.quantize.maths.pairs import clip_pairs
 
 TRAINING_DOMAIN = "compressor.training"
 """The domain of the operators."""
@@ -34,17 +35,30 @@ class CodeSpan:
         high: largest code.
         axis: where the channels lie that have a scale each; ``None`` if one scale serves all.
         batched: the first axis runs over samples.
+        paired: positions of a kernel whose codes may not overflow in pairs, 0 for any codes; see
+            :class:`compressor.types.layers.Scheme`.
+        columns_first: a matrix has what is summed over first.
     """
 
     low: int
     high: int
     axis: int | None = None
     batched: bool = False
+    paired: int = 0
+    columns_first: bool = False
 
     @property
     def steps(self) -> int:
         """Distance from the smallest to the largest code."""
         return self.high - self.low
+
+    def fitting(self, codes: Tensor) -> Tensor:
+        """Return codes of which no pair overflows."""
+        if not self.paired:
+            return codes
+        rows = codes.T if self.columns_first else codes.reshape(len(codes), -1)
+        clipped = clip_pairs(rows, self.paired)
+        return clipped.T if self.columns_first else clipped.reshape(codes.shape)
 
     def spread(self, parameter: Tensor, x: Tensor) -> Tensor:
         """Shape a vector of the channels so that it broadcasts with ``x``."""
@@ -163,7 +177,7 @@ class _FakeQuantize(torch.autograd.Function):
         least, most = (span.low - place) * scale, (span.high - place) * scale
         quantized = _clamped(x, least, most)
         divisor = _number(scale)
-        quantized.div_(divisor).round_().mul_(divisor)
+        quantized = span.fitting(quantized.div_(divisor).round_()).mul_(divisor)
         ctx.save_for_backward(x, quantized, scale, unit, measure, least, most)
         ctx.span = span
         return quantized
@@ -237,13 +251,15 @@ def _fake_quantize(
     high: int,
     axis: int = -1,
     batched: bool = False,
+    paired: int = 0,
+    columns_first: bool = False,
 ) -> Tensor:
     """Round to codes; scale and zero point may be trained; see :func:`fake_quantize`.
 
     Where there is a ``factor``, which broadcasts with ``x``, it is ``x * factor`` that is rounded,
     and the result is divided by it. An ``axis`` of -1 stands for one scale.
     """
-    span = CodeSpan(low, high, None if axis < 0 else axis, batched)
+    span = CodeSpan(low, high, None if axis < 0 else axis, batched, paired, columns_first)
     places, wide = Places(zero, offset), x.to(torch.float32)
     if factor is None:
         return fake_quantize(wide, size, unit, places, span, measure)
