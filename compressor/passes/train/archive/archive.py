@@ -21,7 +21,7 @@ from compressor.passes.train.distill.distilling import (
     matched_outputs,
     opened_teacher,
 )
-from compressor.passes.train.finetune import loss_name
+from compressor.passes.train.finetune import check_smoothing, loss_name
 from compressor.passes.train.qat.networks import make_networks
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.types.carrier import Capability, Carrier
@@ -125,8 +125,8 @@ class Archive(Recipe):
                 "judges rounds by the metric, and there is none",
                 "add metric",
             )
-        if self.labelled:
-            loss_name(self.loss, context.metric)
+        name = loss_name(self.loss, context.metric) if self.labelled else None
+        check_smoothing(self, name)
         networks = make_networks(carrier, live=False, evaluate=False)
         check_executable(networks.folded)
         inner = carrier.with_graph(networks.folded)
