@@ -17,6 +17,7 @@ from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
 
 _Z95 = 1.959963984540054
+_CONVERTED_AT_ONCE = 1 << 18  # values whose float64 copies take little memory
 NOT_COUNTED = -100
 
 
@@ -240,12 +241,20 @@ def _log_loss(outputs: Batch, target: Array) -> Array:
 
 def _mean_loss(logits: Array, labels: Array) -> float:
     """Return the mean loss over the labels that count; logits ``[..., classes]``."""
-    counted = labels != NOT_COUNTED
-    rows = logits[counted].astype(np.float64)
-    shifted = rows - rows.max(axis=-1, keepdims=True)
+    flat, right = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    (counted,) = (right != NOT_COUNTED).nonzero()
+    # Some rows at a time: three float64 copies of all of them are six times the logits.
+    step = max(1, _CONVERTED_AT_ONCE // flat.shape[1])
+    parts = [counted[start : start + step] for start in range(0, len(counted), step)]
+    return float(np.concatenate([_losses(flat[part], right[part]) for part in parts]).mean())
+
+
+def _losses(logits: Array, labels: Array) -> Array:
+    """Return the loss of each row of ``[N, classes]``."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max(axis=-1, keepdims=True)
     log_z = np.log(np.exp(shifted).sum(axis=-1))
-    true_logits = np.take_along_axis(shifted, labels[counted][:, None], axis=-1)[:, 0]
-    return float((log_z - true_logits).mean())
+    return np.asarray(log_z - np.take_along_axis(shifted, labels[:, None], axis=-1)[:, 0])
 
 
 def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:

@@ -256,11 +256,11 @@ def _look_up(rows: Tensor, table: nn.Module, args: tuple[Any, ...]) -> tuple[Any
 
 def _multiply(weight: Tensor, bias: Tensor | None, values: Tensor) -> Tensor:
     """Multiply with the output layer, of which a part is widened at a time."""
-    parts = [
-        functional.linear(values, rows.to(torch.float32)) for rows in torch.split(weight, _ROWS)
-    ]
-    whole = torch.cat(parts, dim=-1)
-    return whole if bias is None else whole + bias.to(torch.float32)
+    whole = values.new_empty((*values.shape[:-1], len(weight)))
+    for start in range(0, len(weight), _ROWS):
+        rows = weight[start : start + _ROWS].to(torch.float32)
+        whole[..., start : start + _ROWS] = functional.linear(values, rows)
+    return whole if bias is None else whole.add_(bias.to(torch.float32))
 
 
 Observe = Callable[[str, Tensor], None]

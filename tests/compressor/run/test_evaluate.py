@@ -290,3 +290,18 @@ def test_divergence_from_the_float_model():
     assert tokens == 2
     assert total == pytest.approx(0.25 * np.log(0.5) + 0.5 * np.log(2))
     assert kl_sums(ours, ours, np.array([[0, 1, 2]])).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("place", [0, (1 << 16) - 1, 1 << 16, 3 * (1 << 15) - 1])
+def test_the_largest_difference_is_found_wherever_it_is(place: int):
+    """Outputs are widened in parts of 65536 values."""
+    values = np.zeros((1, 3 * (1 << 15)), np.float32)
+    source = Data("evaluation", Rows(values, np.zeros(1)), None, 1, "", "spec.yaml:3")
+
+    def spoiled(x: np.ndarray) -> np.ndarray:
+        changed = x.copy()
+        changed[0, place] = -2.5
+        return changed
+
+    metric = resolve_metric("mse", False, None, "")  # type: ignore[arg-type]
+    assert evaluate(Runs(spoiled), REFERENCE, source, metric).max_abs_diff == 2.5

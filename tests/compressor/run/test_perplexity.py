@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -45,3 +46,18 @@ def test_labels_that_are_none(label: int, message: str) -> None:
         labels[0, 0] = 0
     with pytest.raises(DataError, match=message):
         PERPLEXITY.per_sample({"output": np.zeros((2, 5, 7), np.float32)}, labels, 2)
+
+
+def test_large_vocabularies_are_widened_a_few_rows_at_a_time() -> None:
+    """Three float64 copies of all logits would be six times their bytes."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((1, 130, 16_384), dtype=np.float32)
+    labels = rng.integers(0, 16_384, (1, 130))
+    labels[0, ::3] = -100
+    tracemalloc.start()
+    (value,) = PERPLEXITY.per_sample({"output": logits}, labels, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < logits.nbytes, "copies of 16 rows and what is made of them"
+    rows, truth = torch.from_numpy(logits[0]).double(), torch.from_numpy(labels[0])
+    assert value == pytest.approx(float(torch.nn.functional.cross_entropy(rows, truth)), rel=1e-12)
