@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,12 +19,14 @@ from compressor.exporters.gguf import exporter as module
 from compressor.exporters.gguf.exporter import GgufExporter
 from compressor.exporters.gguf.reading import GgufFile, network_of
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.onnx.carrier import open_onnx
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.gguf.folders import KINDS, WORDS, save
+from tests.compressor.tiny_project import tiny_onnx
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 
@@ -86,7 +89,6 @@ def test_context_ends_where_attention_would_slide(tmp_path: Path) -> None:
         ({"preset": "int8"}, "Q8_0"),
         ({"preset": "mxfp4"}, "MXFP4"),
         ({"bits": 4, "group": 32, "symmetric": False}, "Q4_1"),
-        ({"bits": 4, "group": 32, "symmetric": False, "method": "hqq"}, "Q4_1"),
     ],
 )
 def test_codes_of_a_pass_are_kept(options: dict[str, Any], kind: str, llama: Path, tmp_path: Path):
@@ -135,7 +137,7 @@ def test_half_floats_keep_their_type_but_for_norms(tmp_path: Path) -> None:
     assert torch.equal(file.read("blk.0.ffn_norm.weight"), norm.to(torch.float32))
 
 
-@pytest.mark.parametrize("floats", ["f16", "bf16", "q8_0", "q5_0", "q4_0"])
+@pytest.mark.parametrize("floats", ["f16", "q8_0", "q5_0"])
 def test_other_matrices_are_rounded_where_the_metric_sees_it(floats: str, llama: Path, tmp_path):
     carrier = open_pretrained("AutoModelForCausalLM", llama, {}, ())
     file = GgufFile(written(carrier, tmp_path, floats=floats))
@@ -181,10 +183,10 @@ def test_a_missing_tensor_is_found_before_anything_is_written(copy: Path) -> Non
         GgufExporter().check(open_checkpoint(copy))
 
 
-def test_a_graph_is_refused(llama: Path) -> None:
-    carrier = open_pretrained("AutoModelForCausalLM", llama, {}, ())
+def test_a_graph_is_refused(tmp_path: Path) -> None:
+    onnx.save(tiny_onnx(), tmp_path / "net.onnx")
     with pytest.raises(SpecError, match="needs a Hugging Face directory"):
-        GgufExporter().check(carrier.with_graph(carrier.graph()))
+        GgufExporter().check(open_onnx(tmp_path / "net.onnx", 21))
 
 
 @pytest.mark.parametrize(
@@ -248,11 +250,11 @@ def test_a_damaged_head_never_gives_a_traceback(llama: Path, tmp_path: Path) -> 
     whole = path.read_bytes()
     draw = np.random.default_rng(0)
     opened = 0
-    for place in draw.integers(0, 1200, 60):
+    for place in draw.integers(0, 1200, 30):
         changed = bytearray(whole)
         changed[place] ^= 1 << int(draw.integers(8))
         path.write_bytes(changed)
         with suppress(ArtifactError):
             GgufExporter().open(path)
             opened += 1
-    assert opened < 60
+    assert opened < 30
