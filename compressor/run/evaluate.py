@@ -19,7 +19,7 @@ from compressor.progress import nobody_watches
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.judged import judged_outputs, target_of
-from compressor.run.metrics import Metric, first_of, kl_sums
+from compressor.run.metrics import Metric, first_of, kl_sums, largest_gap
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
 from compressor.types.tensors import (
@@ -105,7 +105,7 @@ def evaluate(
             outputs, expected = ({n: pair[i] for n, pair in pairs.items()} for i in (0, 1))
         ours, theirs = zip(*pairs.values(), strict=True)
         sums += signal_and_error(theirs, ours)
-        worst = max(worst, *(_largest_gap(a, b) for a, b in pairs.values()))
+        worst = max(worst, *(largest_gap(a, b) for a, b in pairs.values()))
         judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
         target = target_of(batch, data.target, expected, metric)
         values.append(metric.per_sample(judged, target, size))
@@ -160,14 +160,6 @@ def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tupl
             signal += float(np.square(values, out=values).sum())
             error += float(np.square(difference, out=difference).sum())
     return signal, error
-
-
-def _largest_gap(first: Array, second: Array) -> float:
-    """Return the largest difference of two arrays of one shape; in parts, as they are widened."""
-    flat, other = first.reshape(-1), second.reshape(-1)
-    parts = [slice(start, start + _CACHED) for start in range(0, flat.size, _CACHED)]
-    gaps = (np.abs(flat[part].astype(np.float64) - other[part]).max() for part in parts)
-    return max(map(float, gaps), default=0.0)
 
 
 def ratio_db(signal: float, error: float) -> float | None:

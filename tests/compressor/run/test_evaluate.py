@@ -292,10 +292,10 @@ def test_divergence_from_the_float_model():
     assert kl_sums(ours, ours, np.array([[0, 1, 2]])).tolist() == [0, 3]
 
 
-@pytest.mark.parametrize("place", [0, (1 << 16) - 1, 1 << 16, 3 * (1 << 15) - 1])
+@pytest.mark.parametrize("place", [0, (1 << 18) - 1, 1 << 18, 3 * (1 << 17) - 1])
 def test_the_largest_difference_is_found_wherever_it_is(place: int):
-    """Outputs are widened in parts of 65536 values."""
-    values = np.zeros((1, 3 * (1 << 15)), np.float32)
+    """Outputs are widened in parts of 262144 values."""
+    values = np.zeros((1, 3 * (1 << 17)), np.float32)
     source = Data("evaluation", Rows(values, np.zeros(1)), None, 1, "", "spec.yaml:3")
 
     def spoiled(x: np.ndarray) -> np.ndarray:
