@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import wave
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -135,6 +136,23 @@ def _data(folder: Path) -> None:
     picture = Image.fromarray(rng.integers(0, 255, (9, 7, 3), np.uint8))
     for suffix in ("png", "jpg", "gif", "bmp", "tif", "webp", "ppm"):
         picture.save(folder / "images" / "cat" / f"one.{suffix}")
+    (folder / "sounds").mkdir()
+    for name, width in (("one", 2), ("two", 1), ("three", 3)):
+        with wave.open(str(folder / "sounds" / f"{name}.wav"), "wb") as sound:
+            sound.setparams((width, width, 8000, 0, "NONE", ""))
+            sound.writeframes(rng.integers(0, 255, 400 * width * width, np.uint8).tobytes())
+    prepared = {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": 6, "width": 6},
+        "resample": 2,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
     lines = [json.dumps({"text": f"a line of text, number {n}, é"}) for n in range(8)]
     (folder / "data.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "data.txt").write_text("\n".join(lines) + "\n")

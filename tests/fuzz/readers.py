@@ -109,12 +109,15 @@ def _beside(folder: Path) -> None:
     json.dumps([str(point) for point in points(own, related)])
 
 
+_FILES = ("tokenizer", "preprocessor")  # options that name one
+
+
 def _data(kind: str, name: str, **options: Any) -> Callable[[Path], object]:
     def read(folder: Path) -> None:
         from compressor import catalog
 
-        paths = {k: folder / v for k, v in options.items() if k == "tokenizer"}
-        others = {k: v for k, v in options.items() if k != "tokenizer"}
+        paths = {k: folder / v for k, v in options.items() if k in _FILES}
+        others = {k: v for k, v in options.items() if k not in _FILES}
         source = catalog.load("source", kind)(path=folder / name, **paths, **others)
         source.info()
         for _ in source.batches(5, 10):
@@ -206,6 +209,23 @@ READERS = (
         (_data("text", "data.txt", **_TOKENS), _data("text", "data.txt", **_LINES)),
     ),
     Reader("images", "data", _PICTURES, mutations.png, (_data("images", "images", size=(6, 6)),)),
+    Reader(
+        "images' preprocessor",
+        "data",
+        ("preprocessor_config.json",),
+        mutations.json_text,
+        (_data("images", "images", preprocessor="preprocessor_config.json"),),
+    ),
+    Reader(
+        "sounds",
+        "data",
+        tuple(f"sounds/{name}.wav" for name in ("one", "two", "three")),
+        mutations.flipped,
+        (
+            _data("wav", "sounds", length=100),
+            _data("wav", "sounds", length=100, rate=6000, mono=True),
+        ),
+    ),
     Reader("YAML spec", "spec", ("spec.yaml",), mutations.yaml_text, (_PLAN, _json(*_PLAN))),
     Reader(
         "report",

@@ -16,7 +16,8 @@ _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 _MOST = 1 << 30  # bytes of sound that are read from one file
 _CROSSINGS = 6  # zero crossings of the filter on each side
 _ROLLOFF = 0.99  # where it cuts off, of the highest frequency that both rates have
-_AT_ONCE = 1 << 16  # samples that are resampled at once
+_AT_ONCE = 1 << 20  # weights of samples that are resampled at once
+_RATES = range(100, 10_000_001)  # samples a second: from slow sensors to ultrasound
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def _format(part: bytes) -> tuple[int, int, int, int]:
     known = (tag == _PCM and bits in (8, 16, 24, 32)) or (tag == _FLOAT and bits in (32, 64))
     if not known or not channels or not rate:
         raise ValueError(f"holds sound of format {tag} with {bits} bits in {channels} channels")
+    if rate not in _RATES:
+        raise ValueError(f"says that it has {rate:,} samples a second")
     return tag, channels, rate, bits
 
 
@@ -139,18 +142,30 @@ def resampled(sound: Array, rate: int, wanted: int) -> Array:
     down, up = (n // gcd(rate, wanted) for n in (rate, wanted))
     cut = _ROLLOFF * min(1.0, up / down)  # of the given rate's highest frequency
     reach = ceil(_CROSSINGS / cut)
-    phases = np.arange(up)
+    width = 2 * reach + 1
     # Sample m lies at m * down / up; its weights depend on the fraction, m modulo `up`.
-    offsets = (phases * down % up / up)[:, None] - np.arange(-reach, reach + 1)
-    places = np.clip(offsets * cut, -_CROSSINGS, _CROSSINGS)
-    window = np.cos(places * np.pi / (2 * _CROSSINGS)) ** 2
-    weights = (np.sinc(offsets * cut) * window * cut).astype(np.float32)
+    few = up * width <= _AT_ONCE
+    table = _weights(np.arange(up) * down % up / up, cut, reach) if few else None
     count = -(-sound.shape[1] * up // down)
     padded = np.pad(sound, ((0, 0), (reach, reach + 1)))
-    around = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1, axis=1)
+    around = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
     made = np.empty((len(sound), count), np.float32)
-    for start in range(0, count, _AT_ONCE):
-        samples = np.arange(start, min(start + _AT_ONCE, count))
+    step = max(1, _AT_ONCE // width)
+    for start in range(0, count, step):
+        samples = np.arange(start, min(start + step, count))
         taps = around[:, samples * down // up]
-        made[:, samples] = np.einsum("cst,st->cs", taps, weights[samples % up])
+        if table is None:
+            weights = _weights(samples * down % up / up, cut, reach)
+        else:
+            weights = table[samples % up]
+        made[:, samples] = np.einsum("cst,st->cs", taps, weights)
     return made
+
+
+def _weights(fractions: Array, cut: float, reach: int) -> Array:
+    """Return what the samples around count, ``[fractions, 2 * reach + 1]``."""
+    offsets = fractions[:, None] - np.arange(-reach, reach + 1)
+    places = np.clip(offsets * cut, -_CROSSINGS, _CROSSINGS)
+    window = np.cos(places * np.pi / (2 * _CROSSINGS)) ** 2
+    weights: Array = (np.sinc(offsets * cut) * window * cut).astype(np.float32)
+    return weights

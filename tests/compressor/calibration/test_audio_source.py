@@ -196,3 +196,22 @@ def test_what_does_not_fit(tmp_path):
     (tmp_path / "a.wav").unlink()
     with pytest.raises(DataError, match="has no WAV files"):
         WavFolderSource(path=tmp_path, length=4).info()
+
+
+def test_rates_without_a_common_divisor_are_resampled_with_few_weights_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sound = np.random.default_rng(0).standard_normal((2, 500)).astype(np.float32)
+    kept = resampled(sound, 8000, 7999)  # a table of 7,999 phases
+    monkeypatch.setattr("compressor.calibration.sources.waveforms._AT_ONCE", 1000)
+    np.testing.assert_array_equal(resampled(sound, 8000, 7999), kept)
+
+
+@pytest.mark.parametrize("rate", [99, 10_000_001])
+def test_a_rate_that_no_recorder_has_is_refused(tmp_path: Path, rate: int) -> None:
+    path = tmp_path / "one.wav"
+    with wave.open(str(path), "wb") as sound:
+        sound.setparams((1, 2, rate, 0, "NONE", ""))
+        sound.writeframes(bytes(20))
+    with pytest.raises(ValueError, match=f"has {rate:,} samples a second"):
+        read_wave(path)
