@@ -94,7 +94,8 @@ WINGS = {
     "leave-one-out": Wing(("lab/explain/leave_one_out.py", "cli/explain.py"), ('"explain": ',)),
     "early-exit": Wing(("passes/train/early_exit",), ('"early-exit": ',)),
     "cluster": Wing(
-        ("passes/quantize/cluster.py", "passes/quantize/maths/kmeans.py"), ('"cluster": ',)
+        ("passes/quantize/cluster.py", "passes/quantize/maths/kmeans.py", "passes/train/archive"),
+        ('"cluster": ', '"archive": "compressor.passes.train.archive.'),
     ),
 }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from compressor.passes.quantize.dynamic import QuantizeDynamic as QuantizeDynamic
     from compressor.passes.quantize.static.static import QuantizeStatic as QuantizeStatic
     from compressor.passes.quantize.weights.weights import QuantizeWeights as QuantizeWeights
+    from compressor.passes.train.archive.archive import Archive as Archive
     from compressor.passes.train.distill.distill import Distill as Distill
     from compressor.passes.train.early_exit.early_exit import EarlyExit as EarlyExit
     from compressor.passes.train.finetune import Finetune as Finetune

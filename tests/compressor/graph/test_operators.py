@@ -27,7 +27,11 @@ MOST = 4
 # Calls that make a node; its operator is one of the first arguments.
 BUILDERS = {"node", "_node", "Node", "make_node", "add", "_add", "put", "replace", "insert"}
 # Words of other tongues: TensorRT's names of kernels, and the title of a tile.
-OTHER_WORDS = {"exporters/tensorrt/engine_layers.py", "report/html.py"}
+OTHER_WORDS = {
+    "exporters/gguf/vocabulary.py",
+    "exporters/tensorrt/engine_layers.py",
+    "report/html.py",
+}
 
 
 def spelled(path: Path) -> Iterator[str]:

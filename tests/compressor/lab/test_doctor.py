@@ -15,7 +15,11 @@ from compressor.report.terminal import plain_text
     [
         ("flags\t\t: fpu avx2 avx512_vnni amx_int8\n", ("amx_int8", "avx512_vnni", "avx2"), "AMX"),
         ("flags : avx2 avx_vnni\n", ("avx_vnni", "avx2"), "one instruction"),
-        ("model name: x\nflags : sse avx avx2\n", ("avx2",), "can saturate"),
+        (
+            "model name: x\nflags : sse avx avx2\n",
+            ("avx2",),
+            "its sums saturate unless weights avoid that",
+        ),
         ("Features\t: fp asimd asimddp\n", ("asimddp",), "one instruction"),
         ("flags : sse2\n", (), "not known"),
         ("", (), "not known"),
