@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from compressor.calibration.sources.user_functions import FactorySource, Transfo
 from compressor.errors import DataError
 from compressor.passes.train.job import Order, Steps, read_steps
 from compressor.run.training import RunTrainingData
+
+ROOT = Path(__file__).parents[4]
 
 
 def noughts() -> list[dict[str, np.ndarray]]:
@@ -40,6 +45,27 @@ def test_a_lambda_is_refused_where_processes_need_it(tmp_path: Path) -> None:
     assert len(next(read_steps(given, 0, 1, workers=0))) == 1
 
 
-def test_a_function_of_a_module_is_handed_on(tmp_path: Path) -> None:
-    (micro,) = next(read_steps(steps(tmp_path, halved), 0, 1, workers=1))
+HANDED_ON = """
+import sys
+from pathlib import Path
+from tests.compressor.passes.train.test_workers import halved, read_steps, steps
+
+if __name__ == "__main__":
+    (micro,) = next(read_steps(steps(Path(sys.argv[1]), halved), 0, 1, workers=1))
     assert micro.tensors["x"].shape == (2, 2)
+"""
+
+
+@pytest.mark.slow
+def test_a_function_of_a_module_is_handed_on(tmp_path: Path) -> None:
+    script = tmp_path / "handed_on.py"
+    script.write_text(HANDED_ON)
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
