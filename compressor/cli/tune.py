@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,6 @@ from compressor.cli.options import (
     print_result,
     set_option,
     shown_progress,
-    spec_argument,
 )
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -36,9 +36,30 @@ class _Time(click.ParamType[float]):
         return float(match[1]) * _UNITS[match[2]]
 
 
+def _refuse(what: str, options: Mapping[str, object]) -> None:
+    """Refuse options that do not go with what is tuned."""
+    from compressor.errors import SpecError
+
+    for name, value in options.items():
+        if value:
+            raise SpecError(f"option {name}", f"is given with {what}", "leave it out")
+
+
 @click.command()
-@spec_argument
+@click.argument("spec", metavar="SPEC_OR_MODEL", type=PATH)
 @set_option
+@click.option(
+    "--data",
+    type=PATH,
+    help="For a model without a spec: a folder of images or WAV files, or a file: .npz, .txt or "
+    ".jsonl. No labels are needed.",
+)
+@click.option(
+    "--metric",
+    metavar="NAME",
+    help="For a model without a spec: how its outputs are compared with the float model's; "
+    "default: agreement where it gives a score for each class, else cosine.",
+)
 @click.option(
     "--max-metric-drop",
     type=Number(min=0),
@@ -82,12 +103,14 @@ class _Time(click.ParamType[float]):
     "-o",
     "--output",
     type=PATH,
-    help="The tuned spec, in the folder of SPEC; default: tuned.yaml.",
+    help="The tuned spec, in the folder of SPEC; default: tuned.yaml there, or here for a model.",
 )
 @json_option
 def tune(
     spec: Path,
     settings: tuple[str, ...],
+    data: Path | None,
+    metric: str | None,
     max_metric_drop: float | None,
     max_size_ratio: float | None,
     max_latency_ratio: float | None,
@@ -99,17 +122,24 @@ def tune(
 ) -> None:
     """Find the smallest or fastest artifact, and prove it.
 
-    SPEC names the model and a pass to tune. What costs nothing is tried first (equalization,
-    observers, rounding), then the width of each layer: its noise is measured once for each width,
-    a knapsack chooses, the choice is written and measured, and so on. Candidates are compared on
-    samples of their own (data.search, or samples of the calibration source that do not calibrate);
-    the best are then proved on the evaluation data in a fixed order. Writes tuned.yaml, which
-    compress run runs to the same bytes, tuned.json and tuned.md. With --max-size-ratio alone, the
-    answer loses as little as fits. If the command is stopped, running it again resumes, and the
-    best artifact that is proved is there. The exit code is 1 where none was.
+    SPEC names the model and a pass to tune. Without a spec, MODEL is an ONNX file, or a folder
+    of transformers, and --data has typical samples, without labels: what compress init would
+    write is tuned, and judged by its fidelity to the float model.
+
+    What costs nothing is tried first (equalization, observers, rounding), then the width of each
+    layer: its noise is measured once for each width, a knapsack chooses, the choice is written and
+    measured, and so on. Candidates are compared on samples of their own (data.search, or samples
+    of the calibration source that do not calibrate); the best are then proved on the evaluation
+    data in a fixed order.
+
+    Writes tuned.yaml, which compress run runs to the same bytes, tuned.json and tuned.md. With
+    --max-size-ratio alone, the answer loses as little as fits. If the command is stopped, running
+    it again resumes, and the best artifact that is proved is there. The exit code is 1 where none
+    was.
     """
     from compressor.errors import ExitCode
     from compressor.lab.tune.answer import Goal
+    from compressor.lab.tune.from_model import is_model, spec_of_model
     from compressor.lab.tune.tune import tune as find
     from compressor.report.pages.tune import tune_page
     from compressor.spec.load import load_spec
@@ -117,7 +147,14 @@ def tune(
 
     goal = Goal(max_metric_drop, max_size_ratio, max_latency_ratio, minimize, rounds, budget)
     with importable([Path.cwd()]), shown_progress(lines=not as_json) as progress:
-        found = find(load_spec(spec, settings), goal, output, progress)
+        if is_model(spec):
+            _refuse("a model", {"--set": settings})
+            folder = Path.cwd() if output is None else output.resolve().parent
+            loaded = spec_of_model(spec, data, metric, folder)
+        else:
+            _refuse("a spec, which says it", {"--data": data, "--metric": metric})
+            loaded = load_spec(spec, settings)
+        found = find(loaded, goal, output, progress)
     written = found.spec
     if written is not None and written.is_relative_to(Path.cwd()):
         written = written.relative_to(Path.cwd())

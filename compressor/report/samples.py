@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from compressor.calibration.sources.folds import Fold
 from compressor.calibration.sources.tokenizer import open_tokenizer
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import TransformedSource
@@ -54,7 +55,8 @@ def shown_samples(report: Report, data: Data | None) -> list[Sample]:
     while isinstance(source, TransformedSource):
         source = source.source
     rows = _rows(source, [int(entry["index"]) for entry in worst], data.batch)
-    reader = _Reader(source) if isinstance(source, TokenSource) else None
+    words = source.source if isinstance(source, Fold) else source
+    reader = _Reader(words) if isinstance(words, TokenSource) else None
     return [_sample(entry, rows, data.target, reader) for entry in worst]
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from compressor.calibration.sources.feeds import FeedFactory, FeedFolder
 from compressor.calibration.sources.file_source import PathSource
+from compressor.calibration.sources.folds import Fold, fold_of
 from compressor.calibration.sources.iterables import ProgramBatches, program_batches, reader
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
@@ -97,7 +98,7 @@ class Data:
     def preparation(self) -> str:
         """What is done to the samples before any transform, for people; empty if nothing is."""
         source = self.source
-        if isinstance(source, TransformedSource):
+        while isinstance(source, TransformedSource | Fold):
             source = source.source
         return source.described() if isinstance(source, PathSource) else ""
 
@@ -184,7 +185,7 @@ def open_data(
 
 def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
     code, target = "", entry.keys.target
-    samples, feeds = entry.keys.samples, entry.keys.samples == FEEDS
+    samples, feeds, fold = entry.keys.samples, entry.keys.samples == FEEDS, entry.keys.fold
     size = 1 if feeds else entry.keys.batch or fixed_batch(inputs) or _usual_batch(entry)
     with importable([spec.folder]):
         if entry.kind == FACTORY:
@@ -200,7 +201,7 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
             if entry.keys.target is not None and fields:
                 fields[entry.keys.target] = entry.keys.target
             source: Source = (
-                FactorySource(make, entry.reference, fields, samples)
+                FactorySource(make, entry.reference, fields, None if fold else samples)
                 if isinstance(samples, int | None)
                 else FeedFactory(make, entry.reference, fields, entry.keys.feeds)
             )
@@ -215,6 +216,8 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
                 source = entry.options.fitted(inputs, entry.role, entry.keys.target)
                 if entry.keys.transform is None:  # which may do anything about padding
                     source.check_mask(inputs, entry.role, size)
+        if fold is not None:
+            source = fold_of(source, fold, samples if isinstance(samples, int) else None)
         if entry.keys.transform is not None:
             transform = spec.symbol(entry.keys.transform, f"data.{entry.role}.transform")
             source = TransformedSource(source, transform, entry.keys.transform, spec.seed)
@@ -352,7 +355,8 @@ def _check_target(data: Data, first: Batch) -> None:
 
 def _converted(data: Data, spec: TensorSpec) -> str:
     """Return the remedy for an array that is not what an input takes."""
-    keys = data.source.misfit(spec) if isinstance(data.source, PathSource) else ""
+    source = data.source.source if isinstance(data.source, Fold) else data.source
+    keys = source.misfit(spec) if isinstance(source, PathSource) else ""
     return keys or "convert it in a transform"
 
 

@@ -93,6 +93,12 @@ class DataKeys(Options):
     feeds: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="with samples: feeds: use at most this many, the first ones"
     )
+    fold: str | None = Field(
+        default=None,
+        pattern=r"^[1-9]\d{0,3}/[1-9]\d{0,3}$",
+        description="use every so-many-th sample: 2/4 takes samples 2, 6, 10 and so on; folds of "
+        "one source share no sample, so that roles can share a source; samples counts after it",
+    )
     batch: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
         description="samples in a batch; default 32, what the model is fixed to, or 1 where lines "
@@ -109,6 +115,12 @@ class DataKeys(Options):
     def _fit_together(self) -> DataKeys:
         if self.samples == FEEDS and self.batch is not None:
             raise ValueError("leave batch out: the model takes one feed at a time")
+        if self.fold is not None:
+            number, of = map(int, self.fold.split("/"))
+            if number > of:
+                raise ValueError(f"fold {self.fold} is none: write 1/{of} to {of}/{of}")
+            if self.samples == FEEDS:
+                raise ValueError("leave fold out: whole feeds are not parted")
         for key, value in (("state", self.state), ("feeds", self.feeds)):
             if value and self.samples != FEEDS:
                 raise ValueError(f"add samples: {FEEDS}, which {key} needs")

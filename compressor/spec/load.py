@@ -255,7 +255,7 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     if keys.target is not None and fields:  # without any, all arrays are read
         fields[keys.target] = keys.target
     filled = {"path": str(location), "fields": fields, **options}
-    if isinstance(keys.samples, int):
+    if isinstance(keys.samples, int) and keys.fold is None:  # which counts its own
         filled["samples"] = keys.samples
     return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
@@ -20,7 +21,14 @@ from compressor.errors import ExitCode
 from compressor.run import cold_rounds
 from compressor.types.exporter import ExportContext
 from tests.compressor.brief_timing import time_briefly
-from tests.compressor.tiny_project import CHECKPOINT, forget_modules, onnx_project, torch_project
+from tests.compressor.tiny_project import (
+    CHECKPOINT,
+    ONNX,
+    forget_modules,
+    onnx_project,
+    sample_images,
+    torch_project,
+)
 from tests.compressor.voice import Voice
 from tests.docs.test_docs import ROOT, YAML_BLOCKS, commands
 
@@ -63,6 +71,12 @@ def tiny(folder: Path) -> None:
     project = torch_project(folder)
     project.spec["passes"] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
     assert project.path.is_file()
+
+
+def typical(folder: Path) -> None:
+    onnx_project(folder)
+    (folder / ONNX).rename(folder / "model.onnx")
+    np.savez(folder / "typical.npz", image=sample_images(0, 256))
 
 
 def bare(folder: Path) -> None:
@@ -142,6 +156,7 @@ RUNNING = (
     Running(r"compress inspect out/digits", samples, before=DIGITS),
     Running(r"compress explain out/digits", samples, before=DIGITS),
     Running(r"compress tune samples/digits/", samples, slow=True),
+    Running(r"compress tune model.onnx --data typical.npz", typical, slow=True),
     Running(r"compress explain samples/digits/.*leave-one-out", samples, before=DIGITS, slow=True),
     Running(r"compress inspect samples/digits/spec.yaml --roofline", samples),
     Running(r"compress bench out/digits", samples, before=DIGITS, slow=True),

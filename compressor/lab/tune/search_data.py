@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from compressor.calibration.sources.class_folders import ClassFolderSource
 from compressor.files import json_sha256
 from compressor.run.data import Data, open_data
 from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.plan import Plan
 from compressor.spec.keys import FEEDS
+from compressor.spec.load import DataEntry
 from compressor.types.data import Source, SourceInfo
-from compressor.types.tensors import Batch, cut, samples_in
+from compressor.types.tensors import Batch, cut, fixed_batch, samples_in
 
 _PARTS = (256, 1024)  # samples after which a candidate may be dropped
 _MOST = 2048
@@ -61,14 +63,14 @@ class SearchData:
         parts: the samples in the order in which they are looked at.
         metric: what they are judged by.
         same: it is the metric of the spec, so that a drop here is one there.
-        calibration: how many samples are left to calibrate; ``None`` for as many as the spec says.
+        calibration: keys of the calibration data that change, so that both share no sample.
         words: where they are from.
     """
 
     parts: tuple[Data, ...]
     metric: Metric
     same: bool
-    calibration: int | None
+    calibration: Mapping[str, Any]
     words: str
 
 
@@ -76,49 +78,76 @@ def search_data(plan: Plan) -> SearchData:
     """Choose the search data of a spec.
 
     These are ``data.search``; else what the source of the calibration data holds beyond the samples
-    that calibrate; else a quarter of the calibration data, which then calibrate no more.
+    that calibrate, or of files in class folders every second one; else a quarter of the calibration
+    data, which then calibrate no more.
 
     Raises:
         CompressorError: a source is unusable.
     """
     spec, given = plan.spec, plan.data.get("search")
     if given is not None:
-        return _search(plan, given, None, "data.search")
+        return _search(plan, given, {}, "data.search")
     calibration = plan.data["calibration"]
     if calibration.feeds or calibration.recurrence is not None:
         words = "the calibration data: whole feeds are not parted"
-        return _search(plan, calibration, None, words)
+        return _search(plan, calibration, {}, words)
     entry = spec.data["calibration"]
+    if isinstance(entry.options, ClassFolderSource):
+        return _of_class_folders(plan, entry)
     used, beyond = calibration.samples, _unlimited(plan)
     total = None if beyond is None else beyond.samples
     if used is None:
-        return _search(plan, calibration, None, "the calibration data, whose number is not known")
+        return _search(plan, calibration, {}, "the calibration data, whose number is not known")
     if beyond is not None and total is not None and total - used >= _LEAST:
         source = Slice(beyond.source, used, min(total, used + _MOST))
         words = f"samples {used + 1} to {min(total, used + _MOST)} of the calibration source"
-        return _search(plan, replace(beyond, role="search", source=source), None, words)
+        return _search(plan, replace(beyond, role="search", source=source), {}, words)
     held = used // _HELD // calibration.batch * calibration.batch
     if held < _LEAST_HELD or entry.keys.samples == FEEDS:
         words = "the calibration data themselves: they are too few to hold some back"
-        return _search(plan, calibration, None, words)
+        return _search(plan, calibration, {}, words)
     source = Slice(calibration.source, used - held, used)
     words = f"the last {held} of {used} calibration samples, which do not calibrate"
-    return _search(plan, replace(calibration, role="search", source=source), used - held, words)
+    left = {"samples": used - held}
+    return _search(plan, replace(calibration, role="search", source=source), left, words)
+
+
+def _of_class_folders(plan: Plan, entry: DataEntry) -> SearchData:
+    """Return every second file: the first ones, or the last, are of a few classes only."""
+    number, of = map(int, (entry.keys.fold or "1/1").split("/"))
+    ours, theirs = f"{number}/{2 * of}", f"{number + of}/{2 * of}"
+    fixed = fixed_batch(plan.model.carrier.inputs) or 1
+    data = _reopened(plan, entry, {"fold": theirs, "samples": _MOST // fixed * fixed})
+    found = (data.samples or 0) // fixed * fixed
+    left = (_reopened(plan, entry, {"fold": ours}).samples or 0) // fixed * fixed
+    if found < _LEAST_HELD:
+        words = "the calibration data themselves: they are too few to hold some back"
+        return _search(plan, plan.data["calibration"], {}, words)
+    data = _reopened(plan, entry, {"fold": theirs, "samples": found})
+    words = f"{found} files of the calibration source, which do not calibrate"
+    return _search(plan, replace(data, role="search"), {"fold": ours, "samples": left}, words)
 
 
 def _unlimited(plan: Plan) -> Data | None:
     """Return the calibration data without their limit of samples; ``None`` if they have none."""
-    entry, carrier = plan.spec.data["calibration"], plan.model.carrier
+    entry = plan.spec.data["calibration"]
     if entry.keys.samples is None or entry.options is None:
         return None
-    options = entry.options.model_copy(update={"samples": None})
-    keys = entry.keys.model_copy(update={"samples": None})
-    whole: Mapping[str, Any] = {"calibration": replace(entry, options=options, keys=keys)}
+    return _reopened(plan, entry, {"samples": None})
+
+
+def _reopened(plan: Plan, entry: DataEntry, keys: Mapping[str, Any]) -> Data:
+    """Return the calibration data with other keys of a source."""
+    carrier = plan.model.carrier
+    changed = entry.keys.model_copy(update=dict(keys))
+    limit = None if changed.fold is not None else changed.samples
+    options = None if entry.options is None else entry.options.model_copy(update={"samples": limit})
+    whole = {"calibration": replace(entry, options=options, keys=changed)}
     spec = replace(plan.spec, data=whole)
     return open_data(spec, carrier.inputs, carrier.outputs)["calibration"]
 
 
-def _search(plan: Plan, data: Data, calibration: int | None, words: str) -> SearchData:
+def _search(plan: Plan, data: Data, calibration: Mapping[str, Any], words: str) -> SearchData:
     metric, spec = plan.metric, plan.spec
     assert metric is not None
     judged = plan.data["evaluation"].target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -12,6 +13,8 @@ from ruamel.yaml import YAML
 from compressor.errors import SpecError
 from compressor.files import json_text, switch, write_text
 from compressor.lab.tune.answer import Answer, Goal
+from compressor.lab.tune.from_model import is_model
+from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.recipe import Recipe, spec_with
 from compressor.lab.tune.search_data import search_data
 from compressor.lab.tune.tuning import Tuning
@@ -65,7 +68,7 @@ def tune(
         goal = _checked(spec, opened, goal)
         search = search_data(opened)
         base = _base(spec, search.calibration)
-        plan = make_plan(base, opened if search.calibration is None else None)
+        plan = make_plan(base, None if search.calibration else opened)
     check_free(base.output, force=False)
     store = Store(store_of(base.output), progress.note)
     bench = Workbench(base, plan, search, store, progress, goal.metric_drop, goal.minimize)
@@ -79,11 +82,18 @@ def tune(
             (staged / MANIFEST).write_text(sealed_text(entry), encoding="utf-8")
 
     with store.locked(), settled():
-        answer = Tuning(bench, goal, publish).answer()
+        journal = Journal(bench, goal, path=_read_as(spec, plan))
+        answer = Tuning(bench, goal, publish, journal).answer()
     written = None if answer.chosen is None else file
     write_text(file.with_suffix(".json"), json_text(answer.as_json()))
     write_text(file.with_suffix(".md"), markdown_page(tune_page(answer, written and file.name)))
     return Tuned(answer, written)
+
+
+def _read_as(spec: Spec, plan: Plan) -> list[str]:
+    """Return how samples become inputs, where nobody wrote it into a spec."""
+    how = plan.data["evaluation"].preparation
+    return [f"samples are read as {how}: check it"] if is_model(spec.document.path) and how else []
 
 
 def _place(spec: Spec, output: Path | None) -> Path:
@@ -95,7 +105,7 @@ def _place(spec: Spec, output: Path | None) -> Path:
             f"is not in {str(folder)!r}, from which the spec's paths start",
             "name a file there",
         )
-    if file.resolve() == spec.document.path.resolve():
+    if file.resolve() == spec.document.path.resolve() or file.suffix == ".onnx":
         raise SpecError(f"output {str(file)!r}", "is the spec itself", "name another file")
     return file
 
@@ -130,12 +140,12 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
     return replace(goal, metric_drop=limit, size_ratio=size)
 
 
-def _base(spec: Spec, calibration: int | None) -> Spec:
+def _base(spec: Spec, calibration: Mapping[str, Any]) -> Spec:
     """Return the spec that candidates share: with a folder of its own, and without search data."""
     value = spec.document.value
     data = {role: dict(entry) for role, entry in value["data"].items() if role != "search"}
-    if calibration is not None:
-        data["calibration"]["samples"] = calibration
+    if calibration:
+        data["calibration"].update(calibration)
     folder = value.get("output") or f"out/{spec.name}"
     return spec_with(spec, {"data": data, "output": f"{folder}-tuned"})
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from compressor.errors import CompressorError, SpecError
-from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_beaten
+from compressor.lab.tune.answer import Answer, Goal
+from compressor.lab.tune.journal import Journal, words_of
 from compressor.lab.tune.recipe import (
     FLOAT,
     REMEDIES,
@@ -51,11 +51,8 @@ class Tuning:
     bench: Workbench
     goal: Goal
     publish: Callable[[Candidate], None]
-    path: list[str] = field(default_factory=list)
-    not_tried: list[str] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)
+    journal: Journal
     table: dict[str, dict[str, Entry]] = field(default_factory=dict)
-    _start: float = field(default_factory=time.monotonic)
 
     def answer(self) -> Answer:
         """Search and prove.
@@ -79,7 +76,7 @@ class Tuning:
         best = self._proofs(pool)
         if best is not None:
             self.bench.timed(best)
-        return self._told(best, pool)
+        return self.journal.answer(best, pool)
 
     # Uniform widths
 
@@ -89,7 +86,9 @@ class Tuning:
         size: float | None = None
         offered = widths(tuned_class(recipe))
         if self.goal.minimize == "latency":
-            self.not_tried.append(f"fewer bits than {offered[0]}: no kernel computes with them")
+            self.journal.not_tried.append(
+                f"fewer bits than {offered[0]}: no kernel computes with them"
+            )
             offered = offered[:1]
         for width in offered:
             words = f"{width} bits"
@@ -97,11 +96,11 @@ class Tuning:
                 uniform = recipe.with_choice({"*": width})
                 planned = self.bench.planned(uniform)
             except CompressorError as error:
-                self.not_tried.append(f"{words}: {error.problem}")
+                self.journal.not_tried.append(f"{words}: {error.problem}")
                 continue
             predicted = planned.exports[self.bench.main].bytes
             if size is not None and predicted > _SMALLER * size:
-                self.not_tried.append(
+                self.journal.not_tried.append(
                     f"{words}: the {planned.exports[self.bench.main].format} file is not smaller "
                     f"than with {made[-1].name} ({formats.size(predicted)})"
                 )
@@ -110,19 +109,22 @@ class Tuning:
             layers = [r.name for r in rows if r.touched]
             free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
             choice = dict.fromkeys(free, width)
-            if self._is_late(words):
+            if self.journal.is_late(words):
                 break
             try:
                 candidate = self.bench.candidate(words, uniform, choice)
             except CompressorError as error:
-                self.not_tried.append(f"{words}: {error.subject}: {error.problem}")
+                self.journal.not_tried.append(f"{words}: {error.subject}: {error.problem}")
                 continue
             size = predicted
             made.append(candidate)
-            self._tell(candidate)
+            self.journal.tell(candidate)
         if not made:
-            raise SpecError("passes", "have no width that can be tuned", self.not_tried[-1])
+            raise SpecError("passes", "have no width that can be tuned", self.journal.not_tried[-1])
         return made
+
+    def _skip(self, what: str, why: str) -> None:
+        self.journal.not_tried.append(f"{what}: {why}")
 
     @staticmethod
     def _before(recipe: Recipe) -> str:
@@ -137,11 +139,11 @@ class Tuning:
         for remedy in sorted(remedies, key=lambda r: r.slow):
             if candidate.recipe.has(remedy):
                 continue
-            if self._is_late(remedy.name):
+            if self.journal.is_late(remedy.name):
                 continue
             bound, limit = self._bound(candidate), self.goal.metric_drop
             if remedy.slow and bound is not None and limit is not None and bound <= limit / 2:
-                self.not_tried.append(f"{remedy.name}: it takes long, and is not needed")
+                self.journal.not_tried.append(f"{remedy.name}: it takes long, and is not needed")
                 continue
             candidate = self._tried(candidate, remedy)
         return candidate
@@ -154,7 +156,7 @@ class Tuning:
             )
             ours, theirs = self.bench.searched(other), self.bench.searched(candidate)
         except CompressorError as error:
-            self.not_tried.append(f"{remedy.name}: {error.problem}")
+            self.journal.not_tried.append(f"{remedy.name}: {error.problem}")
             return candidate
         if ours.sqnr_db is None or theirs.sqnr_db is None:
             return candidate
@@ -165,7 +167,7 @@ class Tuning:
             helps = ours.bound <= theirs.bound * 1.1
         cost = f"{formats.size(other.bytes - candidate.bytes)} more" if larger else "for nothing"
         decision = "taken" if helps else "left out"
-        self.path.append(f"{remedy.name}: {gain:+.1f} dB {cost}; {decision}")
+        self.journal.path.append(f"{remedy.name}: {gain:+.1f} dB {cost}; {decision}")
         return other if helps else candidate
 
     # Widths of single layers
@@ -186,8 +188,8 @@ class Tuning:
             choice = self._solved(pool)
             if choice is None or any(dict(c.choice) == choice for c in pool):
                 return
-            name = f"round {number}: {self._words(choice)}"
-            if self._is_late(name) or not self._added(name, start, choice, pool):
+            name = f"round {number}: {words_of(choice)}"
+            if self.journal.is_late(name) or not self._added(name, start, choice, pool):
                 return
 
     def _added(
@@ -197,12 +199,12 @@ class Tuning:
             made = self.bench.candidate(name, start.recipe.with_choice(choice), choice)
             self.bench.searched(made)
         except CompressorError as error:
-            self.not_tried.append(f"{name}: {error.subject}: {error.problem}")
+            self.journal.not_tried.append(f"{name}: {error.subject}: {error.problem}")
             return False
         if FLOAT not in choice.values() or len(set(choice.values())) > 1:
             self._learn(made)
         pool.append(made)
-        self._tell(made)
+        self.journal.tell(made)
         return True
 
     def _solved(self, pool: list[Candidate]) -> dict[str, str] | None:
@@ -226,8 +228,8 @@ class Tuning:
         if bound is not None and bound <= self.goal.metric_drop / 2:
             return
         choice = smallest(self.table, _SAFER * noise_of(self.table, quiet.choice))
-        if choice is not None and not self._is_late("a safer recipe"):
-            self._added(f"safer: {self._words(choice)}", start, choice, pool)
+        if choice is not None and not self.journal.is_late("a safer recipe"):
+            self._added(f"safer: {words_of(choice)}", start, choice, pool)
 
     def _bound(self, candidate: Candidate) -> float | None:
         return self.bench.searched(candidate).bound
@@ -239,7 +241,7 @@ class Tuning:
         limit, best = self.goal.metric_drop, None
         allowed = [c for c in pool if self._fits(c)]
         if limit is None:
-            fit = min(allowed, key=lambda c: noise_of(self.table, c.choice), default=None)
+            fit = min(allowed, key=self._loss, default=None)
             if fit is not None:
                 self.bench.proved(fit)
                 self.publish(fit)
@@ -251,12 +253,19 @@ class Tuning:
             candidate = allowed[place]
             proof = self.bench.proved(candidate)
             held = verdict_of(proof.ci95, limit) == "passed"
-            self.path.append(f"{'proved' if held else 'not proved'}: {self._drop(candidate)}")
+            self.journal.path.append(
+                f"{'proved' if held else 'not proved'}: {self.journal.drop(candidate)}"
+            )
             if not held:
                 break
             best = candidate
             self.publish(candidate)
         return best
+
+    def _loss(self, candidate: Candidate) -> tuple[float, int]:
+        """Return what is to be as small as the limits of size and latency allow."""
+        decibels = self.bench.searched(candidate).sqnr_db
+        return (-math.inf if decibels is None else -decibels), candidate.bytes
 
     def _size(self, candidate: Candidate) -> float:
         """Return what is to be minimized."""
@@ -276,105 +285,5 @@ class Tuning:
         verdict = verdict_of(interval, self.goal.latency_ratio, WIDEST_RATIO)
         if verdict != "passed":
             ratio = "not measured" if timed is None else formats.ratio(timed["value"])
-            self.path.append(f"{candidate.name}: latency ratio {ratio}: left out")
+            self.journal.path.append(f"{candidate.name}: latency ratio {ratio}: left out")
         return verdict == "passed"
-
-    # Words
-
-    def _words(self, choice: Mapping[str, str]) -> str:
-        options = {o: "float" if o == FLOAT else f"{o} bits" for o in choice.values()}
-        return layers_words(choice, options)
-
-    def _tell(self, candidate: Candidate) -> None:
-        found = self.bench.searched(candidate)
-        quality = "equal outputs" if found.sqnr_db is None else formats.decibel(found.sqnr_db)
-        bound = ""
-        if found.bound is not None:
-            bound = f", may lose {self._amount(found.bound)}"
-            bound = (
-                f", loses more than is allowed after {found.samples} samples"
-                if (found.stopped)
-                else bound
-            )
-        self.path.append(
-            f"{candidate.name}: {formats.size(candidate.bytes)} "
-            f"({candidate.size_ratio:.2f} ×), {quality}{bound}"
-        )
-
-    def _drop(self, candidate: Candidate) -> str:
-        proof = candidate.proof
-        assert proof is not None
-        interval = formats.metric_change_interval(proof.ci95, share=self._share)
-        return (
-            f"{candidate.name}: {formats.size(candidate.bytes)}, loses "
-            f"{self._amount(proof.drop)} (95 % CI {interval})"
-        )
-
-    @property
-    def _share(self) -> bool:
-        metric = self.bench.plan.metric
-        return metric is not None and metric.unit == "%"
-
-    def _amount(self, drop: float) -> str:
-        return formats.metric_change(drop, share=self._share)
-
-    def _is_late(self, what: str) -> bool:
-        seconds = self.goal.seconds
-        if seconds is None or time.monotonic() - self._start < seconds:
-            return False
-        self.not_tried.append(f"{what}: the time was up (--budget)")
-        return True
-
-    def _told(self, best: Candidate | None, pool: list[Candidate]) -> Answer:
-        metric = self.bench.plan.metric
-        assert metric is not None
-        made = list(self.bench.made.values())
-        return Answer(
-            name=self.bench.spec.name,
-            goal=self.goal,
-            metric=metric.name,
-            share=self._share,
-            points=tuple(with_beaten([self._point(c) for c in made])),
-            chosen=None if best is None else best.name,
-            reason="" if best is not None else self._infeasible(pool),
-            path=tuple(self.path),
-            not_tried=tuple(self.not_tried),
-            search=self.bench.search.words,
-            evaluations=self.bench.evaluations,
-        )
-
-    def _point(self, candidate: Candidate) -> Point:
-        proof, found, timed = candidate.proof, self.bench.searched(candidate), candidate.latency
-        limit = self.goal.metric_drop
-        held = None
-        if proof is not None and limit is not None:
-            held = verdict_of(proof.ci95, limit) == "passed"
-        return Point(
-            name=candidate.name,
-            bytes=candidate.bytes,
-            size_ratio=candidate.size_ratio,
-            bound=found.bound,
-            sqnr_db=found.sqnr_db,
-            drop=None if proof is None else proof.drop,
-            ci95=None if proof is None else proof.ci95,
-            proved=held,
-            latency_ratio=None if timed is None else timed["value"],
-            latency_ci95=None if timed is None else (timed["ci95"][0], timed["ci95"][1]),
-        )
-
-    def _infeasible(self, pool: list[Candidate]) -> str:
-        """Return why no artifact was proved, and what comes nearest."""
-        asked = []
-        if self.goal.metric_drop is not None:
-            asked.append(f"loses at most {self._amount(self.goal.metric_drop)}")
-        if self.goal.size_ratio is not None:
-            asked.append(f"takes at most {self.goal.size_ratio:g} of the bytes")
-        if self.goal.latency_ratio is not None:
-            asked.append(f"takes at most {self.goal.latency_ratio:g} of the time")
-        near = [c for c in pool if c.proof is not None]
-        if not near:
-            least = min(pool, key=lambda c: c.bytes)
-            self.bench.proved(least)
-            near = [least]
-        nearest = "; ".join(f"{self._drop(c)} at {c.size_ratio:.2f} of the bytes" for c in near)
-        return f"no artifact was proved that {' and '.join(asked)}; the nearest: {nearest}"

@@ -212,7 +212,7 @@ def test_the_spec_itself_is_fine(load: Load):
             "npz: data.npz",
             "factory: a.b:c, shuffle: 3",
             "spec.yaml:7: data.calibration.shuffle: is not a known key; "
-            "there is: batch, feeds, inputs, samples, state, target, transform",
+            "there is: batch, feeds, fold, inputs, samples, state, target, transform",
         ),
     ],
 )

@@ -1,0 +1,158 @@
+"""The spec behind ``compress tune MODEL --data``: no spec and no labels are needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from compressor.calibration.sources.file_source import FileSource
+from compressor.calibration.sources.tokens import TokenSource
+from compressor.errors import SpecError
+from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator
+from compressor.lab.starter import starter_text
+from compressor.lab.starter_data import Choices, Found, Given, settled
+from compressor.lab.tune.recipe import REMEDIES
+from compressor.run.model import open_model
+from compressor.spec.keys import FEEDS
+from compressor.spec.load import Spec, check_spec
+from compressor.spec.source_text import Document
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.tensors import fixed_batch
+
+_FILES = (".onnx", ".safetensors", ".pt", ".pth", ".th")
+_CALIBRATE, _SEARCH = 512, 2048  # samples at most
+_ALONE = {"calibration": "2/4", "search": "4/4", "evaluation": "1/2"}
+_APART = {"calibration": "1/2", "search": "2/2"}
+
+
+def is_model(place: Path) -> bool:
+    """Whether a path names a model, and no spec."""
+    return place.is_dir() or place.suffix in _FILES
+
+
+def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Path) -> Spec:
+    """Return the spec that a model is tuned with: what ``compress init`` writes, made whole.
+
+    What is found is parted, so that what calibrates, what recipes are compared on and what judges
+    share no sample. Artifacts are judged by their fidelity to the float model: by the share of
+    answers that agree where the model's last layer gives a score for each class, else by the cosine
+    of its outputs.
+
+    Args:
+        data: a folder of images or WAV files, or a file; ``None`` takes what lies beside the model.
+        metric: a metric that needs no labels.
+        folder: where the tuned spec will lie.
+
+    Raises:
+        CompressorError: the model or the data are unusable, or need a spec.
+    """
+    subject = f"model {str(model)!r}"
+    if not model.exists():
+        raise SpecError(subject, "does not exist", "check its spelling")
+    choices, found = settled(model, Choices(data, metric=metric))
+    if found is None:
+        raise SpecError(
+            subject, "is given without data", "add --data with typical samples, or write a spec"
+        )
+    relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
+    text = starter_text(model, relative, "tuned.yaml", Given(model, folder, choices, found))
+    value = YAML(typ="safe", pure=True).load(StringIO(text))
+    roles = value["data"]
+    needs = ""
+    if ":" in str(value["model"].get("factory", "")):
+        needs = "needs a function that builds its network"
+    elif any(entry.get("samples") == FEEDS for entry in roles.values()):
+        needs = "takes each sample as a whole feed"
+    if needs:
+        remedy = f"write a spec with compress init {model}, fill it in, and tune that"
+        raise SpecError(subject, needs, remedy)
+    value["data"] = _parted(roles, found)
+    value["exports"] = [e for e in value["exports"] if e["format"] != "safetensors"]
+    value["limits"] = {"metric-drop": None, "size-ratio": None, "latency-ratio": None}
+    if not any(entry["pass"] in REMEDIES for entry in value["passes"]):
+        value["passes"] = [*value["passes"][:-1], {"pass": "quantize-static"}]
+    spec = check_spec(Document(folder / model.name, value))
+    carrier = open_model(spec).carrier
+    if metric is None and value.get("metric") in (None, "accuracy"):  # which needs labels
+        value["metric"] = "agreement" if _scores(carrier) else "cosine"
+    _map_only_array(value["data"], spec, carrier)
+    spec = check_spec(Document(folder / model.name, value))
+    _whole_batches(value["data"], spec, fixed_batch(carrier.inputs))
+    return check_spec(Document(folder / model.name, value))
+
+
+def _parted(roles: Mapping[str, Any], found: Found) -> dict[str, Any]:
+    """Return data by role, without labels; where one folder or file is all, as folds of it."""
+    evaluation = {**roles["evaluation"]}
+    if evaluation.get("target") != "labels":  # the tokens that follow
+        evaluation.pop("target", None)
+    calibration = {**evaluation, **roles.get("calibration", {})}
+    calibration.pop("target", None)
+    alone = found.calibration == found.evaluation
+    if not alone and found.kind not in calibration:
+        calibration = {**evaluation}
+    folds = _ALONE if alone else _APART
+    parted = {
+        "calibration": {**calibration, "samples": _CALIBRATE},
+        "evaluation": {**evaluation},
+        "search": {**evaluation, **_source(calibration, found), "samples": _SEARCH},
+    }
+    for role, fold in folds.items():
+        parted[role]["fold"] = fold
+    return parted
+
+
+def _source(entry: Mapping[str, Any], found: Found) -> dict[str, Any]:
+    return {found.kind: entry[found.kind]}
+
+
+def _scores(carrier: Carrier) -> bool:
+    """Whether the only output has a score for each class: a layer gives it, or its softmax."""
+    if Capability.GRAPH not in carrier.offers or len(carrier.outputs) != 1:
+        return False
+    if len(carrier.outputs[0].shape) != 2:
+        return False
+    node = carrier.graph().graph.outputs[0].producer()
+    while node is not None and operator(node).name in ("Softmax", "LogSoftmax", "Add"):
+        node = next((i.producer() for i in node.inputs if i is not None and i.producer()), None)
+    return node is not None and layer_of(node) is not None
+
+
+def _map_only_array(roles: Mapping[str, Any], spec: Spec, carrier: Carrier) -> None:
+    """Name the array of a file that holds only one, for a model with only one input."""
+    for role, entry in roles.items():
+        source = spec.data[role].options
+        mapped = list((entry.get("inputs") or {}).values())
+        if not isinstance(source, FileSource) or len(carrier.inputs) != 1:
+            continue
+        stored = list(source.headers())
+        if len(stored) == 1 and mapped[:1] != stored:
+            entry["inputs"] = {carrier.inputs[0].name: stored[0]}
+
+
+def _whole_batches(roles: Mapping[str, Any], spec: Spec, fixed: int | None) -> None:
+    """Use as many samples as fill the batches of a model that takes so many at a time."""
+    for role, entry in roles.items():
+        source = spec.data[role].options
+        if fixed is None or not isinstance(source, FileSource | TokenSource):
+            continue
+        entry["batch"] = fixed
+        entry.pop("samples", None)
+        most = {"calibration": _CALIBRATE, "search": _SEARCH}.get(role)
+        number, of = map(int, entry.get("fold", "1/1").split("/"))
+        whole = source.model_copy(update={"samples": None}).info().samples or 0
+        here = len(range(number - 1, whole, of))
+        count = (here if most is None else min(here, most)) // fixed * fixed
+        if count == 0:
+            raise SpecError(
+                f"data.{role}",
+                f"has {here} samples, and the model takes {fixed} at a time",
+                "give more data",
+            )
+        entry["samples"] = count

@@ -1,0 +1,137 @@
+"""What a search notes as it goes, and what it tells in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_beaten
+from compressor.lab.tune.recipe import FLOAT
+from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.report import formats
+from compressor.run.verdicts import verdict_of
+
+
+def words_of(choice: Mapping[str, str]) -> str:
+    """Return the options of layers in a few words."""
+    options = {o: "float" if o == FLOAT else f"{o} bits" for o in choice.values()}
+    return layers_words(choice, options)
+
+
+@dataclass
+class Journal:
+    """The path of a search.
+
+    Attributes:
+        path: what was decided, one sentence each.
+        not_tried: what was not, and why.
+    """
+
+    bench: Workbench
+    goal: Goal
+    path: list[str] = field(default_factory=list)
+    not_tried: list[str] = field(default_factory=list)
+    _start: float = field(default_factory=time.monotonic)
+
+    def tell(self, candidate: Candidate) -> None:
+        """Note a candidate that was made."""
+        found = self.bench.searched(candidate)
+        quality = "equal outputs" if found.sqnr_db is None else formats.decibel(found.sqnr_db)
+        bound = ""
+        if found.stopped:
+            bound = f", loses more than is allowed after {found.samples} samples"
+        elif found.bound is not None:
+            bound = f", may lose {self.amount(found.bound)}"
+        self.path.append(
+            f"{candidate.name}: {formats.size(candidate.bytes)} "
+            f"({candidate.size_ratio:.2f} ×), {quality}{bound}"
+        )
+
+    def drop(self, candidate: Candidate) -> str:
+        """Return what a candidate that was judged loses."""
+        proof = candidate.proof
+        assert proof is not None
+        interval = formats.metric_change_interval(proof.ci95, share=self.share)
+        return (
+            f"{candidate.name}: {formats.size(candidate.bytes)}, loses "
+            f"{self.amount(proof.drop)} (95 % CI {interval})"
+        )
+
+    @property
+    def share(self) -> bool:
+        """Whether the metric is a share in percent."""
+        metric = self.bench.plan.metric
+        return metric is not None and metric.unit == "%"
+
+    def amount(self, drop: float) -> str:
+        """Return a drop of the metric with its unit."""
+        return formats.metric_change(drop, share=self.share)
+
+    def is_late(self, what: str) -> bool:
+        """Whether the time is up, so that something is not tried."""
+        seconds = self.goal.seconds
+        if seconds is None or time.monotonic() - self._start < seconds:
+            return False
+        self.not_tried.append(f"{what}: the time was up (--budget)")
+        return True
+
+    def answer(self, best: Candidate | None, pool: list[Candidate]) -> Answer:
+        """Return what was found.
+
+        Args:
+            best: what was proved; ``None`` where nothing was.
+            pool: the candidates that could have been.
+        """
+        metric = self.bench.plan.metric
+        assert metric is not None
+        made = list(self.bench.made.values())
+        return Answer(
+            name=self.bench.spec.name,
+            goal=self.goal,
+            metric=metric.name,
+            share=self.share,
+            points=tuple(with_beaten([self._point(c) for c in made])),
+            chosen=None if best is None else best.name,
+            reason="" if best is not None else self._infeasible(pool),
+            path=tuple(self.path),
+            not_tried=tuple(self.not_tried),
+            search=self.bench.search.words,
+            evaluations=self.bench.evaluations,
+        )
+
+    def _point(self, candidate: Candidate) -> Point:
+        proof, found, timed = candidate.proof, self.bench.searched(candidate), candidate.latency
+        limit = self.goal.metric_drop
+        held = None
+        if proof is not None and limit is not None:
+            held = verdict_of(proof.ci95, limit) == "passed"
+        return Point(
+            name=candidate.name,
+            bytes=candidate.bytes,
+            size_ratio=candidate.size_ratio,
+            bound=found.bound,
+            sqnr_db=found.sqnr_db,
+            drop=None if proof is None else proof.drop,
+            ci95=None if proof is None else proof.ci95,
+            proved=held,
+            latency_ratio=None if timed is None else timed["value"],
+            latency_ci95=None if timed is None else (timed["ci95"][0], timed["ci95"][1]),
+        )
+
+    def _infeasible(self, pool: list[Candidate]) -> str:
+        """Return why no artifact was proved, and what comes nearest."""
+        asked = []
+        if self.goal.metric_drop is not None:
+            asked.append(f"loses at most {self.amount(self.goal.metric_drop)}")
+        if self.goal.size_ratio is not None:
+            asked.append(f"takes at most {self.goal.size_ratio:g} of the bytes")
+        if self.goal.latency_ratio is not None:
+            asked.append(f"takes at most {self.goal.latency_ratio:g} of the time")
+        near = [c for c in pool if c.proof is not None]
+        if not near:
+            least = min(pool, key=lambda c: c.bytes)
+            self.bench.proved(least)
+            near = [least]
+        nearest = "; ".join(f"{self.drop(c)} at {c.size_ratio:.2f} of the bytes" for c in near)
+        return f"no artifact was proved that {' and '.join(asked)}; the nearest: {nearest}"
