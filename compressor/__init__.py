@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from compressor.report.result import RunResult
     from compressor.run.execute import RunOptions
     from compressor.spec.keys import LimitKeys, MetricKeys, ModelKeys
+    from compressor.types.training import TrainingStep
 
 __all__ = [
     "CompressorError",
@@ -26,6 +27,7 @@ __all__ = [
     "RunOptions",
     "RunResult",
     "Spec",
+    "TrainingStep",
     "__version__",
     "convert",
     "load",
@@ -46,6 +48,7 @@ _FROM = {
     "RunOptions": "run.execute",
     "RunResult": "report.result",
     "Spec": "front.spec",
+    "TrainingStep": "types.training",
     "convert": "front.training",
     "load": "models.codec.load",
     "prepare": "front.training",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from compressor.errors import printable
-from compressor.progress import Advance, Progress, Silent, nobody_watches
+from compressor.progress import Advance, Progress, Silent
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from compressor.report.page import Page
 
 
+_SECONDS = 10.0  # from one line of a stage to the next, where there is no terminal
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -159,7 +160,11 @@ def columns() -> tuple[ProgressColumn, ...]:
 
 
 class LineProgress:
-    """Prints a line for each stage that is done, on what is stderr now."""
+    """Prints a line for each stage that is done, on what is stderr now.
+
+    One that takes long also gets a line every ten seconds: services that run jobs end those that
+    print nothing.
+    """
 
     def __init__(self) -> None:
         self._stream = sys.stderr
@@ -167,9 +172,17 @@ class LineProgress:
     @contextmanager
     def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
         """Print what was done, and how long it took."""
-        del total
-        start = time.monotonic()
-        yield nobody_watches
+        start = printed = time.monotonic()
+
+        def advance(done: int, text: str = "") -> None:
+            nonlocal printed
+            now = time.monotonic()
+            if now - printed >= _SECONDS:
+                printed = now
+                parts = (description, _count(done, total), text, f"{now - start:.0f} s")
+                self.note("  ".join(part for part in parts if part))
+
+        yield advance
         self.note(_done(description, start))
 
     def note(self, message: str) -> None:
@@ -179,6 +192,10 @@ class LineProgress:
 
 def _done(description: str, start: float) -> str:
     return f"{description}  {time.monotonic() - start:.1f} s"
+
+
+def _count(done: int, total: int | None) -> str:
+    return f"{done:,}" if total is None else f"{done:,}/{total:,}"
 
 
 class TerminalProgress:
@@ -194,7 +211,7 @@ class TerminalProgress:
         start = time.monotonic()
 
         def advance(done: int, text: str = "") -> None:
-            count = f"{done:,}" if total is None else f"{done:,}/{total:,}"
+            count = _count(done, total)
             self._bars.update(task, completed=done, count=count, text=printable(text))
 
         try:

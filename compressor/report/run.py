@@ -57,6 +57,7 @@ def run_spec(
         options.memory,
         options.proves,
         options.loop,
+        options.callbacks,
     )
     with store.locked():
         settle(spec.output)

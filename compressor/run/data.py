@@ -23,7 +23,7 @@ from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable
 from compressor.types.carrier import Carrier
 from compressor.types.data import Source, SourceInfo
-from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
+from compressor.types.tensors import Array, Batch, TensorSpec, answers, fixed_batch, unstackable
 
 _BATCH = 32
 
@@ -345,7 +345,7 @@ def _check_all_feeds(data: Data, inputs: Sequence[TensorSpec]) -> None:
 
 def _check_target(data: Data, first: Batch) -> None:
     batch = first if data.recurrence is None else next(data.batches(1))
-    if data.target is not None and data.target not in batch:
+    if data.target is not None and answers(batch, data.target) is None:
         raise DataError(
             f"{data.role} data",
             f"has no target {data.target!r} after its transform",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
-from compressor.types.training import OwnLoop
+from compressor.types.training import OwnLoop, TrainingStep
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class RunOptions:
         strict: a verdict that is unknown fails the run.
         proves: an artifact that is not run here is shown to the program that will serve it.
         loop: a training of the program's own, in place of that of the pass that trains.
+        callbacks: functions that are called after each step of a training with a
+            :class:`compressor.TrainingStep`; what they raise ends the run.
     """
 
     fresh: bool = False
@@ -63,6 +65,7 @@ class RunOptions:
     strict: bool = False
     proves: bool = True
     loop: OwnLoop | None = None
+    callbacks: Sequence[Callable[[TrainingStep], None]] = ()
 
 
 def help_run(spec: Spec, options: RunOptions) -> None:

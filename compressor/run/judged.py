@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from compressor.run.metrics import Metric
-from compressor.types.tensors import Array, Batch, Feed, samples_in
+from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
 
 
 def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
@@ -50,4 +50,4 @@ def target_of(batch: Batch, label: str | None, expected: Batch, metric: Metric) 
     if label is None or metric.against_float:
         return expected
     whole = isinstance(batch, Feed) and metric.code is None
-    return batch[label][None] if whole else batch[label]
+    return batch[label][None] if whole else answers(batch, label)

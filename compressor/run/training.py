@@ -221,6 +221,8 @@ def make_training(
         note=workspace.progress.note,
         search=plan.data.get("search"),
         loop=workspace.loop,
+        base=plan.spec.folder,
+        callbacks=workspace.callbacks,
     )
 
 

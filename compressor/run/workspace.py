@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,8 +27,15 @@ from compressor.run.recurrence import RecurrentRunner
 from compressor.run.store import Store, compute_versions, result_key, store_of
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
-from compressor.types.tensors import Array, Batch, fixed_batch, made_batch, picked, samples_in
-from compressor.types.training import OwnLoop
+from compressor.types.tensors import (
+    Batch,
+    answers,
+    fixed_batch,
+    made_batch,
+    picked,
+    samples_in,
+)
+from compressor.types.training import OwnLoop, TrainingStep
 
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
 _EVALUATION = 3  # version of what is stored
@@ -46,6 +53,7 @@ class Workspace:
             saves reading it once more, instead of by its content.
         proves: an artifact that is not run here is shown to the program that will serve it.
         loop: trains in place of the passes' own loop.
+        callbacks: functions of the program that are told of each step of a training.
     """
 
     plan: Plan
@@ -56,6 +64,7 @@ class Workspace:
     memory: bool = False
     proves: bool = True
     loop: OwnLoop | None = None
+    callbacks: Sequence[Callable[[TrainingStep], None]] = ()
     _loaded: bool = field(default=False, init=False)
     _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
     _alike: dict[str, str] = field(default_factory=dict, init=False)
@@ -193,10 +202,12 @@ class Workspace:
         zeros = {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
         return [made_batch(inputs, zeros)]
 
-    def targets(self, count: int) -> Array | None:
+    def targets(self, count: int) -> Any:
         """Return the targets of the evaluation's first samples, if they have some."""
         data = self.evaluation
-        return None if data is None or data.target is None else data.first(count)[data.target]
+        return (
+            None if data is None or data.target is None else answers(data.first(count), data.target)
+        )
 
     def evaluated(self, key: str, make_runner: Any, label: str) -> Evaluation | None:
         """Return the evaluation of the model with this key, from the store if possible."""

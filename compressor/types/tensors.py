@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -63,6 +63,22 @@ class TensorSpec:
         if fits:
             return None
         return f"shape is {list(shape)}, the model expects {self}"
+
+
+def answers(arrays: Mapping[str, Any], target: str) -> Any:
+    """Return the right answers among arrays by name, or ``None`` if they are not there.
+
+    Several that a program gave as a dictionary are arrays ``target.key``; they come back as a
+    dictionary.
+
+    >>> answers({"x": 1, "target.box": 2, "target.kind": 3}, "target")
+    {'box': 2, 'kind': 3}
+    """
+    if target in arrays:
+        return arrays[target]
+    start = f"{target}."
+    found = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
+    return found or None
 
 
 def filled(*arrays: Array) -> tuple[Array, ...]:

@@ -126,6 +126,30 @@ class OpenModel(Protocol):
 
 
 @dataclass(frozen=True)
+class TrainingStep:
+    """A step of a training that is done.
+
+    Attributes:
+        name: of the pass.
+        step: how many steps are done.
+        steps: how many there are.
+        loss: the mean over the step's samples, in all processes.
+        terms: the loss's weighted terms by name.
+        learning_rate: what the weights were moved with.
+        validation: the metric, or without one the loss, on the held-out samples, where this step
+            ends an epoch.
+    """
+
+    name: str
+    step: int
+    steps: int
+    loss: float
+    terms: Mapping[str, float]
+    learning_rate: float
+    validation: float | None = None
+
+
+@dataclass(frozen=True)
 class Handed:
     """What a pass trains, handed to a program that trains it in a loop of its own.
 
@@ -189,6 +213,8 @@ class Training:
         note: shows one line that stays.
         search: the spec's search data, if it has some.
         loop: trains in place of the pass's own loop, if a program does.
+        base: the folder that paths in options are relative to.
+        callbacks: functions of the program that are told of each step, in the first process.
     """
 
     data: TrainingData
@@ -206,3 +232,5 @@ class Training:
     note: Callable[[str], None] = lambda _: None
     search: SearchSamples | None = None
     loop: OwnLoop | None = None
+    base: Path = Path()
+    callbacks: Sequence[Callable[[TrainingStep], None]] = ()

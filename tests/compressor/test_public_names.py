@@ -14,6 +14,7 @@ PUBLIC = [
     "RunOptions",
     "RunResult",
     "Spec",
+    "TrainingStep",
     "__version__",
     "convert",
     "load",

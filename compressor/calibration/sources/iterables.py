@@ -62,11 +62,15 @@ class ProgramBatches:
         names = [spec.name for spec in self.inputs]
         if isinstance(first, Mapping):
             wanted = None if self.complete else {*names, self.target}
-            batch = {
-                str(name): self._array(str(name), value)
-                for name, value in first.items()
-                if wanted is None or name in wanted
-            }
+            batch: Batch = {}
+            for name, value in first.items():
+                if wanted is None or name in wanted:
+                    several = name == self.target and isinstance(value, Mapping)
+                    batch |= (
+                        self._answers(str(name), value)
+                        if several
+                        else {str(name): self._array(str(name), value)}
+                    )
         else:
             if len(first) > len(names):
                 raise DataError(
@@ -76,8 +80,14 @@ class ProgramBatches:
                 )
             batch = {n: self._array(n, value) for n, value in zip(names, first, strict=False)}
         if self.target is not None and self.target not in batch and rest:
-            batch[self.target] = self._array(self.target, rest[0])
+            batch |= self._answers(self.target, rest[0])
         return batch
+
+    def _answers(self, name: str, value: Any) -> Batch:
+        """Return a target; a dictionary of several is an array ``name.key`` for each."""
+        if not isinstance(value, Mapping):
+            return {name: self._array(name, value)}
+        return {f"{name}.{key}": self._array(f"{name}.{key}", v) for key, v in value.items()}
 
     def _array(self, name: str, value: Any) -> Array:
         array = as_array(value, f"data {self.name!r}", name)

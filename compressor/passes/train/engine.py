@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    CheckpointImpl,
-    apply_activation_checkpointing,
-    checkpoint_wrapper,
-)
 
 from compressor.errors import ModelError, SpecError
+from compressor.passes.train.altered_modules import checkpoint_blocks, synchronize_norms
+from compressor.passes.train.averages import Average
 from compressor.passes.train.job import (
     Job,
     Micro,
@@ -27,7 +23,9 @@ from compressor.passes.train.job import (
     as_tensors,
     read_steps,
 )
-from compressor.passes.train.recipe import Course, Recipe, rate_factor
+from compressor.passes.train.logs import TrainingLog
+from compressor.passes.train.rates import rate_factor
+from compressor.passes.train.recipe import Course, Recipe
 from compressor.passes.train.saved_state import Prepared, SavedState
 from compressor.passes.train.watch import (
     Best,
@@ -37,8 +35,8 @@ from compressor.passes.train.watch import (
     last_losses,
 )
 from compressor.types.carrier import Carrier
-from compressor.types.tensors import Array
-from compressor.types.training import Advance, Handed
+from compressor.types.tensors import Array, answers
+from compressor.types.training import Advance, Handed, TrainingStep
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -116,7 +114,7 @@ def _accelerator(precision: str) -> Accelerator:
 
 class _Loop:
     def __init__(self, job: Job, course: Course):
-        self._job = job
+        self._job, self._course = job, course
         self._recipe, self._training = recipe, training = course.recipe, course.training
         self._order, self._steps, self._micro = course.order, course.steps, course.micro
         self._accelerator = accelerator = _accelerator(recipe.precision)
@@ -129,10 +127,15 @@ class _Loop:
         self._warm_up = min(round(recipe.warm_up * length), length - 1)
         if recipe.checkpointing:
             checkpoint_blocks(job.module)
+        if recipe.sync_batch_norm and training.ranks.size > 1:
+            synchronize_norms(job.module)
         optimizer = make_optimizer(job, recipe)
         self._model, self._optimizer = accelerator.prepare(job.module, optimizer)
         self._prepared = Prepared(accelerator, self._model, self._optimizer)
-        regulators = tuple(job.regulators)
+        self._average = None if recipe.ema is None else self._averaged(recipe.ema)
+        # The average comes last: it is of what the others have left.
+        own = () if self._average is None else (self._average,)
+        self._regulators = regulators = (*job.regulators, *own)
         self._saved = SavedState(
             training.folder, self._prepared, regulators, training.ranks, training.note
         )
@@ -144,15 +147,33 @@ class _Loop:
         self._terms: dict[str, float] = {}
 
     def run(self, advance: Advance, interruption: Interruption) -> Trained:
-        step = start = self._resume()
+        start = self._resume()
         recipe, training, order = self._recipe, self._training, self._order
-        data = Steps(training.data, order, self._micro, training.ranks.rank)
+        course = self._course
+        data = Steps(training.data, order, self._micro, training.ranks.rank, course.mixup)
+        first = training.ranks.rank == 0
+        log = TrainingLog(recipe.log, training.base, start) if recipe.log and first else None
+        watching = (*(training.callbacks if first else ()), *((log,) if log else ()))
+        with log or nullcontext():
+            return self._run(data, start, advance, interruption, watching)
+
+    def _run(
+        self,
+        data: Steps,
+        start: int,
+        advance: Advance,
+        interruption: Interruption,
+        watching: Sequence[Callable[[TrainingStep], None]],
+    ) -> Trained:
+        recipe, step = self._recipe, start
         for micros in read_steps(data, start, self._steps, recipe.workers):
             if recipe.patience is not None and self._best.since >= recipe.patience:
                 break
             self._watch(step, self._step(step, micros, interruption))
             step += 1
             self._end_of_epoch(step)
+            for watcher in watching:
+                watcher(self._record(step))
             advance(step, self._shown())
             if interruption.wanted:
                 self._save(step)
@@ -182,9 +203,10 @@ class _Loop:
         place, length = self._parts.place(step)
         recipe = self._recipe
         factor = rate_factor(place, length, recipe.schedule, self._warm_up, recipe.milestones)
-        set_rate(self._optimizer, self._recipe.learning_rate * factor)
+        self._rate = self._recipe.learning_rate * factor
+        set_rate(self._optimizer, self._rate)
         self._model.train()
-        for regulator in self._job.regulators:
+        for regulator in self._regulators:
             regulator.before(step)
         samples = len(self._order.rows(step))
         totals: dict[str, Tensor] = {}
@@ -202,15 +224,16 @@ class _Loop:
             self._accelerator.clip_grad_norm_(self._model.parameters(), self._recipe.clip)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        for regulator in self._job.regulators:
+        for regulator in self._regulators:
             regulator.after(step)
         if step in self._rewinds:  # moments of where the weights were lead away from here
             self._optimizer.state.clear()
+            if self._average is not None:
+                self._average.restart(step)
         return self._reduced(totals, samples, interruption)
 
     def _forward(self, micro: Micro) -> tuple[dict[str, Tensor], Micro]:
-        device = self._accelerator.device
-        moved = Micro(micro.rows, {n: t.to(device) for n, t in micro.tensors.items()})
+        moved = micro.to(self._accelerator.device)
         inputs = {name: moved.tensors[name] for name in self._job.inputs}
         return self._model(**inputs), moved
 
@@ -246,9 +269,30 @@ class _Loop:
             return
         if self._prunings and step <= self._prunings[-1]:
             return  # a network that is yet to lose weights is no candidate
-        self._best.history.append((step, self._validated()))
+        with nullcontext() if self._average is None else self._average.applied():
+            self._best.history.append((step, self._validated()))
         if self._best.step == step:
-            self._saved.save_best(step, self._prepared.weights())
+            self._saved.save_best(step, self._weights())
+
+    def _averaged(self, decay: float) -> Average:
+        """Return an average of the weights.
+
+        Raises:
+            SpecError: each process holds a part of them.
+        """
+        if self._prepared.spread:
+            raise SpecError("ema", "does not work with FSDP", "leave ema out, or train without it")
+        return Average(self._accelerator.unwrap_model(self._model), decay)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return what has been trained so far: the average, if one is kept."""
+        return self._prepared.weights() if self._average is None else self._average.weights()
+
+    def _record(self, step: int) -> TrainingStep:
+        history = self._best.history
+        validation = history[-1][1] if history and history[-1][0] == step else None
+        name, loss = self._job.name, self._losses[-1]
+        return TrainingStep(name, step, self._steps, loss, self._terms, self._rate, validation)
 
     @torch.no_grad()
     def _validated(self) -> float:
@@ -277,7 +321,9 @@ class _Loop:
                 (each.double().cpu().numpy() for each in terms.values()), np.zeros(len(micro.rows))
             )
         arrays = {name: outputs[name].float().cpu().numpy() for name in self._job.outputs}
-        labels = micro.tensors[target].cpu().numpy()
+        right = answers(micro.tensors, target)
+        several = isinstance(right, dict)
+        labels = {n: t.cpu().numpy() for n, t in right.items()} if several else right.cpu().numpy()
         return self._metric.per_sample(arrays, labels, len(micro.rows))
 
     def _shown(self) -> str:
@@ -290,7 +336,7 @@ class _Loop:
     def _result(self, start: int, step: int) -> Trained:
         best = bool(self._best.history)
         return Trained(
-            tensors=self._saved.best() if best else self._prepared.weights(),
+            tensors=self._saved.best() if best else self._weights(),
             losses=tuple(self._losses),
             terms=dict(self._terms),
             validations=tuple(self._best.history),
@@ -327,49 +373,3 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all groups, each with its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group[_FACTOR]
-
-
-def checkpoint_blocks(module: nn.Module) -> None:
-    """Make a network's repeated blocks keep only their inputs for backward, in place.
-
-    T. Chen et al., Training deep nets with sublinear memory cost, 2016 (arXiv:1604.06174). Networks
-    of `transformers` have their own switch; elsewhere, blocks are the members of the outermost
-    lists and sequences of modules.
-
-    Raises:
-        SpecError: there are no such blocks, or they have batch norms, which would count each batch
-            twice.
-    """
-    able = next((m for m in module.modules() if hasattr(m, "gradient_checkpointing_enable")), None)
-    if able is not None and getattr(able, "supports_gradient_checkpointing", False):
-        able.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        return
-    blocks = _blocks(module)
-    if not blocks:
-        raise SpecError(
-            "checkpointing", "is true, but the network has no list of blocks", "remove it"
-        )
-    for block in blocks:
-        if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in block.modules()):
-            raise SpecError(
-                "checkpointing",
-                "is true, but the blocks have batch norms, whose statistics would be updated twice",
-                "remove it, or use micro-batch to save memory",
-            )
-    wrapped = {id(block) for block in blocks}
-    apply_activation_checkpointing(
-        module,
-        partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
-        lambda candidate: id(candidate) in wrapped,
-    )
-
-
-def _blocks(module: nn.Module) -> list[nn.Module]:
-    """Return the members, with parameters, of the outermost lists of modules."""
-    blocks: list[nn.Module] = []
-    for child in module.children():
-        if isinstance(child, (nn.ModuleList, nn.Sequential)):
-            blocks += [m for m in child if next(m.parameters(), None) is not None]
-        else:
-            blocks += _blocks(child)
-    return blocks

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import DataError, SpecError, listed
 from compressor.passes.train.engine import train_model
 from compressor.passes.train.job import Micro
 from compressor.passes.train.losses import cross_entropy, squared_error
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext, Survey
+from compressor.types.tensors import answers
 from compressor.types.training import Training
+
+Answers: TypeAlias = Tensor | dict[str, Tensor]
 
 CROSS_ENTROPY, MSE = "cross-entropy", "mse"
 _BY_METRIC = {
@@ -95,20 +98,26 @@ class TaskLoss:
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
         """Return the loss of each sample; see :class:`Objective`."""
         assert self._target is not None
-        target = micro.tensors.get(self._target)
+        target = answers(micro.tensors, self._target)
         if target is None:
             raise DataError(
                 f"training data, target {self._target!r}",
                 "is no array of numbers",
                 "let the transform make it one",
             )
+        if isinstance(target, dict) and self._custom is None:
+            raise SpecError(
+                f"loss {self._name!r}",
+                f"takes one target, and the data have {listed(list(target))}",
+                "set loss to a function of your own, which gets them as a dictionary",
+            )
+        mixed = micro.mixed
         try:
-            if self._custom is not None:
-                return {"loss": self._by_function(self._custom, outputs, target)}
-            first = outputs[self._outputs[0]]
-            if self._name == CROSS_ENTROPY:
-                return {"loss": cross_entropy(first, target, self._smoothing)}
-            return {"loss": squared_error(first, target)}
+            loss = self._against(outputs, target)
+            if mixed is not None and mixed.partners is not None:
+                other = self._against(outputs, mixed.partners)
+                loss = mixed.share * loss + (1 - mixed.share) * other
+            return {"loss": loss}
         except ValueError as error:
             raise DataError(
                 f"training data, target {self._target!r}",
@@ -116,17 +125,28 @@ class TaskLoss:
                 "check the labels, or set loss",
             ) from error
 
+    def _against(self, outputs: Mapping[str, Tensor], target: Answers) -> Tensor:
+        """Return the loss of each sample against one of the targets that it has."""
+        if self._custom is not None:
+            return self._by_function(self._custom, outputs, target)
+        assert isinstance(target, Tensor)
+        first = outputs[self._outputs[0]]
+        if self._name == CROSS_ENTROPY:
+            return cross_entropy(first, target, self._smoothing)
+        return squared_error(first, target)
+
     def _by_function(
-        self, function: Callable[..., Any], outputs: Mapping[str, Tensor], target: Tensor
+        self, function: Callable[..., Any], outputs: Mapping[str, Tensor], target: Answers
     ) -> Tensor:
         """Call the user's function with the model's only output, or all of them by name."""
         by_name = {name: outputs[name] for name in self._outputs}
         loss = function(outputs[self._outputs[0]] if len(by_name) == 1 else by_name, target)
-        if not isinstance(loss, torch.Tensor) or loss.shape != (len(target),):
+        samples = len(next(iter(target.values()))) if isinstance(target, dict) else len(target)
+        if not isinstance(loss, torch.Tensor) or loss.shape != (samples,):
             shown = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise SpecError(
                 f"loss {self._name!r}",
-                f"returned {shown} for {len(target)} samples",
+                f"returned {shown} for {samples} samples",
                 "return a tensor with one entry a sample",
             )
         return loss

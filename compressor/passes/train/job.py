@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from compressor.errors import CompressorError, DataError
+from compressor.passes.train.mixup import Mixed, Mixup
 from compressor.passes.train.watch import growth
 from compressor.types.training import Handed, Measure, Rows, TrainingData
 
@@ -83,18 +84,36 @@ def _permuted(order: Order, epoch: int) -> Rows:
 class Micro:
     """Samples that go through the network at once.
 
-    Their numbers; and inputs, target and whatever else the data have, by name.
+    Attributes:
+        rows: their numbers.
+        tensors: inputs, target and whatever else the data have, by name.
+        mixed: what the inputs have been blended with, if they have.
     """
 
     rows: Rows
     tensors: Mapping[str, Tensor]
+    mixed: Mixed | None = None
+
+    def part(self, start: int, stop: int) -> Micro:
+        """Return some of the samples."""
+        mixed = self.mixed and self.mixed.taken(lambda tensor: tensor[start:stop])
+        tensors = {name: tensor[start:stop] for name, tensor in self.tensors.items()}
+        return Micro(self.rows[start:stop], tensors, mixed)
+
+    def to(self, device: torch.device) -> Micro:
+        """Return the samples on a device."""
+        mixed = self.mixed and self.mixed.taken(lambda tensor: tensor.to(device))
+        return Micro(self.rows, {n: t.to(device) for n, t in self.tensors.items()}, mixed)
 
 
 class Steps(Dataset[tuple[Micro, ...] | CompressorError]):
     """One process's part of each step; ``micro`` samples go through the network at once."""
 
-    def __init__(self, data: TrainingData, order: Order, micro: int, rank: int):
+    def __init__(
+        self, data: TrainingData, order: Order, micro: int, rank: int, mixup: Mixup | None = None
+    ):
         self._data = data
+        self._mixup = mixup
         self._order = order
         self._micro = micro
         self._rank = rank
@@ -104,14 +123,17 @@ class Steps(Dataset[tuple[Micro, ...] | CompressorError]):
 
         An error raised in a worker process would come back as PyTorch's.
         """
-        rows = self._order.part(step, self._rank)
+        rows, seed = self._order.part(step, self._rank), (self._order.seed, step, self._rank)
         try:
-            batch = self._data.batch(rows, (self._order.seed, step, self._rank))
+            batch = self._data.batch(rows, seed)
             tensors = as_tensors(batch, len(rows))
         except CompressorError as error:
             return error
-        parts = [slice(i, i + self._micro) for i in range(0, len(rows), self._micro)]
-        return tuple(Micro(rows[p], {n: t[p] for n, t in tensors.items()}) for p in parts)
+        whole = Micro(rows, tensors)
+        if self._mixup is not None:
+            whole = Micro(rows, *self._mixup.of(tensors, seed))
+        starts = range(0, len(rows), self._micro)
+        return tuple(whole.part(start, start + self._micro) for start in starts)
 
 
 def as_tensors(batch: Mapping[str, np.ndarray], samples: int) -> dict[str, Tensor]:

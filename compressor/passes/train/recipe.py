@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import cos, pi
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from torch import nn
@@ -15,7 +14,10 @@ from compressor.errors import DataError, SpecError
 from compressor.graph.sparse_kernels import sparse_notes
 from compressor.passes.prune.magnitude.magnitude import choose_layers
 from compressor.passes.train.job import PREFIX, Order, Regulator, Trained
+from compressor.passes.train.logs import Log
+from compressor.passes.train.mixup import Mixup, mixup_of
 from compressor.passes.train.pruning import Gradual, GradualPruning, Parts, ZerosKept
+from compressor.passes.train.rates import MILESTONES, Schedule
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer
@@ -30,62 +32,6 @@ from compressor.types.passes import (
 from compressor.types.tensors import TensorSpec
 from compressor.types.training import Measure, Training
 
-Schedule: TypeAlias = Literal["cosine", "linear", "constant", "one-cycle", "step"]
-
-_RISE = 0.3  # share of the steps over which one-cycle rises, unless warm-up sets it
-_START, _END = 1 / 25, 1 / 250_000  # rates of one-cycle at its first and its last step
-_MILESTONES = 0.5, 0.75
-
-
-def rate_factor(
-    step: int,
-    steps: int,
-    schedule: Schedule,
-    warm_up: int = 0,
-    milestones: Sequence[float] = _MILESTONES,
-) -> float:
-    """Return what the learning rate is multiplied with at a step.
-
-    It rises linearly over the first ``warm_up`` steps, and then falls along half a cosine
-    (I. Loshchilov and F. Hutter, SGDR, 2017, arXiv:1608.03983, equation 5, without restarts), along
-    a line, or not at all. It would reach zero at the step after the last. With ``step``, it falls
-    to a tenth at each of the ``milestones``, shares of the steps. With ``one-cycle``, it rises from
-    1/25 and falls to 1/250,000, both along half a cosine (L. N. Smith and N. Topin,
-    Super-convergence, 2019, arXiv:1708.07120, as in PyTorch's ``OneCycleLR``; momentum stays).
-
-    >>> [rate_factor(step, 4, "linear") for step in range(4)]
-    [1.0, 0.75, 0.5, 0.25]
-
-    Steps count from 0.
-
-    Raises:
-        ValueError: the step or the warm-up lies outside the training.
-    """
-    if not 0 <= step < steps:
-        raise ValueError(f"step {step} lies outside of {steps} steps")
-    if not 0 <= warm_up < steps:
-        raise ValueError(f"{warm_up} steps of warm-up do not fit into {steps} steps")
-    if schedule == "one-cycle":
-        return _one_cycle(step, steps, warm_up)
-    if step < warm_up:
-        return (step + 1) / (warm_up + 1)
-    passed = (step - warm_up) / (steps - warm_up)
-    if schedule == "cosine":
-        return 0.5 * (1 + cos(pi * passed))
-    if schedule == "step":
-        return 0.1 ** sum(step >= round(share * steps) for share in milestones)
-    return 1 - passed if schedule == "linear" else 1.0
-
-
-def _one_cycle(step: int, steps: int, rise: int) -> float:
-    top = (rise or _RISE * steps) - 1
-    last = steps - 1
-    if step <= top:
-        start, end, passed = _START, 1.0, step / top if top > 0 else 1.0
-    else:
-        start, end, passed = 1.0, _END, (step - top) / (last - top)
-    return end + (start - end) * 0.5 * (1 + cos(pi * passed))
-
 
 @dataclass(frozen=True)
 class Course:
@@ -94,6 +40,7 @@ class Course:
     recipe: Recipe
     training: Training
     order: Order
+    mixup: Mixup | None = None
 
     @property
     def steps(self) -> int:
@@ -121,7 +68,7 @@ class Course:
 class Recipe(TrainPass):
     """How long, on what and with which optimizer a pass trains."""
 
-    neutral: ClassVar[frozenset[str]] = frozenset({"save_every", "workers"})
+    neutral: ClassVar[frozenset[str]] = frozenset({"save_every", "workers", "log"})
 
     epochs: float = Field(default=1.0, gt=0, description="passes over the training data")
     steps: int | None = Field(
@@ -152,7 +99,7 @@ class Recipe(TrainPass):
         "10 at each milestone",
     )
     milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        default=_MILESTONES, description="of schedule: step, as shares of the steps"
+        default=MILESTONES, description="of schedule: step, as shares of the steps"
     )
     warm_up: float = Field(
         default=0.0,
@@ -196,6 +143,26 @@ class Recipe(TrainPass):
         lt=1,
         description="share of each label that cross-entropy spreads over all classes",
     )
+    mixup: float = Field(
+        default=0.0,
+        ge=0,
+        description="blend the samples of a step in pairs, by shares from a Beta distribution with "
+        "this number as both parameters, such as 0.2; 0 blends none",
+    )
+    ema: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="keep an exponential moving average of the weights, of which each step leaves "
+        "this share, such as 0.999; the average is validated and is the result",
+    )
+    sync_batch_norm: bool = Field(
+        default=False,
+        description="in several processes, batch norm takes its statistics over all of them",
+    )
+    log: Log | None = Field(
+        default=None, description="write loss, learning rate and validations of each step to files"
+    )
     prune: Gradual | None = Field(default=None, description="zero weights gradually while training")
     layers: tuple[LayerRule, ...] = Field(
         default=(), description="rules for single layers; skip: true leaves their weights alone"
@@ -217,6 +184,8 @@ class Recipe(TrainPass):
             raise ValueError("patience needs validation, such as validation: 0.1")
         if "milestones" in self.model_fields_set and self.schedule != "step":
             raise ValueError(f"has milestones with schedule: {self.schedule}; set schedule: step")
+        if self.sync_batch_norm and self.micro_batch is not None:
+            raise ValueError("sync-batch-norm needs whole batches; leave micro-batch out")
         return self
 
     def course(self, training: Training, inputs: Sequence[TensorSpec], seed: int) -> Course:
@@ -250,7 +219,8 @@ class Recipe(TrainPass):
                 f"has {len(order.trained)} samples to train on, too few for a step of {batch}",
                 f"set batch: {max(1, len(order.trained) // parts * parts)} or less, or add data",
             )
-        course = Course(self, training, order)
+        mixup = mixup_of(self.mixup, inputs, training.data.target)
+        course = Course(self, training, order, mixup)
         assert self.prune is None or course.prunings  # checks them
         return course
 

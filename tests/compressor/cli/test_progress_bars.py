@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress as Bars
 
+from compressor.cli import options
 from compressor.cli.options import TerminalProgress, columns, shown_progress
 from compressor.progress import Silent, Steps
 
@@ -120,3 +121,19 @@ def test_the_clock_moves_while_a_library_has_another_stderr(monkeypatch: pytest.
         progress.note("a line")
         assert not swallowed.getvalue()
     assert "a line" in terminal.getvalue()
+
+
+def test_a_pipe_gets_a_line_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(options.time, "monotonic", clock)
+    with shown_progress(lines=True) as progress, progress.stage("finetune", 4000) as advance:
+        for step in range(0, 4000, 50):
+            clock.now = step / 100
+            advance(step, f"loss {step}")
+    assert capsys.readouterr().err.splitlines() == [
+        "finetune  1,000/4,000  loss 1000  10 s",
+        "finetune  2,000/4,000  loss 2000  20 s",
+        "finetune  3,000/4,000  loss 3000  30 s",
+        "finetune  39.5 s",
+    ]

@@ -97,9 +97,10 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
             project.spec["data"]["calibration"]["batch"] = 10  # five batches for two processes
             projects.append(project)
         projects += [perceptron(place / method, method) for method in METHODS]
-        projects.append(training(place / TRAINED))
+        together = {"sync-batch-norm": True, "ema": 0.9}  # or each process has its own statistics
+        projects.append(training(place / TRAINED, norms=True, **together))
         # A teacher's outputs are shared out with the batches, too.
-        distil = {"pass": "distill", "steps": STEPS, "learning-rate": 0.01}
+        distil = {"pass": "distill", "steps": STEPS, "learning-rate": 0.01, **together}
         projects[-1].spec["passes"].append(distil)
         llama(place / "float", layers=2)
     assert all(project.path.is_file() for project in projects)  # writes them
@@ -158,7 +159,9 @@ def test_training_in_two_processes_gives_the_losses_of_one(both: Both):
     tensors, others = (load_file(p.output / "model.safetensors") for p in (alone, shared))
     before = torch.load(alone.folder / "tiny.pt", weights_only=True)
     for name, untrained in before.items():
-        torch.testing.assert_close(others[name], tensors[name], rtol=0, atol=1e-4)
+        if not untrained.is_floating_point():
+            continue
+        torch.testing.assert_close(others[name], tensors[name], rtol=1e-4, atol=1e-4)
         assert not torch.equal(tensors[name], untrained)
 
 

@@ -32,11 +32,11 @@ STEPS = 20
 SAVING: dict[str, Any] = {"loss": "tiny_loss:loss", "save-every": 4}
 
 
-def project(folder: Path, **options: Any) -> Project:
+def project(folder: Path, *, norms: bool = False, **options: Any) -> Project:
     found = torch_project(folder)
     network = folder / "tiny_net.py"
-    # Statistics of batch norm are each process's own.
-    network.write_text(network.read_text().replace("nn.BatchNorm2d(width)", "nn.Identity()"))
+    if not norms:
+        network.write_text(network.read_text().replace("nn.BatchNorm2d(width)", "nn.Identity()"))
     torch.manual_seed(5)
     scope: dict[str, Any] = {}
     exec(network.read_text(), scope)

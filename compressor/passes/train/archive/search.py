@@ -31,7 +31,7 @@ from compressor.passes.train.recipe import Course
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import PassContext
-from compressor.types.tensors import Array, samples_in
+from compressor.types.tensors import Array, answers, samples_in
 
 if TYPE_CHECKING:
     from compressor.passes.train.archive.archive import Archive
@@ -182,7 +182,7 @@ class Search:
         parts = []
         for batch in search.batches():
             outputs = runner.run({name: batch[name] for name in names})
-            target = None if search.target is None else batch[search.target]
+            target = None if search.target is None else answers(batch, search.target)
             parts.append(metric.per_sample(outputs, target, samples_in(batch)))
         if not parts:
             raise DataError("data.search", "has no samples", "check the source")

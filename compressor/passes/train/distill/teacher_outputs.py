@@ -170,7 +170,8 @@ class TeacherOutputs:
         self._fields = {field.name: field for field in fields}
         self._course = course
         order, data = course.order, course.training.data
-        self._shared = not data.random and course.steps > order.steps_in_epoch
+        again = not data.random and course.mixup is None  # samples are the same in each epoch
+        self._shared = again and course.steps > order.steps_in_epoch
         pages = 1 if self._shared else ceil(course.steps / order.steps_in_epoch)
         self._bytes = pages * data.samples * (sum(field.row_bytes for field in fields) + 8)
         allowed = self._bytes <= _KEPT_UNASKED if cache is None else cache
@@ -247,6 +248,7 @@ class TeacherOutputs:
         }
         if name != _SHARED:  # which rows are computed together, and the transform's numbers
             key |= {"batch": order.batch, "processes": order.parts, "whole": order.whole}
+            key |= {} if course.mixup is None else {"mixup": course.mixup.alpha}
         fields = tuple(self._fields.values())
         return Page(course.training.cache, key, fields, course.training.data.samples)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from compressor.errors import SpecError
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.train.engine import checkpoint_blocks
+from compressor.passes.train.altered_modules import checkpoint_blocks
 from compressor.passes.train.finetune import Finetune
 from compressor.types.passes import PassContext
 from tests.compressor.passes.train.small_training import INPUTS, training

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.passes.train.recipe import Schedule, rate_factor
+from compressor.passes.train.rates import Schedule, rate_factor
 
 
 @given(st.integers(1, 40), st.sampled_from(["cosine", "linear", "constant"]), st.data())
