@@ -160,7 +160,10 @@ class _Method(click.Choice[str]):
 
 _WHOLE = ("reconstruct",)
 _FORMATS = ("compressed-tensors", "gguf")
-_PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4")
+_PRESETS = (
+    *("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"),
+    *("int8-w8a8", "int8-w8a8-static", "fp8-w8a8", "fp8-w8a8-static", "nvfp4-w4a4", "mxfp4-w4a4"),
+)
 
 
 @click.command()
@@ -169,8 +172,8 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
 @click.option(
     "--preset",
     type=click.Choice(_PRESETS),
-    help="Bits of a weight, and how many weights share a scale; default: int4-g128, for gguf "
-    "int4-g32.",
+    help="Bits of a weight, and how many weights share a scale; those with two numbers round "
+    "activations, too. Default: int4-g128, for gguf int4-g32.",
 )
 @click.option(
     "--format",
@@ -187,7 +190,12 @@ _PRESETS = ("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"
     show_default=True,
     help="Round to nearest, half-quadratic, or GPTQ or AWQ, which read --text.",
 )
-@click.option("--text", type=PATH, help="Text in UTF-8 that --method gptq and awq calibrate on.")
+@click.option(
+    "--text",
+    type=PATH,
+    help="Text in UTF-8 that --method gptq and awq, and stored scales of activations, are "
+    "calibrated on.",
+)
 @click.option(
     "--eval",
     "evaluation",

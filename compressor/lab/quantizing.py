@@ -12,8 +12,8 @@ from compressor.errors import SpecError
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 
-CALIBRATED = ("gptq", "awq")
-"""Methods of ``compress quantize`` that look at text."""
+CALIBRATED = ("gptq", "awq", "int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4")
+"""Methods and presets of ``compress quantize`` that look at text."""
 
 QuantizedFormat = Literal["compressed-tensors", "gguf"]
 # 32 weights share a scale in GGUF's blocks in any case.
@@ -83,10 +83,12 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         step["range"] = options.range
     if options.max_shard_size is not None:
         export["max-shard-size"] = options.max_shard_size
-    if (options.method in CALIBRATED) != (options.text is not None):
+    reading = [kind for kind in (options.method, step["preset"]) if kind in CALIBRATED]
+    if bool(reading) != (options.text is not None):
+        both = f"method {options.method!r} with preset {step['preset']!r}"
         raise SpecError(
             "option --text",
-            f"is {'given' if options.text else 'missing'}, and method {options.method!r} "
+            f"is {'given' if options.text else 'missing'}, and {both} "
             f"{'reads no text' if options.text else 'is calibrated on text'}",
             "leave it out, or use --method gptq or awq"
             if options.text

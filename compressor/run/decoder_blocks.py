@@ -24,6 +24,7 @@ from compressor.calibration.collect import collect, make_observer
 from compressor.errors import DataError
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.resident_memory import return_freed_memory
+from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.models.transformers.block_stages import Given, Stage
 from compressor.models.transformers.decoder import observing
@@ -35,6 +36,7 @@ from compressor.types.carrier import WeightChange
 from compressor.types.data import share
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.passes import LayerOutcome
+from compressor.types.rounded_inputs import InputScheme
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 
@@ -42,7 +44,7 @@ _TENSORS = "changes.safetensors"
 _PARTS = ("codes", "scale", "zero_point", "tensor_scale")
 _SEPARATOR = "|"  # between a parameter's name and a part's
 _TOKENS, _HIDDEN = "input_ids", "hidden"
-_VERSION = 1  # of what is stored
+_VERSION = 2  # of what is stored
 
 
 @contextmanager
@@ -197,6 +199,9 @@ class OpenBlock:
             if isinstance(change, WeightCodes):
                 codes = change.read(self._run.carrier.weight)
                 value = layers[name].stored(codes.dequantize())
+                if change.inputs is not None:
+                    inside = layers[name].name.removeprefix(f"{self.path}.")
+                    round_inputs_of(module.get_submodule(inside), change.inputs)
             else:
                 value = change
             self._run.carrier.decoder.replace(module, self.index, {name: value})
@@ -271,6 +276,7 @@ def _saved(changes: Changes, carrier: BlockCheckpoint, path: Path) -> dict[str, 
     """Write what became of weights, and return what else has to be known of it, as JSON."""
     tensors: dict[str, torch.Tensor] = {}
     schemes: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for name, change in changes.weights.items():
         assert not isinstance(change, WeightChange)
         if isinstance(change, torch.Tensor):
@@ -278,13 +284,20 @@ def _saved(changes: Changes, carrier: BlockCheckpoint, path: Path) -> dict[str, 
             continue
         codes = change.read(carrier.weight)
         schemes[name] = asdict(codes.scheme)
+        if change.inputs is not None:
+            inputs[name] = asdict(change.inputs)
         for part in _PARTS:
             value = getattr(codes, part)
             if value is not None:
                 tensors[f"{name}{_SEPARATOR}{part}"] = value.contiguous()
     save_file(tensors, path)
     outcomes = [asdict(outcome) for outcome in changes.outcomes.values()]
-    return {"schemes": schemes, "outcomes": outcomes, "notes": list(changes.notes)}
+    return {
+        "schemes": schemes,
+        "inputs": inputs,
+        "outcomes": outcomes,
+        "notes": list(changes.notes),
+    }
 
 
 @dataclass(frozen=True)
@@ -310,8 +323,10 @@ def _stored_rows(path: Path, name: str, matrix: torch.Tensor, start: int) -> tor
 def _codes(path: Path, stored: Mapping[str, Any], layers: Mapping[str, Layer]) -> dict[str, Any]:
     made = {}
     for name, declared in stored["schemes"].items():
-        scheme = Scheme(**declared)
-        made[name] = WeightCodes(layers[name], scheme, StoredCodes(path, name, scheme))
+        scheme, rounded = Scheme(**declared), stored["inputs"].get(name)
+        inputs = None if rounded is None else InputScheme(**rounded)
+        read = StoredCodes(path, name, scheme)
+        made[name] = WeightCodes(layers[name], scheme, read, inputs=inputs)
     return made
 
 

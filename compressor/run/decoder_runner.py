@@ -19,6 +19,7 @@ import torch
 
 from compressor.errors import SpecError
 from compressor.files import STAGING
+from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.types.tensors import Array, Batch
 
@@ -72,7 +73,10 @@ class DecoderRunner:
         decoder = self._carrier.decoder
         self._carrier.check_files()
         module = decoder.open(index)
-        decoder.replace(module, index, self._carrier.changed(decoder.blocks[index].path))
+        path = decoder.blocks[index].path
+        decoder.replace(module, index, self._carrier.changed(path))
+        for layer, inputs in self._carrier.rounded_inputs(path).items():
+            round_inputs_of(module.get_submodule(layer.removeprefix(f"{path}.")), inputs)
         for place, batch in enumerate(tokens):
             given = decoder.given(batch)[index]
             hidden = given.hidden if index == 0 else self._hidden(place)

@@ -333,7 +333,7 @@ def _plan_pass(
             f"needs {' and '.join(sorted(lacking))}; "
             + ("a bare checkpoint" if bare else "at this point the model")
             + f" offers {', '.join(sorted(carrier.offers))} only",
-            "give model.factory"
+            f"give {'data.calibration or ' if step.in_blocks else ''}model.factory"
             if bare
             else "move it before the passes that work on the graph, or give model.factory",
         )

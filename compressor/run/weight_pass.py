@@ -32,6 +32,7 @@ from compressor.types.layers import (
 )
 from compressor.types.options import kebab
 from compressor.types.passes import LayerOutcome, LayerRule, Outcome, Pass, PassContext, Survey
+from compressor.types.rounded_inputs import InputScheme
 from compressor.types.statistics import Block, Request
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -50,6 +51,8 @@ class Treatment:
             becomes codes.
         request: the statistic of what the layer multiplies its weight with, if one is needed.
         together: rows that a pass by rows is given at once, or a multiple of them.
+        inputs: how the values that the weight is multiplied with are rounded as the model runs.
+        span: the statistic of how far these values go, if one is needed for that.
     """
 
     action: str = ""
@@ -58,6 +61,8 @@ class Treatment:
     setting: Any = None
     request: Request | None = None
     together: int = 1
+    inputs: InputScheme | None = None
+    span: Request | None = None
 
     @property
     def scheme(self) -> Scheme | None:
@@ -211,7 +216,7 @@ class WeightPass(Pass):
             value = compute(matrix)
             change: WeightCodes | WeightChange | Tensor
             if treatment.scheme is not None and self.by_rows:
-                change = WeightCodes(layer, treatment.scheme, compute, by_rows=True)
+                change = WeightCodes(layer, treatment.scheme, compute, True, treatment.inputs)
             elif isinstance(value, QuantizedTensor):
                 change = WeightCodes.known(layer, value)
             elif streamed:
@@ -254,7 +259,7 @@ class WeightPass(Pass):
             replace(row, reason=treatments[row.name].remark) if row.touched else row for row in rows
         )
         changed = (treatment for treatment in treatments.values() if not treatment.kept)
-        requests = [t.request for t in changed if t.request is not None]
+        requests = [r for t in changed for r in (t.request, t.span) if r is not None]
         return Survey(rows, tuple({r.key: r for r in requests}.values()), choice.notes)
 
     def apply(
@@ -290,7 +295,9 @@ class WeightPass(Pass):
             treatment = choice.treatments[layer.name]
             if treatment.scheme is not None:
                 compute = self._computation(carrier, layer, treatment, statistics)
-                codes[layer.weight] = WeightCodes(layer, treatment.scheme, compute)
+                codes[layer.weight] = WeightCodes(
+                    layer, treatment.scheme, compute, inputs=treatment.inputs
+                )
         return carrier.with_codes(codes) if codes else carrier
 
     def _computation(

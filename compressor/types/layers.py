@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from compressor.errors import ModelError
+from compressor.types.rounded_inputs import InputScheme
 
 LayerKind = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN"]
 CONVOLUTION: LayerKind = "Conv"
@@ -306,12 +307,14 @@ class WeightCodes:
             returns its codes; pure, so it may be called again.
         by_rows: ``compute`` may be given some of the rows at a time: the codes of a row depend
             on nothing else.
+        inputs: how what the weight is multiplied with is rounded; ``None`` where it is not.
     """
 
     layer: Layer
     scheme: Scheme
     compute: Callable[[torch.Tensor], QuantizedTensor]
     by_rows: bool = False
+    inputs: InputScheme | None = None
 
     @classmethod
     def known(cls, layer: Layer, codes: QuantizedTensor) -> WeightCodes:

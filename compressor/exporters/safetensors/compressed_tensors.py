@@ -4,6 +4,7 @@
 
 - integers: ``pack-quantized``: codes in words of 32 bits (also those of 8 bits, which is the form
   that vLLM takes for weights alone), the shape, and packed zero points of asymmetric schemes;
+- integers of 8 bits whose inputs are rounded, too: ``int-quantized``: codes in place of the weight;
 - ``e4m3``: ``float-quantized``: codes in place of the weight;
 - ``e2m1``: ``nvfp4-pack-quantized`` and ``mxfp4-pack-quantized``: two codes a byte.
 
@@ -27,7 +28,8 @@ from compressor.models.codec.bit_stream import (
     whole_words,
 )
 from compressor.models.codec.headers import STORED_AS
-from compressor.types.layers import QuantizedTensor, Scheme, StoredTensor
+from compressor.models.rounded_inputs import input_tensor_scale
+from compressor.types.layers import QuantizedTensor, Scheme, StoredTensor, WeightCodes
 
 _WEIGHT = ".weight"
 _MATRIX = 2
@@ -90,6 +92,21 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
             f"{problem}, which compressed-tensors cannot store",
             "skip the layer by a rule, or export another layout",
         )
+    return (*_weight_entries(tensor, scheme), *_input_entries(tensor))
+
+
+def _input_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
+    """Describe what is stored about a layer's inputs."""
+    inputs = None if tensor.codes is None else tensor.codes.inputs
+    base = tensor.name.removesuffix(_WEIGHT)
+    if inputs is None or not inputs.calibrated:
+        return ()
+    if inputs.static:
+        return (Entry(f"{base}.input_scale", tensor.dtype, (1,)),)
+    return (Entry(f"{base}.input_global_scale", torch.float32, (1,)),)
+
+
+def _weight_entries(tensor: StoredTensor, scheme: Scheme) -> tuple[Entry, ...]:
     rows, columns = tensor.shape
     base = tensor.name.removesuffix(_WEIGHT)
     groups = 1 if scheme.granularity == "tensor" else scheme.groups(columns)
@@ -99,9 +116,9 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
     else:
         bits = groups * scale_dtype.itemsize * _BYTE
         scale = Entry(f"{base}.weight_scale", scale_dtype, (rows, groups), bits)
-    if scheme.element == "e4m3":
-        codes = Entry(tensor.name, torch.float8_e4m3fn, (rows, columns), columns * _BYTE)
-        return codes, scale
+    if unpacked(tensor):
+        stored = torch.float8_e4m3fn if scheme.element == "e4m3" else torch.int8
+        return Entry(tensor.name, stored, (rows, columns), columns * _BYTE), scale
     packed = f"{base}.weight_packed"
     if scheme.element == "e2m1":
         codes = Entry(packed, torch.uint8, (rows, columns // 2), columns * scheme.bits)
@@ -118,6 +135,19 @@ def stored_entries(tensor: StoredTensor) -> tuple[Entry, ...]:
     packed_rows = packed_columns(rows, scheme.bits)
     zeros = Entry(zero_point, torch.int32, (packed_rows, groups), groups * scheme.bits)
     return codes, scale, shape, zeros
+
+
+def unpacked(tensor: StoredTensor) -> bool:
+    """Return whether codes take the weight's own place, a byte each.
+
+    So do integers that are multiplied with integers.
+    """
+    codes = tensor.codes
+    return codes is not None and (codes.scheme.element == "e4m3" or _multiplied(codes))
+
+
+def _multiplied(codes: WeightCodes) -> bool:
+    return codes.scheme.element == "int" and codes.inputs is not None
 
 
 def _kept_entry(tensor: StoredTensor) -> Entry:
@@ -163,6 +193,12 @@ def stored_tensors(tensor: StoredTensor, codes: QuantizedTensor) -> dict[str, to
                     raise ValueError(f"{tensor.name}: nvfp4 codes come with a tensor_scale")
                 # The layout stores what weights were multiplied with before they were rounded.
                 value = 1 / codes.tensor_scale.to(torch.float32).reshape(1)
+            case "input_scale":
+                assert tensor.codes is not None and tensor.codes.inputs is not None  # noqa: PT018
+                value = torch.tensor([tensor.codes.inputs.scale])
+            case "input_global_scale":
+                assert tensor.codes is not None and tensor.codes.inputs is not None  # noqa: PT018
+                value = 1 / input_tensor_scale(tensor.codes.inputs)
             case "weight_shape":
                 value = torch.tensor(tensor.shape, dtype=torch.int64)
             case _:

@@ -14,6 +14,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from math import log10
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from compressor.errors import ArtifactError, listed
 from compressor.exporters.safetensors.stream_plan import StreamPlan
 from compressor.exporters.safetensors.transformers_runner import FAILURES, by_itself, load_directory
 from compressor.models.checkpoint.folder import CONFIG
+from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.networks import (
     float_network,
     reason_of,
@@ -32,6 +34,7 @@ from compressor.models.transformers.reading import Names, Reading, reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check
 from compressor.types.layers import StoredTensor
+from compressor.types.rounded_inputs import InputScheme
 
 MOST_BYTES = 1 << 30
 """Bytes of float weights of a model that is opened at most; it is then in memory twice."""
@@ -68,7 +71,18 @@ def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, .
     if size > MOST_BYTES:
         why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
         return places, Check(OUTPUTS, why, known=False)
-    return places, _compare_outputs(tensors, network, directory)
+    return places, _compare_outputs(tensors, network, directory, _rounded(tensors, reading))
+
+
+def _rounded(tensors: Mapping[str, StoredTensor], reading: Reading) -> dict[str, InputScheme]:
+    """Return how the inputs of linear layers are rounded, by their paths in the class."""
+    linear = set(reading.linear)
+    found = {}
+    for name, tensor in tensors.items():
+        path = reading.module(name)
+        if tensor.codes is not None and tensor.codes.inputs is not None and path in linear:
+            found[path] = tensor.codes.inputs
+    return found
 
 
 def _check_places(
@@ -130,12 +144,17 @@ def _prepared(directory: Path) -> tuple[Any, list[Any]]:
         return network, get_model_conversion_mapping(network, hf_quantizer=quantizer)
 
 
-def _compare_outputs(tensors: Mapping[str, StoredTensor], network: Any, directory: Path) -> Check:
+def _compare_outputs(
+    tensors: Mapping[str, StoredTensor],
+    network: Any,
+    directory: Path,
+    inputs: Mapping[str, InputScheme],
+) -> Check:
     """Compare the outputs of a directory with those of its class with dequantized weights."""
     subject = f"artifact {directory.name!r}"
     written, loading = load_directory(directory, subject)
     weights = {name: _meant(tensor) for name, tensor in tensors.items()}
-    return compare(written, weights, network, subject, loading)
+    return compare(written, weights, network, subject, loading, inputs)
 
 
 def compare(
@@ -144,6 +163,7 @@ def compare(
     network: Any,
     subject: str,
     loading: Mapping[str, Any],
+    inputs: Mapping[str, InputScheme] = MappingProxyType({}),
 ) -> Check:
     """Compare the outputs of a written network with those of its class with the weights meant.
 
@@ -152,6 +172,7 @@ def compare(
         weights: what is meant, by the names of the float checkpoint.
         network: one of its class, whose configuration is that of the float model.
         loading: the library's report on the written network; nothing for one that was whole.
+        inputs: how the inputs of linear layers are rounded, by the layers' paths.
 
     Raises:
         ArtifactError: they differ, or the written network does not run.
@@ -175,6 +196,8 @@ def compare(
             f"transformers finds no values for {listed(sorted(lost)) or 'some tensors'}",
             "skip these layers with --skip, and report it",
         )
+    for path, scheme in inputs.items():
+        round_inputs_of(reference.get_submodule(path), scheme)
     taken = _taken(reference.eval())
     if isinstance(taken, str):
         why = f"not compared: no inputs are known that it takes ({taken})"

@@ -13,6 +13,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
     SCALE_DTYPES,
     packs_zero_points,
     stored_entries,
+    unpacked,
 )
 from compressor.models.transformers.reading import Reading, reading_of
 from compressor.types.carrier import Carrier
@@ -48,8 +49,9 @@ def quantization_config(
     for tensor in quantized:
         stored_entries(tensor)  # raises where there is no form
         scheme = _scheme(tensor)
-        key = str(_arguments(scheme))
-        groups.setdefault(key, (_group(scheme), []))[1].append(tensor)
+        inputs = _inputs(tensor)
+        key = str((_arguments(scheme), inputs))
+        groups.setdefault(key, (_group(tensor, scheme, inputs), []))[1].append(tensor)
     matrices = [
         tensor
         for tensor in tensors.values()
@@ -76,6 +78,7 @@ def quantization_config(
         "quantization_status": "compressed",
     }
     if _needs_dequantizing(quantized, len(groups), reading):
+        _check_floats_in(quantized)
         config["dequantize"] = True
     return config
 
@@ -131,8 +134,29 @@ def _scheme(tensor: StoredTensor) -> Scheme:
     return tensor.codes.scheme
 
 
-def _group(scheme: Scheme) -> dict[str, Any]:
-    form = "pack-quantized"
+def _inputs(tensor: StoredTensor) -> dict[str, Any] | None:
+    """Describe how a layer's inputs are rounded; ``None`` where they are not."""
+    inputs = None if tensor.codes is None else tensor.codes.inputs
+    if inputs is None:
+        return None
+    strategy = "tensor" if inputs.static else "token"
+    arguments: dict[str, Any] = {
+        "num_bits": inputs.bits,
+        "type": "int" if inputs.format == "int8" else "float",
+        "symmetric": True,
+        "strategy": {"nvfp4": "tensor_group", "mxfp4": "group"}.get(inputs.format, strategy),
+        "group_size": inputs.group,
+        # The scales of nvfp4's groups are found as the model runs, that of the tensor is stored.
+        "dynamic": "local" if inputs.format == "nvfp4" else not inputs.static,
+    }
+    if inputs.group:
+        kind = str(SCALE_DTYPES["e4m3" if inputs.format == "nvfp4" else "e8m0"])
+        arguments |= {"scale_dtype": kind, "zp_dtype": kind}
+    return arguments
+
+
+def _group(tensor: StoredTensor, scheme: Scheme, inputs: dict[str, Any] | None) -> dict[str, Any]:
+    form = "int-quantized" if unpacked(tensor) else "pack-quantized"
     if scheme.element == "e4m3":
         form = "float-quantized"
     elif scheme.element == "e2m1":
@@ -140,7 +164,7 @@ def _group(scheme: Scheme) -> dict[str, Any]:
     return {
         "targets": [],
         "weights": _arguments(scheme),
-        "input_activations": None,
+        "input_activations": inputs,
         "output_activations": None,
         "format": form,
     }
@@ -224,7 +248,7 @@ def _needs_dequantizing(
             )
         if remedy:
             return True
-    packed = [t.name for t in quantized if _scheme(t).element != "e4m3"]
+    packed = [t.name for t in quantized if not unpacked(t)]
     if reading is None or not reading.initializes(packed):
         return False
     if groups > 1:
@@ -235,6 +259,23 @@ def _needs_dequantizing(
             "use one scheme for all layers, or fp8",
         )
     return True
+
+
+def _check_floats_in(quantized: Sequence[StoredTensor]) -> None:
+    """Check that no inputs are rounded where ``transformers`` dequantizes weights.
+
+    It would then leave inputs as they are, and read no scales for them.
+
+    Raises:
+        SpecError: some are.
+    """
+    for tensor in quantized:
+        if tensor.codes is not None and tensor.codes.inputs is not None:
+            raise SpecError(
+                f"layer {tensor.name.removesuffix(_WEIGHT)!r}",
+                f"has {tensor.codes.inputs}, which transformers cannot round in this model",
+                f"use fp8-w8a8 or int8-w8a8, or {_remedy(tensor) or 'skip the layer'}",
+            )
 
 
 def _remedy(tensor: StoredTensor) -> str:

@@ -39,7 +39,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.reading import reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
-from compressor.types.layers import StoredTensor
+from compressor.types.layers import StoredTensor, WeightCodes
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""
@@ -157,10 +157,15 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
             carrier.digest() if isinstance(carrier, CheckpointCarrier) else "",
             [[s.name, hashlib.sha256(s.layout.header).hexdigest()] for s in shards],
             {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()},
-            [[t.name, str(t.codes.scheme)] for t in tensors.values() if t.codes is not None],
+            [[t.name, *_recipe(t.codes)] for t in tensors.values() if t.codes is not None],
         ]
     )
     return StreamPlan(shards, texts, copied, digest)
+
+
+def _recipe(codes: WeightCodes) -> list[str]:
+    """Return what decides a weight's bytes, besides its floats."""
+    return [str(codes.scheme), *([] if codes.inputs is None else [repr(codes.inputs)])]
 
 
 def _groups(

@@ -18,6 +18,7 @@ from compressor.models.transformers.decoder import Decoder
 from compressor.models.transformers.networks import auto_class_for, read_config
 from compressor.types.carrier import Capability
 from compressor.types.layers import Layer, StoredTensor
+from compressor.types.rounded_inputs import InputScheme
 from compressor.types.tensors import TensorSpec
 
 BLOCK = "block."
@@ -94,6 +95,11 @@ class BlockCheckpoint(CheckpointCarrier):
             if tensor.codes is not None or tensor.read is not self._original[name].read
         ]
         return Changed(self, names)
+
+    def rounded_inputs(self, path: str) -> dict[str, InputScheme]:
+        """Return how the inputs of layers below a path are rounded, by the layer's name."""
+        codes = (t.codes for n, t in self.tensors().items() if n.startswith(f"{path}."))
+        return {c.layer.name: c.inputs for c in codes if c is not None and c.inputs is not None}
 
     @cached_property
     def observed(self) -> Mapping[str, str]:

@@ -14,7 +14,7 @@ from compressor.graph.codes import obstacle
 from compressor.models.layer_uses import inner_layers, input_moments, kept_tables, recurrences
 from compressor.passes.quantize.maths.floating import shortened
 from compressor.passes.quantize.maths.kmeans import clustered
-from compressor.passes.quantize.weights.layers import COMPRESSED_TENSORS
+from compressor.passes.quantize.weights.inputs import COMPRESSED_TENSORS
 from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason

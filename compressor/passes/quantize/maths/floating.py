@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from compressor.models.rounded_inputs import e2m1_magnitudes, nearest_e2m1
 from compressor.passes.quantize.maths import affine
 from compressor.passes.quantize.maths.affine import in_groups, row_chunks
 from compressor.types.layers import QuantizedTensor, Scheme
@@ -127,17 +128,14 @@ def quantize_floats(
 
 def e2m1_codes(values: Tensor) -> Tensor:
     """Codes of the nearest ``e2m1`` values, uint8 of the same shape; the sign is bit 3."""
-    return (_e2m1_magnitude(values) + 8 * torch.signbit(values)).to(torch.uint8)
+    return (e2m1_magnitudes(values) + 8 * torch.signbit(values)).to(torch.uint8)
 
 
 def nearest_values(values: Tensor, scheme: Scheme) -> Tensor:
     """The nearest values of the scheme's float element, float32 of the same shape."""
     if _element(scheme) == "e4m3":
         return _e4m3(values).to(torch.float32)
-    code = _e2m1_magnitude(values)
-    # Codes up to 4 count in halves, up to 6 in ones, and the last is two further.
-    magnitude = torch.maximum(code * 0.5, code - 2)
-    return torch.where(code == 7, 6.0, magnitude).copysign_(values)
+    return nearest_e2m1(values)
 
 
 def _element(scheme: Scheme) -> str:
@@ -148,17 +146,6 @@ def _element(scheme: Scheme) -> str:
 
 def _e4m3(values: Tensor) -> Tensor:
     return values.clamp(-_E4M3_LARGEST, _E4M3_LARGEST).to(torch.float8_e4m3fn)
-
-
-def _e2m1_magnitude(values: Tensor) -> Tensor:
-    """Codes without their signs, float32.
-
-    Steps are a half up to 2, one up to 4 and two beyond, so the code is the least of what the
-    three roundings give; even codes lie at even counts of each step.
-    """
-    magnitude = values.abs().clamp_(max=6.0)
-    code = torch.minimum((magnitude * 2).round_(), magnitude.round().add_(2))
-    return torch.minimum(code, magnitude.mul_(0.5).round_().add_(4))
 
 
 def _largest(blocks: Tensor, scheme: Scheme) -> Tensor:

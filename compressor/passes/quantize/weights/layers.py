@@ -12,16 +12,33 @@ from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
 from compressor.models.layer_uses import inner_layers, kept_tables, routers
 from compressor.models.transformers.reading import reading_of
+from compressor.passes.quantize.weights.inputs import COMPRESSED_TENSORS, check_inputs
 from compressor.run.weight_pass import Treatment
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer, ScaleType, Scheme
 from compressor.types.passes import LayerRule
+from compressor.types.rounded_inputs import InputFormat, InputScheme
 
-Preset = Literal["int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"]
+Preset = Literal[
+    "int8",
+    "int4-g128",
+    "int4-g32",
+    "int2-g32",
+    "fp8",
+    "nvfp4",
+    "mxfp4",
+    "int8-w8a8",
+    "int8-w8a8-static",
+    "fp8-w8a8",
+    "fp8-w8a8-static",
+    "nvfp4-w4a4",
+    "mxfp4-w4a4",
+]
 Method = Literal["rtn", "hqq", "gptq", "awq", "reconstruct"]
 Format = Literal["int", "fp8-e4m3", "mxfp4", "nvfp4"]
 Bits = Literal[8, 4, 3, 2]
+Activations = Literal[InputFormat, "float"]
 
 DEFAULT_PRESET: Preset = "int4-g128"
 NARROW_BITS = (3, 2)
@@ -37,6 +54,7 @@ class Numbers:
     bits: int = 8  # width of an integer code
     group: int | None = None  # columns that share a scale; `None` for one scale a row
     symmetric: bool = True  # integers have the zero point 0
+    inputs: InputScheme | None = None  # how activations are rounded, where they are
 
     def scheme(self, layer: Layer) -> Scheme:
         """Return the scheme for a layer; scales are stored in the dtype of its weight."""
@@ -84,6 +102,7 @@ class Numbers:
             bits=bits,
             group=None if group == "channel" else group,
             symmetric=symmetric,
+            inputs=input_scheme(rule.activations, rule.static, self.inputs),
         )
 
 
@@ -95,7 +114,24 @@ PRESETS: Mapping[Preset, Numbers] = {
     "fp8": Numbers("fp8-e4m3"),
     "nvfp4": Numbers("nvfp4"),
     "mxfp4": Numbers("mxfp4"),
+    "int8-w8a8": Numbers(bits=8, inputs=InputScheme("int8")),
+    "int8-w8a8-static": Numbers(bits=8, inputs=InputScheme("int8", static=True)),
+    "fp8-w8a8": Numbers("fp8-e4m3", inputs=InputScheme("fp8-e4m3")),
+    "fp8-w8a8-static": Numbers("fp8-e4m3", inputs=InputScheme("fp8-e4m3", static=True)),
+    "nvfp4-w4a4": Numbers("nvfp4", inputs=InputScheme("nvfp4")),
+    "mxfp4-w4a4": Numbers("mxfp4", inputs=InputScheme("mxfp4")),
 }
+
+
+def input_scheme(
+    activations: Activations | None, static: bool | None, usual: InputScheme | None
+) -> InputScheme | None:
+    """Return how inputs are rounded by what options say; what they leave out stays as usual."""
+    if activations == "float":
+        return None
+    if activations is None:
+        return usual if usual is None or static is None else replace(usual, static=static)
+    return InputScheme(activations, bool(static))
 
 
 class WeightRule(LayerRule):
@@ -107,6 +143,12 @@ class WeightRule(LayerRule):
     )
     symmetric: bool | None = Field(default=None, description="zero point 0")
     format: Format | None = Field(default=None, description="integers, or a format of floats")
+    activations: Activations | None = Field(
+        default=None, description="what these layers' inputs are rounded to, or float: nothing"
+    )
+    static: bool | None = Field(
+        default=None, description="one stored scale for all of a layer's inputs"
+    )
 
 
 def numbers_of(
@@ -164,7 +206,6 @@ def check_float(
         raise SpecError(subject, problem, "leave group out")
 
 
-COMPRESSED_TENSORS = "compressed-tensors"
 GGUF = "gguf"
 _GGUF_BLOCK, _GGUF_LARGE = 32, 256  # columns
 _LINEAR_ONLY = "the compressed-tensors layout holds linear layers only"
@@ -204,7 +245,8 @@ def choose_layers(
     treatments = {}
     for layer in carrier.layers():
         rule = by_layer[layer.name]
-        scheme = numbers.changed(rule).scheme(layer)
+        wanted = numbers.changed(rule)
+        scheme, inputs = wanted.scheme(layer), wanted.inputs
         if GGUF in targets:
             scheme = _in_blocks(scheme, layer)
         reason = skip_reason(rule) or kept.get(layer.name, "")
@@ -218,8 +260,13 @@ def choose_layers(
         reason = reason or _misfit(layer, scheme, opset, error=strict)
         if not reason and "tensorrt" in targets:
             _check_tensorrt(layer, scheme)
-        setting = None if reason else scheme
-        treatments[layer.name] = Treatment(str(scheme), kept=reason, setting=setting)
+        if reason or inputs is None:
+            setting = None if reason else scheme
+            treatments[layer.name] = Treatment(str(scheme), kept=reason, setting=setting)
+            continue
+        check_inputs(carrier, layer, scheme, inputs, targets)
+        action = f"{scheme}, {inputs}"
+        treatments[layer.name] = Treatment(action, setting=scheme, inputs=inputs)
     return treatments
 
 

@@ -28,13 +28,16 @@ from compressor.passes.quantize.weights.gptq import (
     plan_gptq,
     with_trained_codes,
 )
+from compressor.passes.quantize.weights.inputs import with_input_scales, with_spans
 from compressor.passes.quantize.weights.layers import (
     Bits,
     Format,
     Method,
+    Numbers,
     Preset,
     WeightRule,
     choose_layers,
+    input_scheme,
     numbers_of,
 )
 from compressor.run.weight_pass import (
@@ -48,6 +51,7 @@ from compressor.run.weight_pass import (
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.passes import Outcome, PassContext
+from compressor.types.rounded_inputs import InputFormat
 from compressor.types.statistics import Block
 
 _WITHOUT_BF16 = frozenset({"ort-cpu", "ort-cuda", "openvino"})  # targets
@@ -124,6 +128,16 @@ class QuantizeWeights(WeightPass):
         description="full range, or the one of least squared error; left out, min-max for rtn and "
         "mse for the other methods. hqq has its own way",
     )
+    activations: InputFormat | None = Field(
+        default=None,
+        description="what the inputs of layers are rounded to as the model runs, in a bare "
+        "checkpoint; left out, what the preset says, or nothing",
+    )
+    static: bool | None = Field(
+        default=None,
+        description="one scale for all of a layer's inputs, from calibration data, in place of "
+        "one for each token",
+    )
     embeddings: bool = Field(
         default=False, description="quantize tables of embeddings too, and the output layer"
     )
@@ -147,12 +161,12 @@ class QuantizeWeights(WeightPass):
     @property
     def by_block(self) -> bool:
         """Whether the method needs to see what flows into each block as it is quantized."""
-        return self.method in ("gptq", "awq", "reconstruct")
+        return self.method in ("gptq", "awq", "reconstruct") or self._sees_inputs
 
     @property
     def in_blocks(self) -> bool:
         """Whether nothing but each block's inputs has to be seen."""
-        return self.method in ("gptq", "awq")
+        return self.method in ("gptq", "awq") or (self.by_block and self.method != "reconstruct")
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:
         """Return each layer's scheme, and what the method has to know of its inputs.
@@ -162,12 +176,14 @@ class QuantizeWeights(WeightPass):
         """
         if self.method == "hqq" and self.range is not None:
             raise SpecError("range", "is given, and hqq finds ranges its own way", "leave it out")
-        numbers = numbers_of(self.preset, self.bits, self.group, self.symmetric, self.format)
+        numbers = self._numbers
         if self.method == "hqq" and self.symmetric is None and "tensorrt" not in context.targets:
             numbers = replace(numbers, symmetric=False)  # zero points are what it fits
+        self._check_tables(numbers)
         preset = self.bits is None and self.format is None
         where = (numbers, self.layers, context.targets)
         treatments = choose_layers(carrier, *where, fits=preset, tables=self.embeddings)
+        treatments = with_spans(carrier, treatments)
         schemes = {name: t.scheme for name, t in treatments.items() if t.scheme is not None}
         for name, scheme in schemes.items():
             if self.method == "hqq" and scheme.element != "int":
@@ -177,7 +193,7 @@ class QuantizeWeights(WeightPass):
                     "use another method, or format: int",
                 )
         notes = computed_weights(carrier)
-        if not self.by_block or not schemes:
+        if self.method in ("rtn", "hqq") or not schemes:
             return Choice(treatments, notes)
         plan = plan_awq if self.method == "awq" else plan_gptq
         work = plan(carrier, schemes, self._search)
@@ -207,7 +223,8 @@ class QuantizeWeights(WeightPass):
         """Quantize a block's layers together where the method does, the others one by one."""
         work = choice.work
         if work is None:
-            return super().change_layers(carrier, choice, layers, block)
+            alone = super().change_layers(carrier, choice, layers, block)
+            return with_input_scales(alone, choice, block)
         changes = Changes()
         quantized = work.quantized(layers, block)
         for layer in layers:
@@ -219,7 +236,7 @@ class QuantizeWeights(WeightPass):
             treatment, value = choice.treatments[layer.name], codes.compute(matrix)
             changes.outcomes[layer.name] = compared(layer, treatment, matrix, value)
         changes.weights = {**work.floats(), **quantized}
-        return changes
+        return with_input_scales(changes, choice, block)
 
     def conclude(self, carrier: Carrier, choice: Choice, changes: Changes) -> Outcome:
         """Return the model with its codes; with method reconstruct, they are trained first."""
@@ -230,7 +247,30 @@ class QuantizeWeights(WeightPass):
 
     @property
     def _search(self) -> RangeSearch:
-        return self.range or ("mse" if self.by_block else "min-max")
+        return self.range or ("min-max" if self.method in ("rtn", "hqq") else "mse")
+
+    @property
+    def _numbers(self) -> Numbers:
+        """What is given for all layers."""
+        given = (self.preset, self.bits, self.group, self.symmetric, self.format)
+        numbers = numbers_of(*given)
+        return replace(numbers, inputs=input_scheme(self.activations, self.static, numbers.inputs))
+
+    @property
+    def _sees_inputs(self) -> bool:
+        """Whether something is stored about inputs that calibration has to find."""
+        numbers = self._numbers
+        found = [numbers.inputs, *(numbers.changed(rule).inputs for rule in self.layers)]
+        return any(inputs is not None and inputs.calibrated for inputs in found)
+
+    def _check_tables(self, numbers: Numbers) -> None:
+        if self.embeddings and numbers.inputs is not None:
+            raise SpecError(
+                "embeddings",
+                f"are to be quantized with {numbers.inputs}, and the inputs of tables are no "
+                "numbers",
+                "leave out embeddings, or use a preset for weights alone",
+            )
 
     def _computation(
         self, carrier: Carrier, layer: Layer, treatment: Treatment, statistics: Mapping[str, Any]
