@@ -160,6 +160,7 @@ class _Method(click.Choice[str]):
 
 _WHOLE = ("reconstruct",)
 _FORMATS = ("compressed-tensors", "gguf")
+_CONSUMERS = ("transformers", "vllm", "vllm-cpu", "llama.cpp")
 _PRESETS = (
     *("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"),
     *("int8-w8a8", "int8-w8a8-static", "fp8-w8a8", "fp8-w8a8-static", "nvfp4-w4a4", "mxfp4-w4a4"),
@@ -179,9 +180,13 @@ _PRESETS = (
     "--format",
     "output_format",
     type=click.Choice(_FORMATS),
-    default="compressed-tensors",
-    show_default=True,
-    help="A directory for transformers and vLLM, or one file for llama.cpp.",
+    help="A directory for transformers and vLLM, which is the default, or one file for llama.cpp.",
+)
+@click.option(
+    "--for",
+    "consumer",
+    type=click.Choice(_CONSUMERS),
+    help="What is going to read the result: what it has no kernels for is refused.",
 )
 @click.option(
     "--method",
@@ -244,7 +249,8 @@ def quantize(
     checkpoint: Path,
     output: Path,
     preset: str | None,
-    output_format: Literal["compressed-tensors", "gguf"],
+    output_format: Literal["compressed-tensors", "gguf"] | None,
+    consumer: str | None,
     method: str,
     search: str | None,
     text: Path | None,
@@ -288,6 +294,7 @@ def quantize(
         length,
         evaluation,
         output_format,
+        consumer,
     )
     code = run_and_show(
         quantization_spec(checkpoint, output, options),

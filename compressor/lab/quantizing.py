@@ -16,6 +16,7 @@ CALIBRATED = ("gptq", "awq", "int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4"
 """Methods and presets of ``compress quantize`` that look at text."""
 
 QuantizedFormat = Literal["compressed-tensors", "gguf"]
+_LLAMA = "llama.cpp"
 # 32 weights share a scale in GGUF's blocks in any case.
 _PRESETS: Mapping[QuantizedFormat, str] = {"compressed-tensors": "int4-g128", "gguf": "int4-g32"}
 
@@ -33,7 +34,8 @@ class QuantizeOptions:
         text: what methods ``gptq`` and ``awq`` calibrate on.
         samples: how many pieces of it, of ``length`` tokens each.
         evaluation: text on which the result is judged.
-        format: of the result.
+        format: of the result; ``None`` takes that of the consumer.
+        consumer: what is going to read it; the plan refuses what that has no kernels for.
     """
 
     preset: str | None = None
@@ -46,7 +48,8 @@ class QuantizeOptions:
     samples: int = 128
     length: int = 512
     evaluation: Path | None = None
-    format: QuantizedFormat = "compressed-tensors"
+    format: QuantizedFormat | None = None
+    consumer: str | None = None
 
 
 def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) -> Spec:
@@ -63,16 +66,19 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         raise SpecError(
             f"output {str(output)!r}", "is the folder of the checkpoint", "name another folder"
         )
+    format = _format(options)
     step: dict[str, Any] = {
         "pass": "quantize-weights",
-        "preset": options.preset or _PRESETS[options.format],
+        "preset": options.preset or _PRESETS[format],
         "method": options.method,
         "embeddings": options.embeddings,
         "layers": [{"match": pattern, "skip": True} for pattern in options.skip],
     }
     export: dict[str, Any] = {"format": "gguf"}
-    if options.format == "compressed-tensors":
+    if format == "compressed-tensors":
         export = {"format": "safetensors", "layout": "compressed-tensors"}
+        if options.consumer is not None:
+            export["consumer"] = options.consumer
     elif options.max_shard_size is not None:
         raise SpecError(
             "option --max-shard-size",
@@ -120,6 +126,24 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     if data:
         value["data"] = data
     return check_spec(Document(Path("compress quantize"), value))
+
+
+def _format(options: QuantizeOptions) -> QuantizedFormat:
+    """Return the format of the result.
+
+    Raises:
+        SpecError: what is going to read it reads another one.
+    """
+    if options.consumer is None:
+        return options.format or "compressed-tensors"
+    read: QuantizedFormat = "gguf" if options.consumer == _LLAMA else "compressed-tensors"
+    if options.format not in (None, read):
+        raise SpecError(
+            "option --for",
+            f"is {options.consumer!r}, which does not read {options.format}",
+            f"use --format {read}",
+        )
+    return read
 
 
 def _text(path: Path, folder: Path, options: QuantizeOptions) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from compressor.types.e2m1 import E2M1_LARGEST, nearest_e2m1
 from compressor.types.rounded_inputs import InputScheme
 
 _HALF_RANGE = {"int8": 127.5, "fp8-e4m3": 448.0}
-_E4M3_LARGEST, _E2M1_LARGEST = 448.0, 6.0
+_E4M3_LARGEST = 448.0
 _E4M3_LEAST = 0.125  # what the package takes in place of a scale of 0
 _E2M1_EXPONENT = 2  # of the largest power of two among the values of e2m1
 _RAISED = 1.75  # a mantissa from which on the exponent is the next one's
@@ -54,28 +55,9 @@ def input_tensor_scale(scheme: InputScheme) -> Tensor:
     """
     if scheme.largest is None:
         raise ValueError(f"{scheme} has not been calibrated")
-    exact = torch.tensor([scheme.largest / (_E4M3_LARGEST * _E2M1_LARGEST)], dtype=torch.float64)
+    exact = torch.tensor([scheme.largest / (_E4M3_LARGEST * E2M1_LARGEST)], dtype=torch.float64)
     power = torch.exp2(exact.clamp(min=torch.finfo(torch.float32).tiny).log2().ceil())
     return torch.where(exact > 0, power, 1.0).to(torch.float32)
-
-
-def e2m1_magnitudes(values: Tensor) -> Tensor:
-    """Return the codes of the nearest ``e2m1`` values without their signs, as floats.
-
-    Steps are a half up to 2, one up to 4 and two beyond, so the code is the least of what the
-    three roundings give; even codes lie at even counts of each step.
-    """
-    magnitude = values.abs().clamp_(max=_E2M1_LARGEST)
-    code = torch.minimum((magnitude * 2).round_(), magnitude.round().add_(2))
-    return torch.minimum(code, magnitude.mul_(0.5).round_().add_(4))
-
-
-def nearest_e2m1(values: Tensor) -> Tensor:
-    """Return the nearest values of ``e2m1``, halves to the even code, in the same dtype."""
-    code = e2m1_magnitudes(values)
-    # Codes up to 4 count in halves, up to 6 in ones, and the last is two further.
-    magnitude = torch.maximum(code * 0.5, code - 2)
-    return torch.where(code == _E2M1_LARGEST + 1, _E2M1_LARGEST, magnitude).copysign_(values)
 
 
 def round_inputs_of(layer: nn.Module, scheme: InputScheme) -> None:
@@ -96,7 +78,7 @@ def _nearest(steps: Tensor, name: str) -> Tensor:
 def _nvfp4(groups: Tensor, scheme: InputScheme) -> Tensor:
     whole = input_tensor_scale(scheme)
     largest = groups.abs().amax(-1, keepdim=True).to(torch.float32)
-    exact = (largest / _E2M1_LARGEST / whole).clamp(max=_E4M3_LARGEST)
+    exact = (largest / E2M1_LARGEST / whole).clamp(max=_E4M3_LARGEST)
     stored = exact.to(torch.float8_e4m3fn).to(torch.float32)
     scale = (torch.where(stored == 0, _E4M3_LEAST, stored) * whole).to(groups.dtype)
     return nearest_e2m1(groups / scale) * scale

@@ -14,6 +14,7 @@ import torch
 from pydantic import Field
 
 from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.safetensors.consumers import Consumer, check_consumer, remark_on
 from compressor.exporters.safetensors.proof import prove
 from compressor.exporters.safetensors.quantization_config import float_shares
 from compressor.exporters.safetensors.stream_plan import (
@@ -147,6 +148,12 @@ class SafetensorsExporter(Exporter):
         "it, so that the predicted size is the most it may be; never stores all elements",
     )
 
+    consumer: Consumer | None = Field(
+        default=None,
+        description="layout compressed-tensors: what is going to read it; the plan refuses what "
+        "that has no kernels for",
+    )
+
     @property
     def targets(self) -> frozenset[str]:
         """The layout compressed-tensors, where the spec names it: it holds linear layers only."""
@@ -167,7 +174,15 @@ class SafetensorsExporter(Exporter):
         """
         if self._streams(carrier):
             self._plan(carrier)
+            if self.consumer is not None:
+                check_consumer(self.consumer, carrier.tensors().values())
             return
+        if self.consumer is not None:
+            raise SpecError(
+                "consumer",
+                f"is {self.consumer!r}, which does not read layout graph",
+                "set layout: compressed-tensors, or leave consumer out",
+            )
         if Capability.GRAPH not in carrier.offers:
             raise SpecError(
                 f"export {self.format}",
@@ -219,7 +234,10 @@ class SafetensorsExporter(Exporter):
 
     def remarks(self, carrier: Carrier) -> tuple[str, ...]:
         """Return what share of a streamed artifact cannot be stored as codes."""
-        return float_shares(carrier) if self._streams(carrier) else ()
+        if not self._streams(carrier):
+            return ()
+        said = remark_on(self.consumer, carrier.tensors().values())
+        return (*float_shares(carrier), *said)
 
     def open(self, path: Path) -> Runner:
         """Load the model with ``compressor.load``, or with ``transformers``.

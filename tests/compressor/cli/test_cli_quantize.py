@@ -292,7 +292,19 @@ def test_a_folder_of_somebody_else_s_by_force(source: Path, tmp_path: Path):
             "write a spec with compress init, and set",
         ),
         (["llama", "-o", "out", "--method", "gptq"], 2, "option --text: is missing, and method"),
-        (["llama", "-o", "out", "--text", "gone.txt"], 2, "given, and method 'rtn' reads no text"),
+        (["llama", "-o", "out", "--preset", "nvfp4-w4a4"], 2, "preset 'nvfp4-w4a4' is calibrated"),
+        (["llama", "-o", "out", "--preset", "fp8", "--for", "vllm-cpu"], 2, "has a kernel for fp8"),
+        (
+            ["llama", "-o", "out", "--format", "gguf", "--for", "vllm"],
+            2,
+            "which does not read gguf; use --format compressed-tensors",
+        ),
+        (
+            ["llama", "-o", "out", "--preset", "int8-w8a8", "--for", "llama.cpp"],
+            2,
+            "have no place in gguf, which holds weights alone",
+        ),
+        (["llama", "-o", "out", "--text", "gone.txt"], 2, "given, and method 'rtn' with preset"),
         (
             ["llama", "-o", "out", "--method", "gptq", "--text", "gone.txt"],
             2,

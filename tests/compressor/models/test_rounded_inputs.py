@@ -9,10 +9,10 @@ import torch
 
 from compressor.models.rounded_inputs import (
     input_tensor_scale,
-    nearest_e2m1,
     round_inputs_of,
     rounded_inputs,
 )
+from compressor.types.e2m1 import nearest_e2m1
 from compressor.types.rounded_inputs import InputScheme
 
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed")

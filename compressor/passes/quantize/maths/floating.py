@@ -17,9 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compressor.models.rounded_inputs import e2m1_magnitudes, nearest_e2m1
 from compressor.passes.quantize.maths import affine
 from compressor.passes.quantize.maths.affine import in_groups, row_chunks
+from compressor.types.e2m1 import e2m1_magnitudes, nearest_e2m1
 from compressor.types.layers import QuantizedTensor, Scheme
 
 _E4M3_LARGEST = 448.0
