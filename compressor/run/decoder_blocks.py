@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.models.transformers.block_stages import Given, Stage
 from compressor.models.transformers.decoder import observing
+from compressor.models.transformers.single_experts import experts_of
 from compressor.progress import Advance
 from compressor.run.store import result_key
 from compressor.run.weight_pass import Changes
@@ -242,6 +243,8 @@ class DecoderStage:
             return seen
 
         ranks = run.workspace.ranks
+        for experts in experts_of(self.opened.module).values():
+            experts.reset()
         found: Mapping[str, Any] = collect(
             outputs, run.batches(self.opened.index), requests, make_observer, None, ranks
         )
@@ -255,7 +258,7 @@ class DecoderStage:
         stored = store.read(key)
         ranks.wait()  # all have looked before the first writes
         if stored is None:
-            made = make()
+            made = self._with_tokens_sent(make())
             if ranks.rank == 0:
                 with store.write(key) as (folder, result):
                     result.update(_saved(made, run.carrier, folder / _TENSORS))
@@ -268,8 +271,35 @@ class DecoderStage:
         self.opened.change(_for_the_block(path, stored, run.carrier))
         return _restored(path, stored, run.carrier)
 
+    def _with_tokens_sent(self, made: Changes) -> Changes:
+        """Say of each expert's layers how many calibration tokens the router sends there."""
+        if "statistics" not in self.__dict__ or not made.outcomes:
+            return made
+        path, ranks = self.opened.path, self.opened.blocks.workspace.ranks
+        for place, experts in experts_of(self.opened.module).items():
+            sent = [sum(each) for each in zip(*ranks.gathered(experts.sent), strict=True)]
+            changed = False
+            for number, tokens in enumerate(sent):
+                for name, outcome in made.outcomes.items():
+                    if name.startswith(f"{path}.{place}.{number}."):
+                        changed = True
+                        details = {**outcome.details, "tokens_sent": tokens}
+                        made.outcomes[name] = replace(outcome, details=details)
+            if changed:
+                made.notes += (_sent_note(f"{path}.{place}", sent),)
+        return made
+
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
         """Do nothing: :meth:`kept` has put the changes in place."""
+
+
+def _sent_note(path: str, sent: Sequence[int]) -> str:
+    none = sum(not tokens for tokens in sent)
+    rest = f"; {none} are sent none" if none else ""
+    return (
+        f"{path}: each of {len(sent)} experts was calibrated on all tokens; the router sends "
+        f"{min(sent):,} to {max(sent):,} to one{rest}"
+    )
 
 
 def _saved(changes: Changes, carrier: BlockCheckpoint, path: Path) -> dict[str, Any]:

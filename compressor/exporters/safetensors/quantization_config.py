@@ -317,6 +317,13 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
             f"is an expert, of which transformers loads all by one scheme{beside}",
             "use one scheme that fits all layers, such as preset int8",
         )
+    inputs = [t.codes.inputs for t in weights if t.codes is not None]
+    if any(each is not None and each.calibrated for each in inputs):
+        raise SpecError(
+            subject,
+            "is an expert, of whose inputs transformers reads no stored scale",
+            "use a scale for each token, or --skip the experts",
+        )
     for scheme in schemes:
         if scheme is None and all(other.element == "e4m3" for other in others):
             continue

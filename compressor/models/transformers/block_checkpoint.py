@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -16,6 +16,8 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.models.transformers.decoder import Decoder
 from compressor.models.transformers.networks import auto_class_for, read_config
+from compressor.models.transformers.reading import reading_of
+from compressor.models.transformers.single_experts import single_experts
 from compressor.types.carrier import Capability
 from compressor.types.layers import Layer, StoredTensor
 from compressor.types.rounded_inputs import InputScheme
@@ -139,6 +141,10 @@ class Changed(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
+def _first_row(tensors: Mapping[str, StoredTensor], name: str) -> torch.Tensor:
+    return tensors[name].read()[0]
+
+
 def open_blocks(path: Path) -> BlockCheckpoint:
     """Open a Hugging Face directory of a causal language model; its weights stay in their files.
 
@@ -164,6 +170,10 @@ def open_blocks(path: Path) -> BlockCheckpoint:
             "write a spec with model.factory, which runs the whole model in memory",
         )
     module = open_pretrained(_CAUSAL, carrier.folder, {}, ()).module
+    reading, tensors = reading_of(carrier), carrier.tensors()
+    if reading is not None:
+        rows = partial(_first_row, tensors)
+        single_experts(module, reading.places, reading.merged, rows)
     made = BlockCheckpoint(carrier.source, carrier.tensors(), carrier.layers(), Decoder(module))
     if not made.observed:
         raise SpecError(

@@ -25,9 +25,9 @@ def plain_experts(module: nn.Module) -> Iterator[None]:
 
     The results are those of the library, up to the order of sums.
     """
-    experts = [part for part in module.modules() if all(hasattr(part, m) for m in _MARKS)]
+    experts = [part for part in module.modules() if is_experts(part)]
     for part in experts:
-        part.forward = partial(_every_expert, part)
+        part.forward = partial(every_expert, part)
     try:
         yield
     finally:
@@ -35,7 +35,12 @@ def plain_experts(module: nn.Module) -> Iterator[None]:
             del part.forward
 
 
-def _every_expert(
+def is_experts(module: Any) -> bool:
+    """Return whether a module holds all experts of a block in one tensor."""
+    return all(hasattr(module, mark) for mark in _MARKS)
+
+
+def every_expert(
     experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """Return what the chosen experts make of each token; the others' share is 0.

@@ -121,8 +121,8 @@ def test_transformers_gives_the_reported_perplexity(
     weights = ran(spec(folder, dtype, without_activations(options), tmp_path / "weights"))
     assert reported != pytest.approx(weights["artifacts"][0]["metric"]["value"], rel=1e-5)
     (group,) = config(tmp_path / "out")["config_groups"].values()
-    assert group["input_activations"]["dynamic"] is (False if stored == "input_scale" else
-                                                     "local" if stored else True)  # fmt: skip
+    dynamic = {"": True, "input_scale": False, "input_global_scale": "local"}[stored]
+    assert group["input_activations"]["dynamic"] == dynamic
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         scales = [name for name in file.keys() if "proj.input_" in name]  # noqa: SIM118
     assert all(name.endswith(f".{stored}") for name in scales)
