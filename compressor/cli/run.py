@@ -233,6 +233,11 @@ _PRESETS = (
     metavar="PATTERN",
     help="Leave layers of this name as they are; * and ? are wildcards. May be repeated.",
 )
+@click.option(
+    "--smooth",
+    is_flag=True,
+    help="Scale channels by what --text shows, so that rounded activations lose less.",
+)
 @click.option("--embeddings", is_flag=True, help="Quantize embeddings and the output layer, too.")
 @click.option(
     "--max-shard-size",
@@ -258,6 +263,7 @@ def quantize(
     length: int,
     evaluation: Path | None,
     skip: tuple[str, ...],
+    smooth: bool,
     embeddings: bool,
     max_shard_size: int | None,
     no_check: bool,
@@ -295,6 +301,7 @@ def quantize(
         evaluation,
         output_format,
         consumer,
+        smooth,
     )
     code = run_and_show(
         quantization_spec(checkpoint, output, options),

@@ -36,6 +36,7 @@ class QuantizeOptions:
         evaluation: text on which the result is judged.
         format: of the result; ``None`` takes that of the consumer.
         consumer: what is going to read it; the plan refuses what that has no kernels for.
+        smooth: scale channels first, so that rounded activations lose less.
     """
 
     preset: str | None = None
@@ -50,6 +51,7 @@ class QuantizeOptions:
     evaluation: Path | None = None
     format: QuantizedFormat | None = None
     consumer: str | None = None
+    smooth: bool = False
 
 
 def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) -> Spec:
@@ -90,13 +92,13 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     if options.max_shard_size is not None:
         export["max-shard-size"] = options.max_shard_size
     reading = [kind for kind in (options.method, step["preset"]) if kind in CALIBRATED]
-    if bool(reading) != (options.text is not None):
+    if bool(reading or options.smooth) != (options.text is not None):
         both = f"method {options.method!r} with preset {step['preset']!r}"
         raise SpecError(
             "option --text",
             f"is {'given' if options.text else 'missing'}, and {both} "
             f"{'reads no text' if options.text else 'is calibrated on text'}",
-            "leave it out, or use --method gptq or awq"
+            "leave it out, or use --method gptq or awq, or --smooth"
             if options.text
             else "give --text train.txt",
         )
@@ -106,7 +108,7 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.name).strip("-._") or "quantized",
         # A dollar in a path of the command line is a dollar.
         "model": {"checkpoint": str(checkpoint).replace("$", "$$")},
-        "passes": [step],
+        "passes": [*([{"pass": "smooth"}] if options.smooth else []), step],
         "exports": [export],
         "output": str(output).replace("$", "$$"),
     }

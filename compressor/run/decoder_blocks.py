@@ -25,7 +25,7 @@ from compressor.errors import DataError
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
-from compressor.models.transformers.block_checkpoint import BlockCheckpoint
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
 from compressor.models.transformers.block_stages import Given, Stage
 from compressor.models.transformers.decoder import observing
 from compressor.models.transformers.single_experts import experts_of
@@ -184,7 +184,7 @@ class OpenBlock:
         """The block with its changes."""
         if self._module is None:
             self._run.carrier.check_files()
-            self._module = self._run.carrier.decoder.open(self.index)
+            self._module = opened_block(self._run.carrier, self.index)
             self._put(self._module)
         return self._module
 

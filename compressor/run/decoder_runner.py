@@ -19,8 +19,7 @@ import torch
 
 from compressor.errors import SpecError
 from compressor.files import STAGING
-from compressor.models.rounded_inputs import round_inputs_of
-from compressor.models.transformers.block_checkpoint import BlockCheckpoint
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
 from compressor.types.tensors import Array, Batch
 
 _TOKENS, _LOGITS = "input_ids", "logits"
@@ -72,11 +71,7 @@ class DecoderRunner:
     def _run_all(self, index: int, tokens: list[torch.Tensor]) -> None:
         decoder = self._carrier.decoder
         self._carrier.check_files()
-        module = decoder.open(index)
-        path = decoder.blocks[index].path
-        decoder.replace(module, index, self._carrier.changed(path))
-        for layer, inputs in self._carrier.rounded_inputs(path).items():
-            round_inputs_of(module.get_submodule(layer.removeprefix(f"{path}.")), inputs)
+        module = opened_block(self._carrier, index)
         for place, batch in enumerate(tokens):
             given = decoder.given(batch)[index]
             hidden = given.hidden if index == 0 else self._hidden(place)

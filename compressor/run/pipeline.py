@@ -170,7 +170,8 @@ def _step(workspace: Workspace, task: _Task) -> Step:
 def _streamed(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
     """Apply a pass to a checkpoint, with its blocks where it has to see what enters them."""
     declared, carrier = _direct(task.declared), task.carrier
-    if not (declared.by_block and survey.requests and isinstance(carrier, BlockCheckpoint)):
+    seen = (declared.by_block or declared.in_blocks) and survey.requests
+    if not (seen and isinstance(carrier, BlockCheckpoint)):
         with workspace.progress.stage(declared.name):
             return declared.apply(carrier, _watched(workspace), {})
     with decoder_run(workspace, declared.name, task.key, carrier, survey.requests) as blocks:

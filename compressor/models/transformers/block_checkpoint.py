@@ -12,6 +12,7 @@ import torch
 from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.folder import Checkpoint
+from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.models.transformers.decoder import Decoder
@@ -114,6 +115,20 @@ class BlockCheckpoint(CheckpointCarrier):
             for layer, value in stage.inputs.items()
             if layer in names
         }
+
+
+def opened_block(carrier: BlockCheckpoint, index: int) -> torch.nn.Module:
+    """Return a block in float32 as the passes have left it.
+
+    Raises:
+        ModelError: a weight of it is not finite.
+    """
+    decoder = carrier.decoder
+    module, path = decoder.open(index), decoder.blocks[index].path
+    decoder.replace(module, index, carrier.changed(path))
+    for layer, inputs in carrier.rounded_inputs(path).items():
+        round_inputs_of(module.get_submodule(layer.removeprefix(f"{path}.")), inputs)
+    return module
 
 
 class Changed(Mapping[str, torch.Tensor]):

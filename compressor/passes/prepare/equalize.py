@@ -8,7 +8,16 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from compressor.passes.prepare.balance import Rounding, balance, span_requests
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
+from compressor.passes.prepare.balance import Balance, Rounding, balance, span_requests
+from compressor.passes.prepare.block_products import (
+    BlockScales,
+    block_scales,
+    outside_layers,
+    scale_block,
+    scaled_layers,
+    with_scaled_blocks,
+)
 from compressor.passes.prepare.groups import scale_map
 from compressor.passes.prepare.planned import scalable, unscalable
 from compressor.passes.prepare.products import with_product_groups
@@ -92,8 +101,7 @@ class Equalize(GraphPass):
         for layer in carrier.layers():
             gain = scaled.gains.get(layer.name)
             if gain is not None or layer.name in written:
-                details = {} if gain is None else {"equalized_db": gain}
-                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details))
+                outcomes.append(LayerOutcome(layer.name, layer.dtype, None, _gained(gain)))
         after = scaled.applied(carrier)
         return Outcome(after, tuple(outcomes), scaled.notes, rescale=scaled.rescale)
 
@@ -131,7 +139,9 @@ class Smooth(Equalize):
     them is multiplied by factors that they are divided by: in the norm or the layer that writes
     them, such as the values that attention mixes, or, where something else reads them too, by a
     `Mul` in front of the layer, if the predicted error falls by two decibels. Factors are chosen
-    for each input by that error. `quantize-static` does so by itself, for its own bits.
+    for each input by that error. `quantize-static` does so by itself, for its own bits. The
+    checkpoint of a causal language model is taken as it is: put the pass before `quantize-weights`
+    with `activations`.
     """
 
     name: ClassVar[str] = "smooth"
@@ -141,3 +151,52 @@ class Smooth(Equalize):
         names = [layer.name for layer in carrier.layers() if layer.is_linear]
         empty = ScaleMap((), (), {}, "it is not the weight of a product of matrices")
         return with_product_groups(empty, carrier.graph(), names, self._parameters(carrier))
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the checkpoint of a causal language model is taken, block by block."""
+        return True
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Find the layers whose channels can be scaled, and ask how large their values are."""
+        if not isinstance(carrier, BlockCheckpoint):
+            return super().survey(carrier, context)
+        blocks, kept = self._blocks(carrier), self._kept(carrier)
+        reached = outside_layers(carrier, blocks)
+        reasons = {
+            layer.name: kept[layer.name] or ("" if layer.name in reached else _UNREACHED)
+            for layer in carrier.layers()
+        }
+        rows = plan_layers(self.name, dict.fromkeys(reached, "scale channels"), reasons)
+        requests = {r.key: r for block in blocks for r in block.requests.values()}
+        return Survey(rows, tuple(requests.values()))
+
+    def apply(
+        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+    ) -> Outcome:
+        """Scale the channels whose predicted error falls."""
+        if not isinstance(carrier, BlockCheckpoint):
+            return super().apply(carrier, context, statistics)
+        scaled, gains = {}, dict[str, float | None]()
+        found = dict[str, Any]()
+        for stage in context.blocks or ():
+            found.update(stage.statistics)
+        for block in self._blocks(carrier):
+            groups = scale_block(carrier, block, found)
+            scaled[block.path] = (block, groups)
+            gains.update(scaled_layers(block, groups))
+        outcomes = [
+            LayerOutcome(x.name, x.dtype, None, _gained(gains[x.name]))
+            for x in carrier.layers()
+            if x.name in gains
+        ]
+        every = tuple(one for _, groups in scaled.values() for one in groups)
+        notes = Balance({}, every, {}).notes
+        return Outcome(with_scaled_blocks(carrier, scaled), tuple(outcomes), notes)
+
+    def _blocks(self, carrier: BlockCheckpoint) -> tuple[BlockScales, ...]:
+        return block_scales(carrier, self._parameters(carrier), self._rounding)
+
+
+def _gained(gain: float | None) -> dict[str, float]:
+    return {} if gain is None else {"equalized_db": gain}
