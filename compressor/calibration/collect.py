@@ -18,7 +18,7 @@ from compressor.calibration.observers.ranges import (
     MovingAverage,
     RangeObserver,
 )
-from compressor.calibration.portions import Portions
+from compressor.calibration.portions import MOST, Portions
 from compressor.errors import DataError
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
@@ -123,8 +123,12 @@ def collect_statistics(
     inputs = {spec.name for spec in carrier.inputs}
     taps = dict.fromkeys(t for r in requests for t in r.tensors if t not in inputs)
     runner = carrier.runner(tuple(taps))
+    # Where ranges are all, as when channels have been scaled and moments are known, portions need
+    # not be large: sums of floats, which depend on them, are not among the statistics.
+    ranges = all(isinstance(make_observer(r.observer, r.options), RangeObserver) for r in requests)
+    most = MOST // 2 if ranges else MOST
     return collect(
-        Portions(lambda part: ({**part, **runner.run(part)},), [carrier]),
+        Portions(lambda part: ({**part, **runner.run(part)},), [carrier], most),
         batches,
         requests,
         make_observer,

@@ -204,12 +204,14 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         return_freed_memory()
         batches = workspace.probes(_SIGNAL_SAMPLES)
         made, before, reference = _scaled(workspace, task, outcome, folder / _REFERENCE)
-        layers = _layers(workspace, outcome, restored, batches, reference)
+        with workspace.progress.stage("compare layers with the float model's"):
+            layers = _layers(workspace, outcome, restored, batches, reference)
+            histograms = layer_histograms(before, restored, batches, layers)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
             layers=layers,
-            histograms=layer_histograms(before, restored, batches, layers),
+            histograms=histograms,
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
             training=outcome.training,
             untrained=keeps_untrained,

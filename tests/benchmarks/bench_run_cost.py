@@ -1,4 +1,4 @@
-"""What a whole `compress run` costs: CPU time, wall time and peak memory, beside the plan's.
+"""What a whole `compress run` costs by phase: CPU time and peak memory, beside the plan's peak.
 
 ResNet-50 at 224 x 224 with 16 evaluation and 32 calibration images, and BERT-base from a folder of
 transformers with 16 samples of 128 tokens, both with random weights. With COMPRESSOR_DATA, the
@@ -27,37 +27,83 @@ pytestmark = benchmark(seconds=3600)
 STEPS: list[dict[str, Any]] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
 
 
+# Counts CPU seconds of each stage, without those of stages inside it, and its peak.
+TIMED = """
+import atexit, json, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+
+started, peaks, spent = [], {}, {}
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(l.split()[1] for l in lines if l.startswith("VmHWM")))
+
+def mark(phase):
+    now = time.process_time()
+    spent[phase] = spent.get(phase, 0.0) + now - (started.pop() if started else 0.0)
+    peaks[phase] = max(peaks.get(phase, 0), peak())
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    started.append(now)
+
+def inside(stages):
+    return stages[-1] if stages else "other"
+
+from compressor.cli import options
+
+class Phases(options.LineProgress):
+    stages = []
+
+    @contextmanager
+    def stage(self, description, total=None):
+        mark(inside(self.stages) if spent else "imports")
+        self.stages.append(description.partition(": ")[2] or description)
+        with super().stage(description, total) as advance:
+            yield advance
+        mark(self.stages[-1])
+        self.stages.pop()
+
+options.LineProgress = Phases
+
+def show():
+    mark("other")
+    print("COST", json.dumps([spent, peaks]), file=sys.__stdout__)
+
+atexit.register(show)
+from compressor.cli.application import main
+main()
+"""
+
+
 @dataclass(frozen=True)
 class Cost:
     """What a command took.
 
     Attributes:
-        cpu: seconds of user and system time.
-        peak: bytes of resident memory at most.
+        cpu: seconds of user and system time, by phase.
+        peak: bytes of resident memory at most, by phase.
     """
 
-    cpu: float
+    cpu: dict[str, float]
     wall: float
-    peak: int
+    peak: dict[str, int]
+
+
+def phase(stage: str) -> str:
+    """Return the row of the table that a stage belongs to."""
+    for word in ("calibrate", "compare", "evaluate", "export", "time", "attribute"):
+        if stage.startswith(word) or stage.endswith(word):
+            return word
+    if stage.startswith(("load", "write")):
+        return "other"
+    return stage if stage in ("imports", "plan", "other") else "passes"
 
 
 def cost(*arguments: str) -> Cost:
     """Run a command of ours in a process of its own."""
     start = time.perf_counter()
-    code = (
-        "import atexit, sys\n"
-        "from pathlib import Path\n"
-        "def show():\n"
-        # Not ru_maxrss: that starts at the peak of the process that started this one.
-        "    lines = Path('/proc/self/status').read_text().splitlines()\n"
-        "    peak = next(l.split()[1] for l in lines if l.startswith('VmHWM'))\n"
-        "    import time; print('COST', time.process_time(), peak, file=sys.__stdout__)\n"
-        "atexit.register(show)\n"
-        "from compressor.cli.application import main\n"
-        "main()\n"
-    )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", TIMED, *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -65,8 +111,13 @@ def cost(*arguments: str) -> Cost:
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr  # a limit may fail, the run is complete
-    _, cpu, peak = done.stdout.splitlines()[-1].split()
-    return Cost(float(cpu), time.perf_counter() - start, 1024 * int(peak))
+    spent, peaks = json.loads(done.stdout.splitlines()[-1].removeprefix("COST "))
+    cpu, peak = dict[str, float](), dict[str, int]()
+    for stage, seconds in spent.items():
+        row = phase(stage)
+        cpu[row] = cpu.get(row, 0.0) + seconds
+        peak[row] = max(peak.get(row, 0), peaks[stage])
+    return Cost(cpu, time.perf_counter() - start, peak)
 
 
 def planned(spec: Path, *settings: str) -> int:
@@ -141,9 +192,12 @@ def test_run_cost(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     first = cost("run", str(spec), *setting)
     again = cost("run", str(spec), *setting)
     with capsys.disabled():
-        print(f"\n{make.__name__:12}{'CPU s':>9}{'wall s':>9}{'peak MB':>9}{'planned':>9}")
-        for label, found in (("first", first), ("again", again)):
-            print(
-                f"{label:12}{found.cpu:9.1f}{found.wall:9.1f}{found.peak / 1e6:9.0f}"
-                f"{predicted / 1e6:9.0f}"
-            )
+        print(f"\n{make.__name__:20}{'CPU s':>9}{'again':>9}{'peak MB':>9}")
+        for row, seconds in first.cpu.items():
+            repeated = again.cpu.get(row, 0.0)
+            print(f"{row:20}{seconds:9.1f}{repeated:9.1f}{first.peak[row] / 1e6:9.0f}")
+        print(
+            f"{'whole':20}{sum(first.cpu.values()):9.1f}{sum(again.cpu.values()):9.1f}"
+            f"{max(first.peak.values()) / 1e6:9.0f}"
+        )
+        print(f"wall {first.wall:.1f} s, planned peak {predicted / 1e6:.0f} MB")

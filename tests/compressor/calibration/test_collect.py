@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import ClassVar
 
 import ml_dtypes
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from compressor.calibration import histogram
-from compressor.calibration.collect import collect
+from compressor.calibration.collect import collect, collect_statistics
 from compressor.calibration.observers.ranges import Entropy, MinMax, MovingAverage, Mse, Percentile
+from compressor.calibration.portions import Portion, Portions
 from compressor.errors import DataError
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.statistics import Observer, Range, Request
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, TensorSpec
 
 
 class Total(Observer[float, float]):
@@ -173,3 +176,24 @@ def test_arrays_that_torch_does_not_take_as_they_are():
     for array in (frozen, frozen[::-1], frozen.T, np.array(5.0)):
         results = collect(always(array), batches(), [Request("y", "min-max")], make)
         assert list(results.values()) == [Range(0.0, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("observer", "most"), [("min-max", 64), ("mse", 64), ("second-moment", 128)]
+)
+def test_ranges_alone_are_observed_in_smaller_portions(
+    monkeypatch: pytest.MonkeyPatch, observer: str, most: int
+):
+    """Sums of floats would depend on the size of portions; ranges do not."""
+    sizes: list[int] = []
+
+    class Watched(Portions):
+        def of(self, batch: Batch) -> Iterator[Portion]:
+            sizes.append(self._most)
+            return super().of(batch)
+
+    monkeypatch.setattr("compressor.calibration.collect.Portions", Watched)
+    carrier = TorchCarrier(torch.nn.Linear(2, 2), (TensorSpec("x", ("batch", 2), "float32"),))
+    requests = [Request("x", "min-max"), Request("output", observer)]
+    collect_statistics(carrier, [{"x": np.ones((2, 2), np.float32)}], requests)
+    assert sizes == [most << 20]

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
-from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors, zeros_by_row
+from compressor.passes.quantize.maths.descent import (
+    better_rows,
+    descend,
+    row_errors,
+    worse_rows,
+    zeros_by_row,
+)
 from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.types.layers import QuantizedTensor, Scheme
 
@@ -166,7 +172,7 @@ def _from_nearest(
     codes[:, order] = stored(levels.T, nearest.scheme)
     compensated = without_overflow(replace(nearest, codes=codes))
     codes = compensated.codes
-    worse = row_errors(matrix, compensated, moment) > row_errors(matrix, nearest, moment)
+    worse = worse_rows(matrix, compensated, nearest, moment)
     codes[worse] = nearest.codes[worse]
     return compensated
 

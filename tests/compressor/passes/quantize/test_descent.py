@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.maths.descent import better_rows, descend, row_errors
+from compressor.passes.quantize.maths.descent import (
+    better_rows,
+    descend,
+    row_errors,
+    worse_rows,
+)
 from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.types.layers import QuantizedTensor, Scheme
 
@@ -189,6 +194,16 @@ def test_better_rows_takes_each_row_where_it_is_better() -> None:
         assert same(mixed, good)
         assert torch.equal(mixed.zero_point, good.zero_point)
         assert same(better_rows(matrix, moment, good, bad), good)
+
+
+def test_worse_rows_are_those_of_the_greater_error() -> None:
+    for scheme in (SCHEMES[0], SCHEMES[2], SCHEMES[6]):
+        matrix, moment = problem(40)
+        first, second = (round_to_nearest(m, scheme) for m in (matrix, matrix.roll(1, 1) * 0.9))
+        tilted = replace(first, scale=first.scale * torch.linspace(0.9, 1.1, 40)[:, None])
+        for one, other in ((first, tilted), (tilted, first), (second, tilted), (first, first)):
+            errors = [row_errors(matrix.double(), x, moment.double()) for x in (one, other)]
+            assert torch.equal(worse_rows(matrix, one, other, moment), errors[0] > errors[1])
 
 
 def test_a_scale_that_all_rows_share_is_left_to_them() -> None:
