@@ -324,6 +324,14 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
             "is an expert, of whose inputs transformers reads no stored scale",
             "use a scale for each token, or --skip the experts",
         )
+    if any(
+        t.codes is not None and t.codes.scheme.element == "int" and unpacked(t) for t in weights
+    ):
+        raise SpecError(
+            subject,
+            "is an expert, and transformers stacks no integers that are not packed",
+            "use preset fp8-w8a8, or one for weights alone",
+        )
     for scheme in schemes:
         if scheme is None and all(other.element == "e4m3" for other in others):
             continue

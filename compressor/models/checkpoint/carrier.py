@@ -250,7 +250,8 @@ def open_checkpoint(path: Path) -> CheckpointCarrier:
 
 def _refuse_codes(headers: Mapping[str, TensorHeader], subject: str) -> None:
     for tensor in headers.values():
-        if tensor.dtype not in DTYPES or _CODES.fullmatch(tensor.name):
+        multiplied = tensor.dtype == "I8" and f"{tensor.name}_scale" in headers
+        if multiplied or tensor.dtype not in DTYPES or _CODES.fullmatch(tensor.name):
             raise ModelError(
                 subject,
                 f"is already quantized: {tensor.name!r} belongs to a quantized weight",

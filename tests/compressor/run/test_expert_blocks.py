@@ -123,7 +123,16 @@ def test_an_expert_that_no_token_is_sent_to_is_calibrated(folder: Path, tmp_path
     assert ours < theirs - 0.1, "it gives up weights for outputs"
 
 
-def test_stored_scales_of_inputs_need_layers(folder: Path, tmp_path: Path):
-    value = spec(folder, "mixtral", {"preset": "int8-w8a8-static"}, tmp_path / "out")
-    with pytest.raises(CompressorError, match=r"is an expert.*use a scale for each token"):
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("fp8-w8a8-static", r"is an expert.*use a scale for each token"),
+        ("int8-w8a8", r"is an expert.*use preset fp8-w8a8"),
+    ],
+)
+def test_what_transformers_cannot_stack_is_refused(
+    folder: Path, tmp_path: Path, preset: str, message: str
+):
+    value = spec(folder, "mixtral", {"preset": preset}, tmp_path / "out")
+    with pytest.raises(CompressorError, match=message):
         make_plan(check_spec(Document(Path("spec.yaml"), value)))

@@ -219,3 +219,12 @@ def test_quantized_checkpoints_are_refused(tmp_path: Path, name: str) -> None:
     save_file({name: torch.zeros(2, dtype=torch.int32)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=f"is already quantized: '{name}'"):
         open_checkpoint(tmp_path)
+
+
+def test_integers_that_have_scales_are_refused(tmp_path: Path) -> None:
+    codes = {"a.weight": torch.zeros(2, 2, dtype=torch.int8)}
+    save_file(codes, tmp_path / "counts.safetensors")
+    assert open_checkpoint(tmp_path / "counts.safetensors").layers() == ()
+    save_file({**codes, "a.weight_scale": torch.ones(2, 1)}, tmp_path / "codes.safetensors")
+    with pytest.raises(ModelError, match=r"is already quantized: 'a.weight' belongs"):
+        open_checkpoint(tmp_path / "codes.safetensors")
