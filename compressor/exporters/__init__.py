@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from compressor.exporters.archive.exporter import ArchiveExporter as ArchiveExporter
     from compressor.exporters.gguf.exporter import GgufExporter as GgufExporter
     from compressor.exporters.onnx.exporter import OnnxExporter as OnnxExporter
+    from compressor.exporters.openvino.exporter import OpenvinoExporter as OpenvinoExporter
+    from compressor.exporters.ort.exporter import OrtExporter as OrtExporter
     from compressor.exporters.safetensors.exporter import SafetensorsExporter as SafetensorsExporter
     from compressor.exporters.tensorrt.exporter import TensorrtExporter as TensorrtExporter
 

@@ -20,6 +20,7 @@ _FORMATS: Mapping[str, str] = {
     ".onnx": ONNX,
     ".engine": "tensorrt",
     ".plan": "tensorrt",
+    ".xml": "openvino",
     ".safetensors": "safetensors",
     ".json": "safetensors",
 }
@@ -115,6 +116,9 @@ def _files(path: Path, kind: str) -> tuple[Path, ...]:
         from compressor.models.onnx.file import external_files
 
         return (path, *external_files(path))
+    if kind == "openvino":
+        weights = path.with_suffix(".bin")
+        return (path, *([weights] if weights.is_file() else []))
     return _folder_files(path.parent) if kind == "safetensors" else (path,)
 
 

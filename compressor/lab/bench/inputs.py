@@ -13,7 +13,9 @@ from compressor.calibration.sources.arrays import NpzSource
 from compressor.errors import DataError, SpecError
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, tensor_spec
-from compressor.run.artifact_file import ONNX, Artifact
+from compressor.models.onnx.ort_session import OrtRunner
+from compressor.models.onnx.runtimes import OpenVinoRunner
+from compressor.run.artifact_file import ONNX, Artifact, Machinery
 from compressor.run.evaluate import made_up_batch
 from compressor.types.tensors import Array, Batch, TensorSpec, unstackable
 
@@ -35,7 +37,7 @@ class Declared:
 
 
 def declared(artifact: Artifact) -> Declared:
-    """Read what an artifact takes, without opening it in its runtime.
+    """Read what an artifact takes; only formats of runtimes themselves are opened for it.
 
     Raises:
         ModelError: a file is damaged.
@@ -54,6 +56,10 @@ def declared(artifact: Artifact) -> Declared:
 
     if artifact.format == ONNX:
         return of_graph(read_onnx(artifact.path))
+    if artifact.format in ("ort", "openvino"):
+        runner = artifact.opener(Machinery())()
+        assert isinstance(runner, OrtRunner | OpenVinoRunner)
+        return Declared(runner.inputs)
     packed = packed_format(artifact.path)
     if packed is not None:
         with packed.unpacked(artifact.path) as content:

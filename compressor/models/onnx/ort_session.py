@@ -13,7 +13,7 @@ from typing import Any
 
 from compressor.errors import ModelError
 from compressor.models.threads import usual_threads
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, TensorSpec
 
 _PREFIX = r"^(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Load model from .*? failed:)?"
 PROVIDERS: Mapping[str, str] = {
@@ -23,6 +23,14 @@ PROVIDERS: Mapping[str, str] = {
 }
 """ONNX Runtime's execution providers by our names; the CPU runs operators that one lacks."""
 
+_DTYPES = {
+    f"tensor({name})": dtype
+    for name, dtype in {
+        "float": "float32",
+        "double": "float64",
+        **{n: n for n in ("float16", "bool", "int8", "uint8", "int16", "int32", "int64")},
+    }.items()
+}
 _TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 EXECUTED = "executed.onnx"
 
@@ -82,7 +90,7 @@ class OrtRunner:
             self._session = _session(
                 model if isinstance(model, bytes) else str(model), options, provider
             )
-        except _failures() as error:
+        except failures() as error:
             raise ModelError(
                 subject,
                 f"ONNX Runtime {ort.__version__} does not load it ({_first_line(error)})",
@@ -112,13 +120,21 @@ class OrtRunner:
         try:
             run = _run_without_numpy() if self._bfloat16 else type(self._session).run
             results = run(self._session, self._outputs, feed)
-        except _failures() as error:
+        except failures() as error:
             raise ModelError(
                 self._subject,
                 f"does not run ({_first_line(error)})",
                 "check the inputs' shapes and dtypes in the spec",
             ) from error
         return dict(zip(self._outputs, results, strict=True))
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What the model takes."""
+        return tuple(
+            TensorSpec(i.name, tuple(i.shape), _DTYPES.get(i.type, i.type))
+            for i in self._session.get_inputs()
+        )
 
     def end_profile(self) -> Path:
         """Return the file with the times of all operators so far, as JSON events."""
@@ -154,7 +170,7 @@ def _session(model: bytes | str, options: Any, provider: str) -> Any:
     try:
         # A silent fallback to the CPU would be measured as if it were the provider.
         return ort.InferenceSession(model, options, providers=providers, enable_fallback=False)
-    except _failures() as error:
+    except failures() as error:
         # ONNX Runtime 1.31 moves int8 QuantizeLinear across Slice, and on some processors another
         # optimizer has changed the zero point to uint8 by then.
         if "QuantizeLinear" not in str(error) or "zero_point" not in str(error):
@@ -174,7 +190,7 @@ def _run_without_numpy() -> Callable[..., Any]:
     return run_without_numpy
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def failures() -> tuple[type[Exception], ...]:
     """Exception types that ONNX Runtime's bindings raise."""
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 

@@ -19,7 +19,7 @@ import numpy as np
 from compressor.errors import ModelError
 from compressor.models.onnx.ort_session import PROVIDERS, OrtRunner, probe
 from compressor.models.threads import usual_threads
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, TensorSpec
 
 if TYPE_CHECKING:
     from compressor.types.carrier import Runner
@@ -175,6 +175,18 @@ class OpenVinoRunner:
             ) from error
         # The next run overwrites the request's buffers.
         return {name: np.array(results[name]) for name in self._outputs}
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What the model takes."""
+        return tuple(
+            TensorSpec(
+                port.any_name,
+                tuple(d.get_length() if d.is_static else None for d in port.partial_shape),
+                port.element_type.to_dtype().name,
+            )
+            for port in self._model.inputs
+        )
 
     @property
     def threads(self) -> int:
