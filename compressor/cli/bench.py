@@ -60,6 +60,23 @@ from compressor.cli.options import PATH, Number, json_option, print_result, show
     help="Samples to run on, one array for each input; or one whole feed, where an input has no "
     "axis for samples. If not given, random values.",
 )
+@click.option(
+    "--ssh",
+    metavar="HOST",
+    help="Time on this host, as ssh takes its name. It needs Python, numpy and the runtime.",
+)
+@click.option(
+    "--adb",
+    metavar="SERIAL",
+    help="Time on this device, as adb devices prints it. It needs the same.",
+)
+@click.option(
+    "--device-python",
+    default="python3",
+    show_default=True,
+    metavar="COMMAND",
+    help="What starts Python there.",
+)
 @click.option("--no-cold", is_flag=True, help="Measure neither cold starts nor peak memory.")
 @json_option
 def bench(
@@ -71,6 +88,9 @@ def bench(
     seconds: float,
     shapes: tuple[str, ...],
     data: Path | None,
+    ssh: str | None,
+    adb: str | None,
+    device_python: str,
     no_cold: bool,
     as_json: bool,
 ) -> None:
@@ -83,9 +103,19 @@ def bench(
     """
     from compressor.lab.bench.bench import BenchOptions, parse_shapes
     from compressor.lab.bench.bench import bench as measured
+    from compressor.lab.bench.device import Device
     from compressor.report.pages.bench import benchmark_page
     from compressor.run.artifact_file import Machinery
 
+    if ssh is not None and adb is not None:
+        raise click.UsageError("--ssh and --adb name two devices: give one of them")
+    if (ssh or adb) and provider not in (None, "cpu"):
+        raise click.UsageError("--provider is for this machine: leave it out with --ssh and --adb")
+    device = None
+    if ssh is not None:
+        device = Device("ssh", ssh, device_python)
+    elif adb is not None:
+        device = Device("adb", adb, device_python)
     options = BenchOptions(
         batches=batches,
         machinery=Machinery(provider, threads),
@@ -94,6 +124,7 @@ def bench(
         cold=not no_cold,
         shapes=parse_shapes(shapes),
         data=data,
+        device=device,
     )
     with shown_progress() as progress:
         result = measured(paths, options, progress)

@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import repeat
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch, cut, samples_in
+
+if TYPE_CHECKING:  # devices, to which this file is sent, have no PyTorch
+    from compressor.types.carrier import Runner
 
 _ALL = 10  # groups up to which every choice of signs is tried
 _DRAWN = 2000
@@ -67,8 +69,8 @@ def _turned(count: int) -> Array:
     return 1 - 2 * bits
 
 
-Opener = Callable[[], Runner]
-Runners = Mapping[str, Runner]
+Opener: TypeAlias = "Callable[[], Runner]"
+Runners: TypeAlias = "Mapping[str, Runner]"
 Clock = Literal["cpu", "wall"]
 
 _BUDGET = 5.0  # seconds
@@ -80,7 +82,6 @@ _LEAST_OPENINGS = 7  # fewer cannot reach that level
 _OPENINGS_TO_STOP = 8
 _MOST_OPENINGS = 40
 _LEAST_CYCLES = 2
-_LONG = 0.1  # seconds of a cycle whose blocks are so long that an opening needs no second one
 _BLOCK = 0.005  # seconds: several slices of the scheduler
 _MOST_RUNS = 200
 _UNEQUAL = 4  # times the fastest model's run, from which on blocks have fewer runs
@@ -88,8 +89,7 @@ _RESOLUTION = 1e-6  # seconds that a clock tells apart
 _PATIENCE = 4  # shares of wall time that an opening may be timed for
 _MOST_SECONDS = 6.0  # that the least timing of a larger batch may take
 _WARM_UP = 0.05
-_WINDOW = 3
-_STEADY = 0.05
+_WINDOW, _STEADY = 3, 0.05
 _ALONE = 0.8  # least share of the process's time on the processor of a thread that computes alone
 _CPU, _WALL = 0, 1
 
@@ -331,19 +331,19 @@ def _timed(
         for runner in runners.values():
             runner.run(batch)
     cycles: dict[str, list[list[Array]]] = {name: [] for name in runners}
-    start, busy, done, enough = time.perf_counter(), time.process_time(), 0, False
+    start, busy = time.perf_counter(), time.process_time()
+    done = 0
     # A part of an opening's share: opening and warming up take theirs. Where others use the
     # processor, it is a share of the processor's time, so that as much is measured, up to a limit.
-    while not enough:
+    while done < _LEAST_CYCLES or (
+        time.process_time() - busy < share / 4 and time.perf_counter() - start < _PATIENCE * share
+    ):
         for blocks in cycles.values():
             blocks.append([])
         for batch in inputs:
             for name in next(orders):
                 cycles[name][-1].append(_block(runners[name], batch, runs[name]))
         done += 1
-        used, waited = time.process_time() - busy, time.perf_counter() - start
-        over = used >= share / 4 or waited >= _PATIENCE * share
-        enough = over if done >= _LEAST_CYCLES else used >= max(_LONG, share / 4)
     return {name: np.asarray(blocks).transpose(3, 0, 1, 2) for name, blocks in cycles.items()}
 
 
@@ -386,7 +386,7 @@ def _affordable(
 
 
 def _least_seconds(once: float) -> float:
-    """Return about the least that timing models takes, if an input takes so long for all."""
+    """Return what timing models takes at least, if all together take so long for one input."""
     return _LEAST_OPENINGS * (_LEAST_CYCLES + 1) * max(once, _RESOLUTION)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.errors import SpecError
+from compressor.lab.bench.device import Device, timed_on
 from compressor.lab.bench.energy import energy_counters, measure_energy
 from compressor.lab.bench.finding import find_artifacts
 from compressor.lab.bench.inputs import (
@@ -43,6 +44,7 @@ class BenchOptions:
         cold: take cold starts apart, too.
         shapes: of inputs, by name.
         data: an ``.npz`` file with samples; random values are used without one.
+        device: where the artifacts are run, if not here.
     """
 
     batches: Sequence[int] = ()
@@ -52,6 +54,7 @@ class BenchOptions:
     cold: bool = True
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     data: Path | None = None
+    device: Device | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,9 @@ def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> d
     machinery = options.machinery
     rows: dict[str, dict[str, Any]] = {a.name: _facts(a, work) for a in work.artifacts}
     models = {a.name: a for a in work.running}
+    if options.device is not None:
+        _on_device(rows, work, options, options.device, progress)
+        return _document(rows, work, options)
     with on_threads(machinery.threads):
         for artifact in work.running:
             rows[artifact.name]["runtime"] = artifact.opener(machinery)().runtime
@@ -94,9 +100,42 @@ def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> d
                 rows[name]["latency"].append(_latency(times, name, next(iter(models))))
         _add_energy(rows, work, machinery, progress)
     _add_cold(rows, work, options, progress)
+    return _document(rows, work, options)
+
+
+def _on_device(
+    rows: Mapping[str, dict[str, Any]],
+    work: _Work,
+    options: BenchOptions,
+    device: Device,
+    progress: Progress,
+) -> None:
+    """Add what a device measures of the artifacts."""
+    with progress.stage(f"time on {device.name}"):
+        times = timed_on(
+            device,
+            work.running,
+            {size: inputs[0] for size, inputs in work.batches.items()},
+            threads=options.machinery.threads,
+            seconds=options.seconds,
+            precision=options.precision,
+        )
+    reason = f"it is not read over {device.kind}"
+    for name, row in rows.items():
+        row["runtime"] = times.runtimes.get(name)
+        row |= {"cold_reason": reason, "energy_reason": reason}
+        base = work.running[0].name
+        row["latency"] += [_latency(each, name, base) for each in times.sizes.values()]
+
+
+def _document(
+    rows: Mapping[str, dict[str, Any]], work: _Work, options: BenchOptions
+) -> dict[str, Any]:
+    machinery, device = options.machinery, options.device
     return {
         "schema": SCHEMA,
         "environment": environment(),
+        "device": None if device is None else f"{device.kind} {device.name}",
         "provider": machinery.provider,
         "threads": machinery.threads,
         "precision": options.precision,

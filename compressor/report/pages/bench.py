@@ -34,6 +34,7 @@ def benchmark_page(result: Result) -> Page:
     threads = formats.plural(result["threads"], "thread")
     page: list[Block] = [
         line(f"inputs: {shapes}; {values}"),
+        *([line(f"on {result['device']}")] if result.get("device") else []),
         line(f"{provider}, {threads}; intervals are of 95 %"),
         GAP,
         _latencies(result),
