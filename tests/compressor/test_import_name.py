@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,19 @@ def test_the_wheel_has_one_top_level_name(wheel: Path):
     assert listed.read_text().split() == ["compressor"]
     data = {path.suffix for path in (wheel / "compressor" / "report").rglob("*") if path.is_file()}
     assert {".html", ".css", ".js"} <= data
+
+
+def test_the_wheel_says_what_it_is(wheel: Path):
+    assert (wheel / "compressor" / "py.typed").is_file()  # or checkers ignore all types
+    assert (wheel / "compressor" / "spec" / "schema.json").is_file()
+    (folder,) = wheel.glob("*.dist-info")
+    (licence,) = folder.rglob("LICENSE")
+    assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
+    metadata = message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    classifiers = metadata.get_all("Classifier", [])
+    assert "Typing :: Typed" in classifiers
+    assert not [c for c in classifiers if c.startswith("License")], "the expression says it"
+    extras = set(metadata.get_all("Provides-Extra", []))
+    assert {"gguf", "openvino", "tensorboard", "tensorrt", "transformers"} <= extras

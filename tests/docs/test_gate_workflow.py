@@ -1,5 +1,6 @@
 """The workflow that the guide shows gates a project, step by step as a CI service runs it."""
 
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -19,13 +20,30 @@ WORSE = {"pass": "nudge", "factor": -1.0}
 
 def steps() -> list[list[str]]:
     """Return the commands of the workflow that are ours."""
-    (block,) = (b for b in ALL_BLOCKS if b.page.name == "gate.md" and b.language == "yml")
+    block, _ = (b for b in ALL_BLOCKS if b.page.name == "gate.md" and b.language == "yml")
     workflow = YAML(typ="safe").load(block.text)
     (job,) = workflow["jobs"].values()
     assert {"name", "on"} <= workflow.keys()
     assert all(("run" in step) != ("uses" in step) for step in job["steps"])
     commands = [shlex.split(step["run"]) for step in job["steps"] if "run" in step]
     return [arguments for name, *arguments in commands if name == "compress"]
+
+
+def test_other_services_run_the_same_commands() -> None:
+    on_page = [b for b in ALL_BLOCKS if b.page.name == "gate.md"]
+    _, gitlab = (b for b in on_page if b.language == "yml")
+    (job,) = YAML(typ="safe").load(gitlab.text).values()
+    words = [shlex.split(command) for command in job["script"]]
+    assert [arguments for name, *arguments in words if name == "compress"] == steps()
+    (jenkins,) = (b for b in on_page if b.language == "groovy")
+    words = [shlex.split(command) for command in re.findall(r"sh '([^']*)'", jenkins.text)]
+    ours = [arguments for name, *arguments in words if name == ".venv/bin/compress"]
+    assert ours == steps()
+    assert jenkins.text.count("{") == jenkins.text.count("}")
+    _, gate = steps()
+    junit = gate[gate.index("--junit") + 1]
+    assert job["artifacts"]["reports"]["junit"] == junit
+    assert f"junit '{junit}'" in jenkins.text
 
 
 @pytest.mark.usefixtures("spine")
