@@ -94,6 +94,11 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     help="Solve, write, measure and correct at most N times.",
 )
 @click.option(
+    "--train",
+    is_flag=True,
+    help="Try training, too (qat, distill): takes data.training, and long.",
+)
+@click.option(
     "--budget",
     type=_Time(),
     metavar="TIME",
@@ -116,6 +121,7 @@ def tune(
     max_latency_ratio: float | None,
     minimize: Literal["size", "latency"],
     rounds: int,
+    train: bool,
     budget: float | None,
     output: Path | None,
     as_json: bool,
@@ -145,7 +151,7 @@ def tune(
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
-    goal = Goal(max_metric_drop, max_size_ratio, max_latency_ratio, minimize, rounds, budget)
+    goal = Goal(max_metric_drop, max_size_ratio, max_latency_ratio, minimize, rounds, budget, train)
     with importable([Path.cwd()]), shown_progress(lines=not as_json) as progress:
         if is_model(spec):
             _refuse("a model", {"--set": settings})

@@ -99,7 +99,7 @@ def html_report(
     counted = distributions(report)
     runs = [] if history is None else _past_runs(history)
     plotted = points(report, related) if related.reports else []
-    return _template("report.html").render(
+    return template("report.html").render(
         **_summary(report),
         flipped=report.get("flipped"),
         flipped_words=flipped_words(report),
@@ -127,7 +127,7 @@ def html_report(
             **_chart_data(report, plotted, counted),
             "history": runs,
         },
-        library=_library(),
+        library=chart_library(),
         most_files=_MOST_FILES,
         formats=formats,
     )
@@ -135,7 +135,7 @@ def html_report(
 
 def first_screen(report: Report) -> str:
     """Render what the report begins with, and its table of models: a page without scripts."""
-    return _template("screen.html").render(**_summary(report))
+    return template("screen.html").render(**_summary(report))
 
 
 def _summary(report: Report) -> dict[str, Any]:
@@ -170,7 +170,8 @@ def _shown(value: Any) -> Any:
 
 
 @cache
-def _template(name: str) -> Template:
+def template(name: str) -> Template:
+    """Return a template of this folder; texts are escaped."""
     environment = Environment(
         loader=PackageLoader("compressor", "report"),
         autoescape=True,
@@ -183,7 +184,7 @@ def _template(name: str) -> Template:
 
 
 @cache
-def _library() -> Markup:
+def chart_library() -> Markup:
     """The charts' library: a part of Observable Plot, see the folder ``plot``."""
     path = files("compressor.report") / "plot" / "observable-plot.js"
     return Markup(path.read_text(encoding="utf-8"))

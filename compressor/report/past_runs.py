@@ -106,8 +106,8 @@ def points(report: Report, related: Related) -> list[Point]:
     judged = []
     for point in measured:
         loss = -sign * point.metric
-        timed = point.latency_ratio is not None and _beaten((point.latency_ratio, loss), times)
-        size = _beaten((point.size_ratio, loss), sizes)
+        timed = point.latency_ratio is not None and beaten((point.latency_ratio, loss), times)
+        size = beaten((point.size_ratio, loss), sizes)
         judged.append(replace(point, beaten_in_size=size, beaten_in_latency=timed))
     return judged
 
@@ -153,5 +153,6 @@ def _pair(bounds: Sequence[Any]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _beaten(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+def beaten(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+    """Whether another point is as cheap and loses as little, and is better in one of the two."""
     return any(o[0] <= point[0] and o[1] <= point[1] and o != point for o in others)

@@ -19,6 +19,7 @@ class Goal:
         latency_ratio: latency over the float model's, at most.
         rounds: how often the choice is solved, written and measured.
         seconds: no candidate is begun after so long; ``None`` for no end.
+        train: candidates may be trained on the training data.
     """
 
     metric_drop: float | None = None
@@ -27,6 +28,7 @@ class Goal:
     minimize: Objective = "size"
     rounds: int = 4
     seconds: float | None = None
+    train: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Point:
 
     Attributes:
         bound: the largest drop that the search thought possible; ``None`` where it could not tell.
+        search_drop: on the search data; ``None`` where these have no labels.
         drop: on the evaluation data, with its 95 % interval; ``None`` where it was not judged.
         proved: the whole interval keeps the limit; ``None`` where it was not judged.
         beaten: another point is as small or smaller, and loses as little or less.
@@ -51,6 +54,7 @@ class Point:
     latency_ratio: float | None = None
     latency_ci95: tuple[float, float] | None = None
     beaten: bool = False
+    search_drop: float | None = None
 
 
 def with_beaten(points: Sequence[Point]) -> list[Point]:

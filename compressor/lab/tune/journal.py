@@ -112,6 +112,7 @@ class Journal:
             size_ratio=candidate.size_ratio,
             bound=found.bound,
             sqnr_db=found.sqnr_db,
+            search_drop=found.drop,
             drop=None if proof is None else proof.drop,
             ci95=None if proof is None else proof.ci95,
             proved=held,

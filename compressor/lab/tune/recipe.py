@@ -88,6 +88,10 @@ class Recipe:
         passes.insert(self.index, remedy.before)
         return replace(self, passes=tuple(passes), index=self.index + 1)
 
+    def after(self, *passes: Mapping[str, Any]) -> Recipe:
+        """Return the recipe with passes in front of all others."""
+        return replace(self, passes=(*passes, *self.passes), index=self.index + len(passes))
+
     def has(self, remedy: Remedy) -> bool:
         """Whether a remedy is in it already."""
         named = [entry["pass"] for entry in self.passes]

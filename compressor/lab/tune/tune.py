@@ -24,6 +24,7 @@ from compressor.progress import Progress, Silent
 from compressor.report.markdown import markdown_page
 from compressor.report.pages.tune import tune_page
 from compressor.report.result import check_free, stale_files
+from compressor.report.tune_front import tune_html
 from compressor.run.artifacts import manifest, stage_artifacts
 from compressor.run.execute import settled
 from compressor.run.plan import Plan, make_plan
@@ -86,7 +87,9 @@ def tune(
         answer = Tuning(bench, goal, publish, journal).answer()
     written = None if answer.chosen is None else file
     write_text(file.with_suffix(".json"), json_text(answer.as_json()))
-    write_text(file.with_suffix(".md"), markdown_page(tune_page(answer, written and file.name)))
+    name = None if written is None else file.name
+    write_text(file.with_suffix(".md"), markdown_page(tune_page(answer, name)))
+    write_text(file.with_suffix(".html"), tune_html(answer, file.with_suffix(".json").name, name))
     return Tuned(answer, written)
 
 
@@ -125,6 +128,13 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
             "data.evaluation",
             "is missing, and tune proves what it finds on it",
             "add data.evaluation",
+            where=spec.where("data"),
+        )
+    if goal.train and "training" not in plan.data:
+        raise SpecError(
+            "option --train",
+            "is given, and the spec has nothing to train on",
+            "add data.training, or leave it out",
             where=spec.where("data"),
         )
     if goal.metric_drop is not None or (goal.size_ratio is not None and goal.minimize == "size"):

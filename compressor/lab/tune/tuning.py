@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from compressor.errors import CompressorError, SpecError
 from compressor.lab.tune.answer import Answer, Goal
@@ -30,6 +31,7 @@ from compressor.lab.tune.solver import (
     quietest,
     smallest,
 )
+from compressor.lab.tune.structure import Structure
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
 from compressor.run.verdicts import WIDEST_RATIO, verdict_of
@@ -73,6 +75,9 @@ class Tuning:
             floats = dict.fromkeys(self.table, FLOAT)
             self._added(f"float, {self._before(recipe)}", narrowest, floats, pool)
         self._rounds(narrowest, pool)
+        Structure(
+            self.bench, self.goal, self.journal, partial(self._built, pool=pool), self._warmed
+        ).explore(tuple(pool))
         best = self._proofs(pool)
         if best is not None:
             self.bench.timed(best)
@@ -195,17 +200,28 @@ class Tuning:
     def _added(
         self, name: str, start: Candidate, choice: Mapping[str, str], pool: list[Candidate]
     ) -> bool:
+        made = self._built(name, start.recipe.with_choice(choice), choice, pool=pool)
+        if made is not None and (FLOAT not in choice.values() or len(set(choice.values())) > 1):
+            self._learn(made)
+        return made is not None
+
+    def _built(
+        self, name: str, recipe: Recipe, choice: Mapping[str, str], *, pool: list[Candidate]
+    ) -> Candidate | None:
+        """Make a candidate, look at the search data, and put it into the pool."""
         try:
-            made = self.bench.candidate(name, start.recipe.with_choice(choice), choice)
+            made = self.bench.candidate(name, recipe, choice)
             self.bench.searched(made)
         except CompressorError as error:
             self.journal.not_tried.append(f"{name}: {error.subject}: {error.problem}")
-            return False
-        if FLOAT not in choice.values() or len(set(choice.values())) > 1:
-            self._learn(made)
+            return None
         pool.append(made)
         self.journal.tell(made)
-        return True
+        return made
+
+    def _warmed(self, recipes: Sequence[Recipe]) -> None:
+        """Let workers begin candidates, whose results are then found in the store."""
+        del recipes
 
     def _solved(self, pool: list[Candidate]) -> dict[str, str] | None:
         """Return what each layer is to have next."""

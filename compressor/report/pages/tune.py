@@ -15,7 +15,7 @@ def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
     Args:
         written: the file of the tuned spec.
     """
-    page: list[Block] = [line(_headline(answer), "good" if answer.chosen else "bad"), GAP]
+    page: list[Block] = [line(headline(answer), "good" if answer.chosen else "bad"), GAP]
     page += [points_table(answer), GAP, line("The path to it:", "strong")]
     page += bullets(answer.path, "")
     if answer.not_tried:
@@ -57,7 +57,8 @@ def _cells(answer: Answer, point: Point) -> list[Cell]:
     return [Cell(text, style=style) for text in texts]
 
 
-def _headline(answer: Answer) -> str:
+def headline(answer: Answer) -> str:
+    """Return the answer in one line."""
     point = answer.point
     if point is None:
         return f"{answer.name}: {answer.reason}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +14,7 @@ from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_b
 from compressor.report.markdown import markdown_page
 from compressor.report.pages.tune import tune_page
 from compressor.report.terminal import plain_text
+from compressor.report.tune_front import tune_html
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -73,3 +78,36 @@ def test_widths_of_layers_in_words():
     assert layers_words({"a": "8", "b": "float", "c": "8"}, words) == (
         "2 of 3 layers 8 bits, 1 float"
     )
+
+
+def charted(answer: Answer) -> Any:
+    page = tune_html(answer, "tuned.json", "tuned.yaml")
+    (data,) = re.findall(r'id="chart-data">(.*?)</script>', page)
+    return json.loads(data)
+
+
+def test_the_front_has_every_point_and_fades_what_is_beaten():
+    data = charted(FOUND)
+    assert data["metric"]["title"] == "Output SQNR (dB)"
+    assert [(p["run"], p["metric"], p["size_ratio"]) for p in data["points"]] == [
+        (p.name, p.sqnr_db, p.size_ratio) for p in POINTS
+    ]
+    assert [p["run"] for p in data["points"] if p["beaten_in_size"]] == ["4 bits, equalize"]
+    assert [p["run"] for p in data["points"] if p["own"]] == [FOUND.chosen]
+
+
+def test_the_front_shows_losses_where_the_search_data_have_labels():
+    losses = (0.1, 0.4, 0.3, 0.2)
+    points = [replace(p, search_drop=n) for p, n in zip(POINTS, losses, strict=True)]
+    data = charted(replace(FOUND, points=tuple(points)))
+    assert (data["metric"]["title"], data["metric"]["higher"]) == ("Loss (points)", False)
+    assert [p["metric"] for p in data["points"]] == list(losses)
+    # By ratio both of 4 bits are as small, and the second loses less.
+    assert [p["run"] for p in data["points"] if p["beaten_in_size"]] == ["4 bits"]
+
+
+def test_the_front_obeys_no_name_of_a_layer():
+    points = [replace(POINTS[0], name="<script>alert(1)</script>")]
+    page = tune_html(replace(FOUND, points=tuple(points)), "tuned.json", None)
+    assert "<script>alert" not in page
+    assert "Next:" not in page

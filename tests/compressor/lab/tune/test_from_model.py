@@ -13,6 +13,7 @@ from PIL import Image
 
 from compressor.cli.application import application
 from compressor.errors import SpecError
+from compressor.lab.tune import structure
 from compressor.lab.tune.from_model import spec_of_model
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.spec.load import load_spec
@@ -27,6 +28,7 @@ def tuned(*arguments: object) -> Result:
 def model(on_onnx: Project, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A network with scores for four classes, and samples under a name of their own."""
     monkeypatch.setitem(REMEDIES, "quantize-static", ())
+    monkeypatch.setattr(structure, "_SHARES", ())  # test_structure.py has them
     np.savez(on_onnx.folder / "typical.npz", pictures=sample_images(2, 256))
     monkeypatch.chdir(on_onnx.folder)
     return on_onnx.folder / ONNX

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
+from compressor.lab.tune import structure
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.run.statistics import Difference
@@ -32,6 +33,7 @@ def found(project: Project) -> Any:
 def project(on_onnx: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Most of the calibration source is there to search on; one remedy is tried."""
     monkeypatch.setitem(REMEDIES, "quantize-static", REMEDIES["quantize-static"][:1])
+    monkeypatch.setattr(structure, "_SHARES", ())  # test_structure.py has them
     on_onnx.spec["passes"] = [dict(QUANTIZE)]
     np.savez(on_onnx.folder / "calib.npz", image=sample_images(2, 256))
     on_onnx.spec["data"]["calibration"]["samples"] = 64

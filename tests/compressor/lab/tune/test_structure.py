@@ -1,0 +1,112 @@
+"""Channels removed and training, behind the widths of layers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from compressor.cli.application import application
+from compressor.lab.tune.recipe import REMEDIES, Recipe
+from compressor.lab.tune.structure import with_qat
+from tests.compressor.tiny_project import Project, sample_images
+
+QUANTIZE = {"pass": "quantize-static", "activations": {"observer": "min-max"}}
+LOOSE = ("--max-metric-drop", "60", "--rounds", "2")
+
+
+def tuned(project: Project, *arguments: str) -> Result:
+    return CliRunner().invoke(application, ["tune", str(project.path), *arguments])
+
+
+def found(project: Project) -> Any:
+    return json.loads((project.folder / "tuned.json").read_text(encoding="utf-8"))
+
+
+def prepared(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setitem(REMEDIES, "quantize-static", ())
+    project.spec["passes"] = [dict(QUANTIZE)]
+    np.savez(project.folder / "calib.npz", image=sample_images(2, 256))
+    project.spec["data"]["calibration"]["samples"] = 64
+    return project
+
+
+def test_channels_are_removed_on_top_of_the_widths(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    project = prepared(on_onnx, monkeypatch)
+    result = tuned(project, *LOOSE)
+    assert result.exit_code == 0, result.stderr
+    document = found(project)
+    (pruned,) = (p for p in document["points"] if p["name"].startswith("75% of the weights, "))
+    assert pruned["bytes"] < min(p["bytes"] for p in document["points"] if p is not pruned)
+    assert document["chosen"] == pruned["name"]
+    text = (project.folder / "tuned.yaml").read_text()
+    assert text.index("pass: prune-structured") < text.index("pass: quantize-static")
+    assert "2:4 weights: ort-cpu has no kernels for them" in document["not_tried"]
+    assert "training (distill, qat): it was not asked for (--train)" in document["not_tried"]
+    page = (project.folder / "tuned.html").read_text()
+    assert pruned["name"] in page
+    assert "compress run tuned.yaml" in page
+
+
+@pytest.mark.slow
+def test_a_spec_that_removes_weights_itself_keeps_its_structure(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    project = prepared(on_onnx, monkeypatch)
+    removal = {"pass": "prune-structured", "target": {"parameters": 0.8}}
+    project.spec["passes"].insert(0, removal)
+    assert tuned(project, "--max-metric-drop", "60", "--rounds", "0").exit_code == 0
+    assert "fewer channels: the spec removes weights itself" in found(project)["not_tried"]
+
+
+def test_training_needs_something_to_train_on(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):
+    result = tuned(prepared(on_onnx, monkeypatch), *LOOSE, "--train")
+    assert result.exit_code == 2
+    assert "option --train: is given, and the spec has nothing to train on" in result.stderr
+
+
+def test_a_recipe_with_qat_keeps_widths_and_what_qat_knows():
+    tuned = {
+        "pass": "quantize-static",
+        "weights": {"rounding": "reconstruct", "symmetric": True},
+        "activations": {"observer": "auto", "bits": 8},
+    }
+    recipe = Recipe(({"pass": "equalize"}, {"pass": "fuse"}, tuned), 2)
+    chosen = recipe.with_choice({"a": "4", "b": "8", "c": "8"})
+    trained = with_qat(chosen, {"clip": 1.0}, {"alpha": 0.0})
+    assert trained is not None
+    before, entry = trained.value()
+    assert before == {"pass": "equalize"}
+    assert entry == {
+        "pass": "qat",
+        "clip": 1.0,
+        "distill": {"alpha": 0.0},
+        "weights": {"symmetric": True},
+        "activations": {"bits": 8},
+        "layers": [{"match": "a", "bits": 4}, {"match": "*", "bits": 8}],
+    }
+    weights = Recipe(({"pass": "quantize-weights"},), 0)
+    assert with_qat(weights, {}, {}) is None
+
+
+@pytest.mark.slow
+def test_with_training_data_candidates_are_trained(
+    on_torch: Project, monkeypatch: pytest.MonkeyPatch
+):
+    project = prepared(on_torch, monkeypatch)
+    project.spec["data"]["training"] = {
+        **project.spec["data"]["evaluation"],
+        "npz": "test.npz",
+    }
+    result = tuned(project, *LOOSE, "--train")
+    assert result.exit_code == 0, result.stderr
+    names = [p["name"] for p in found(project)["points"]]
+    assert any(name.endswith(", qat") for name in names)
+    assert any("distill" in name for name in names)
+    again = CliRunner().invoke(application, ["run", str(project.folder / "tuned.yaml")])
+    assert again.exit_code == 0, again.stderr
