@@ -105,6 +105,17 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     help="Begin no candidate after this time, such as 10m; the same command resumes later.",
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Make candidates in N processes (extra: dask); timings still run alone.",
+)
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="Make candidates on a Dask cluster whose machines share this folder (extra: dask).",
+)
+@click.option(
     "-o",
     "--output",
     type=PATH,
@@ -123,6 +134,8 @@ def tune(
     rounds: int,
     train: bool,
     budget: float | None,
+    workers: int | None,
+    scheduler: str | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -160,7 +173,7 @@ def tune(
         else:
             _refuse("a spec, which says it", {"--data": data, "--metric": metric})
             loaded = load_spec(spec, settings)
-        found = find(loaded, goal, output, progress)
+        found = find(loaded, goal, output, progress, (workers, scheduler))
     written = found.spec
     if written is not None and written.is_relative_to(Path.cwd()):
         written = written.relative_to(Path.cwd())

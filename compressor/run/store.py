@@ -74,6 +74,22 @@ def result_key(kind: str, upstream: str, **parts: Any) -> str:
     )
 
 
+def _put(folder: Path, target: Path, *, old: bool) -> None:
+    """Make a folder an entry; what another process has put there meanwhile is as good.
+
+    Args:
+        old: there was an entry before this one was begun, which it replaces.
+    """
+    try:
+        if old and target.exists():
+            shutil.rmtree(target)
+        folder.replace(target)
+    except OSError:
+        if damage(target):
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 class Store:
     """A folder of finished results; each entry appears whole or not at all.
 
@@ -126,14 +142,13 @@ class Store:
         """
         result: dict[str, Any] = {}
         with self._lasting(key) if resumable else staging(self._root) as folder:
-            yield folder, result
             target = self.folder(key)
+            old = target.exists()
+            yield folder, result
             (folder / _RESULT).write_text(json.dumps(result, allow_nan=False), encoding="utf-8")
             seal(folder, hashes)
             target.parent.mkdir(parents=True, exist_ok=True)
-            if target.exists():
-                shutil.rmtree(target)
-            folder.replace(target)
+            _put(folder, target, old=old)
             sync(target.parent)
             self._intact.add(key)
             self.written += 1

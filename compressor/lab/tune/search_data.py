@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compressor.calibration.sources.class_folders import ClassFolderSource
+from compressor.calibration.sources.tokens import TokenSource
 from compressor.files import json_sha256
 from compressor.run.data import Data, open_data
 from compressor.run.metrics import Metric, resolve_metric
@@ -151,11 +152,26 @@ def _search(plan: Plan, data: Data, calibration: Mapping[str, Any], words: str) 
     metric, spec = plan.metric, plan.spec
     assert metric is not None
     judged = plan.data["evaluation"].target
+    data = _with_next_tokens(plan, data, judged)
     same = metric.against_float or data.target is not None or judged is None
     if not same:
         name = "agreement" if metric.about_classes else "cosine"
         metric = resolve_metric(name, False, spec.symbol, spec.where("metric"))
     return SearchData(tuple(_parted(data)), metric, same, calibration, words)
+
+
+def _with_next_tokens(plan: Plan, data: Data, target: str | None) -> Data:
+    """Return text that carries the tokens that follow: it has its labels in itself."""
+    entry = plan.spec.data.get("calibration")
+    held = data.source if isinstance(data.source, Slice) else None
+    source = data.source if held is None else held.source
+    if not isinstance(source, TokenSource) or not source.in_windows or data.target is not None:
+        return data
+    if target is None or entry is None:
+        return data
+    labelled: Any = source.model_copy(update={"fields": {**source.fields, target: target}})
+    whole = labelled if held is None else replace(held, source=labelled)
+    return replace(data, source=whole, target=target)
 
 
 def _parted(data: Data) -> Iterator[Data]:

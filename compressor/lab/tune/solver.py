@@ -30,6 +30,21 @@ Table = Mapping[str, Mapping[str, Entry]]
 """What there is to choose from, by layer and option."""
 
 
+def expected_noise(known: Mapping[str, Entry], bits: str) -> float:
+    """Return the noise of a width that was not measured, from the nearest that was; else zero.
+
+    Each bit more makes the steps half as wide, and the power of uniform rounding errors a quarter.
+
+    >>> expected_noise({"4": Entry(16.0, 1.0), "float": Entry(0.0, 9.0)}, "6")
+    1.0
+    """
+    widths = [int(option) for option in known if option.isdigit()]
+    if not widths or not bits.isdigit():
+        return 0.0
+    nearest = min(widths, key=lambda width: abs(width - int(bits)))
+    return float(known[str(nearest)].noise * 4.0 ** (nearest - int(bits)))
+
+
 def noise_of(table: Table, choice: Choice) -> float:
     """Return the noise that a choice adds, if what layers add adds up."""
     return sum(table[layer][option].noise for layer, option in choice.items())

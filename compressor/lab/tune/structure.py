@@ -30,14 +30,14 @@ class Structure:
 
     Attributes:
         added: makes a candidate and puts it into the pool; ``None`` where that fails.
-        warmed: lets workers begin candidates.
+        ahead: lets workers begin candidates.
     """
 
     bench: Workbench
     goal: Goal
     journal: Journal
     added: Callable[[str, Recipe, Mapping[str, str]], Candidate | None]
-    warmed: Callable[[Sequence[Recipe]], None]
+    ahead: Callable[[Sequence[Recipe]], None]
 
     def explore(self, pool: Sequence[Candidate]) -> None:
         """Try structures on top of the best recipe so far, mild ones first."""
@@ -73,7 +73,7 @@ class Structure:
         rungs = [(share, start.recipe.after(self._removal(share))) for share in self._shares(start)]
         if not rungs:
             self._skip("fewer channels", "they are not needed, or too few would be left")
-        self.warmed([recipe for _, recipe in rungs])
+        self.ahead([recipe for _, recipe in rungs])
         for share, recipe in rungs:
             name = f"{share:.0%} of the {self._what}, {start.name}"
             made = self._smaller(name, recipe, start)

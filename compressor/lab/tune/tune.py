@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,11 @@ from compressor.files import json_text, switch, write_text
 from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.from_model import is_model
 from compressor.lab.tune.journal import Journal
-from compressor.lab.tune.recipe import Recipe, spec_with
-from compressor.lab.tune.search_data import search_data
+from compressor.lab.tune.opened import opened_bench
+from compressor.lab.tune.recipe import Recipe
 from compressor.lab.tune.tuning import Tuning
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Candidate
+from compressor.lab.tune.workers import dask_crew
 from compressor.lab.verify.manifests import MANIFEST
 from compressor.progress import Progress, Silent
 from compressor.report.markdown import markdown_page
@@ -27,8 +27,7 @@ from compressor.report.result import check_free, stale_files
 from compressor.report.tune_front import tune_html
 from compressor.run.artifacts import manifest, stage_artifacts
 from compressor.run.execute import settled
-from compressor.run.plan import Plan, make_plan
-from compressor.run.store import Store, store_of
+from compressor.run.plan import Plan
 from compressor.spec.load import Spec
 from compressor.types.proofs import sealed_text
 
@@ -48,7 +47,11 @@ class Tuned:
 
 
 def tune(
-    spec: Spec, goal: Goal, output: Path | None = None, progress: Progress | None = None
+    spec: Spec,
+    goal: Goal,
+    output: Path | None = None,
+    progress: Progress | None = None,
+    crew: tuple[int | None, str | None] = (None, None),
 ) -> Tuned:
     """Search for the smallest or fastest artifact within the goal's limits, and prove it.
 
@@ -58,6 +61,7 @@ def tune(
 
     Args:
         output: the file of the tuned spec, in the folder of the spec; default ``tuned.yaml``.
+        crew: how many processes make candidates, or the address of a Dask scheduler.
 
     Raises:
         CompressorError: the spec cannot be tuned, or its own recipe fails.
@@ -65,26 +69,20 @@ def tune(
     progress = progress or Silent()
     file = _place(spec, output)
     with progress.stage("plan"):
-        opened = make_plan(spec)
-        goal = _checked(spec, opened, goal)
-        search = search_data(opened)
-        base = _base(spec, search.calibration)
-        plan = make_plan(base, None if search.calibration else opened)
-    check_free(base.output, force=False)
-    store = Store(store_of(base.output), progress.note)
-    bench = Workbench(base, plan, search, store, progress, goal.metric_drop, goal.minimize)
+        bench, goal = opened_bench(spec, goal, progress)
+    check_free(bench.spec.output, force=False)
 
     def publish(candidate: Candidate) -> None:
         write_text(file, spec_text(bench.spec, candidate.recipe, goal))
-        with switch(base.output) as (staged, gone):
-            stage_artifacts(candidate.written, base.output, staged)
+        with switch(bench.spec.output) as (staged, gone):
+            stage_artifacts(candidate.written, bench.spec.output, staged)
             entry = manifest(candidate.workspace, candidate.written, [])
-            gone += stale_files(base.output, [str(o["name"]) for o in entry["outputs"]])
+            gone += stale_files(bench.spec.output, [str(o["name"]) for o in entry["outputs"]])
             (staged / MANIFEST).write_text(sealed_text(entry), encoding="utf-8")
 
-    with store.locked(), settled():
-        journal = Journal(bench, goal, path=_read_as(spec, plan))
-        answer = Tuning(bench, goal, publish, journal).answer()
+    with bench.store.locked(), settled(), dask_crew(spec, goal, *crew, progress) as workers:
+        journal = Journal(bench, goal, path=_read_as(spec, bench.plan))
+        answer = Tuning(bench, goal, publish, journal, workers).answer()
     written = None if answer.chosen is None else file
     write_text(file.with_suffix(".json"), json_text(answer.as_json()))
     name = None if written is None else file.name
@@ -111,53 +109,6 @@ def _place(spec: Spec, output: Path | None) -> Path:
     if file.resolve() == spec.document.path.resolve() or file.suffix == ".onnx":
         raise SpecError(f"output {str(file)!r}", "is the spec itself", "name another file")
     return file
-
-
-def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
-    """Return the goal with the spec's own limits, where none was asked for.
-
-    Raises:
-        SpecError: nothing can be judged, or nothing limits the loss.
-    """
-    if "calibration" not in plan.data and "search" not in plan.data:
-        raise SpecError(
-            "data", "has nothing to search on", "add data.calibration", where=spec.where("data")
-        )
-    if plan.metric is None:
-        raise SpecError(
-            "data.evaluation",
-            "is missing, and tune proves what it finds on it",
-            "add data.evaluation",
-            where=spec.where("data"),
-        )
-    if goal.train and "training" not in plan.data:
-        raise SpecError(
-            "option --train",
-            "is given, and the spec has nothing to train on",
-            "add data.training, or leave it out",
-            where=spec.where("data"),
-        )
-    if goal.metric_drop is not None or (goal.size_ratio is not None and goal.minimize == "size"):
-        return goal
-    limit = spec.limits.metric_drop
-    if limit is None or (spec.limits.is_default("metric_drop") and plan.metric.unit != "%"):
-        raise SpecError(
-            "--max-metric-drop",
-            f"is not given, and {plan.metric.name} has no usual limit",
-            "say how much may be lost, or how small the file has to be (--max-size-ratio)",
-        )
-    size = None if spec.limits.is_default("size_ratio") else spec.limits.size_ratio
-    return replace(goal, metric_drop=limit, size_ratio=size)
-
-
-def _base(spec: Spec, calibration: Mapping[str, Any]) -> Spec:
-    """Return the spec that candidates share: with a folder of its own, and without search data."""
-    value = spec.document.value
-    data = {role: dict(entry) for role, entry in value["data"].items() if role != "search"}
-    if calibration:
-        data["calibration"].update(calibration)
-    folder = value.get("output") or f"out/{spec.name}"
-    return spec_with(spec, {"data": data, "output": f"{folder}-tuned"})
 
 
 def spec_text(spec: Spec, recipe: Recipe, goal: Goal) -> str:

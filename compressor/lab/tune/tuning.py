@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +16,7 @@ from compressor.lab.tune.recipe import (
     Recipe,
     Remedy,
     base_recipe,
+    identity,
     is_ruled,
     tuned_class,
     widths,
@@ -25,6 +26,7 @@ from compressor.lab.tune.solver import (
     Reached,
     Standing,
     cost_of,
+    expected_noise,
     next_noise,
     noise_of,
     order_of_proof,
@@ -33,6 +35,7 @@ from compressor.lab.tune.solver import (
 )
 from compressor.lab.tune.structure import Structure
 from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workers import Crew, Nobody
 from compressor.report import formats
 from compressor.run.verdicts import WIDEST_RATIO, verdict_of
 
@@ -54,6 +57,7 @@ class Tuning:
     goal: Goal
     publish: Callable[[Candidate], None]
     journal: Journal
+    crew: Crew = field(default_factory=Nobody)
     table: dict[str, dict[str, Entry]] = field(default_factory=dict)
 
     def answer(self) -> Answer:
@@ -66,8 +70,8 @@ class Tuning:
         uniforms = self._uniforms(recipe)
         narrowest = self._remedied(uniforms[-1])
         pool = [*uniforms[:-1], narrowest]
-        for candidate in pool:
-            self._learn(candidate)
+        for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
+            self._learn(candidate)  # is known from fewer
         for layer, entry in self.bench.float_entries(narrowest).items():
             if layer in self.table:
                 self.table[layer][FLOAT] = entry
@@ -76,7 +80,7 @@ class Tuning:
             self._added(f"float, {self._before(recipe)}", narrowest, floats, pool)
         self._rounds(narrowest, pool)
         Structure(
-            self.bench, self.goal, self.journal, partial(self._built, pool=pool), self._warmed
+            self.bench, self.goal, self.journal, partial(self._built, pool=pool), self.crew.ahead
         ).explore(tuple(pool))
         best = self._proofs(pool)
         if best is not None:
@@ -88,45 +92,51 @@ class Tuning:
     def _uniforms(self, recipe: Recipe) -> list[Candidate]:
         """Make a candidate of each width that makes the file smaller, the widest first."""
         made: list[Candidate] = []
-        size: float | None = None
         offered = widths(tuned_class(recipe))
         if self.goal.minimize == "latency":
             self.journal.not_tried.append(
                 f"fewer bits than {offered[0]}: no kernel computes with them"
             )
             offered = offered[:1]
-        for width in offered:
+        planned = list(self._planned(recipe, offered))
+        self.crew.ahead([uniform for _, uniform, _ in planned])
+        for width, uniform, layers in planned:
             words = f"{width} bits"
-            try:
-                uniform = recipe.with_choice({"*": width})
-                planned = self.bench.planned(uniform)
-            except CompressorError as error:
-                self.journal.not_tried.append(f"{words}: {error.problem}")
-                continue
-            predicted = planned.exports[self.bench.main].bytes
-            if size is not None and predicted > _SMALLER * size:
-                self.journal.not_tried.append(
-                    f"{words}: the {planned.exports[self.bench.main].format} file is not smaller "
-                    f"than with {made[-1].name} ({formats.size(predicted)})"
-                )
-                continue
-            rows = planned.passes[recipe.index].layers
-            layers = [r.name for r in rows if r.touched]
-            free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
-            choice = dict.fromkeys(free, width)
             if self.journal.is_late(words):
                 break
             try:
-                candidate = self.bench.candidate(words, uniform, choice)
+                candidate = self.bench.candidate(words, uniform, dict.fromkeys(layers, width))
             except CompressorError as error:
-                self.journal.not_tried.append(f"{words}: {error.subject}: {error.problem}")
+                self._skip(words, f"{error.subject}: {error.problem}")
                 continue
-            size = predicted
             made.append(candidate)
             self.journal.tell(candidate)
         if not made:
             raise SpecError("passes", "have no width that can be tuned", self.journal.not_tried[-1])
         return made
+
+    def _planned(
+        self, recipe: Recipe, offered: Sequence[str]
+    ) -> Iterator[tuple[str, Recipe, list[str]]]:
+        """Yield the widths that make the file smaller, each with its recipe and its layers."""
+        smallest_yet, narrowest = math.inf, ""
+        for width in offered:
+            words = f"{width} bits"
+            uniform = recipe.with_choice({"*": width})
+            try:
+                plan = self.bench.planned(uniform)
+            except CompressorError as error:
+                self._skip(words, error.problem)
+                continue
+            export = plan.exports[self.bench.main]
+            if export.bytes > _SMALLER * smallest_yet:
+                why = f"the {export.format} file is not smaller than with {narrowest}"
+                self._skip(words, f"{why} ({formats.size(export.bytes)})")
+                continue
+            smallest_yet, narrowest = export.bytes, words
+            layers = [r.name for r in plan.passes[recipe.index].layers if r.touched]
+            free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
+            yield width, uniform, free
 
     def _skip(self, what: str, why: str) -> None:
         self.journal.not_tried.append(f"{what}: {why}")
@@ -141,6 +151,7 @@ class Tuning:
     def _remedied(self, candidate: Candidate) -> Candidate:
         """Return a candidate with the remedies that help it, each tried on top of the others."""
         remedies = REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
+        self._ahead(candidate)
         for remedy in sorted(remedies, key=lambda r: r.slow):
             if candidate.recipe.has(remedy):
                 continue
@@ -150,8 +161,18 @@ class Tuning:
             if remedy.slow and bound is not None and limit is not None and bound <= limit / 2:
                 self.journal.not_tried.append(f"{remedy.name}: it takes long, and is not needed")
                 continue
-            candidate = self._tried(candidate, remedy)
+            other = self._tried(candidate, remedy)
+            if other is not candidate:
+                self._ahead(other)
+            candidate = other
         return candidate
+
+    def _ahead(self, candidate: Candidate) -> None:
+        """Let workers begin all quick remedies at once, on top of those that were taken."""
+        remedies = REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
+        left = [r for r in remedies if not r.slow and not candidate.recipe.has(r)]
+        made = [candidate.recipe.with_remedy(remedy) for remedy in left]
+        self.crew.ahead([r for r in made if identity(r) not in self.bench.made])
 
     def _tried(self, candidate: Candidate, remedy: Remedy) -> Candidate:
         name = f"{candidate.name}, {remedy.name}"
@@ -179,8 +200,15 @@ class Tuning:
 
     def _learn(self, candidate: Candidate) -> None:
         """Put what was measured of a candidate's layers into the table."""
-        for layer, (option, entry) in self.bench.table(candidate).items():
+        found = self.bench.table(candidate)
+        for layer, (option, entry) in found.items():
             if option:
+                self.table.setdefault(layer, {})[option] = entry
+        costs = self.bench.costs(candidate)
+        for layer, option in candidate.choice.items():
+            known = self.table.get(layer, {})
+            if layer not in found and option not in known:
+                entry = Entry(expected_noise(known, option), costs.get(layer, 0.0))
                 self.table.setdefault(layer, {})[option] = entry
 
     def _rounds(self, start: Candidate, pool: list[Candidate]) -> None:
@@ -218,10 +246,6 @@ class Tuning:
         pool.append(made)
         self.journal.tell(made)
         return made
-
-    def _warmed(self, recipes: Sequence[Recipe]) -> None:
-        """Let workers begin candidates, whose results are then found in the store."""
-        del recipes
 
     def _solved(self, pool: list[Candidate]) -> dict[str, str] | None:
         """Return what each layer is to have next."""

@@ -264,7 +264,7 @@ class Workbench:
         index = candidate.recipe.index
         with self.progress.stage(f"noise of layers: {candidate.name}"):
             found = attribution(self.searching(candidate), index, candidate.steps)
-        costs = self._costs(candidate)
+        costs = self.costs(candidate)
         rows: list[Mapping[str, Any]] = [] if found is None else found["layers"]
         felt = [row["metric_noise"] for row in rows]
         known = bool(felt) and all(f is not None for f in felt)
@@ -280,7 +280,7 @@ class Workbench:
             for row in rows
         }
 
-    def _costs(self, candidate: Candidate) -> Mapping[str, float]:
+    def costs(self, candidate: Candidate) -> Mapping[str, float]:
         """Return the bytes of a candidate's layers, or their times in integers."""
         if self.objective == "latency":
             times = self._times(candidate)

@@ -1,0 +1,80 @@
+"""Open what a search works on: the checked goal, the data apart, and the workbench."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from compressor.errors import SpecError
+from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.recipe import spec_with
+from compressor.lab.tune.search_data import search_data
+from compressor.lab.tune.workbench import Workbench
+from compressor.progress import Progress
+from compressor.run.plan import Plan, make_plan
+from compressor.run.store import Store, store_of
+from compressor.spec.load import Spec
+
+
+def opened_bench(spec: Spec, goal: Goal, progress: Progress) -> tuple[Workbench, Goal]:
+    """Plan a spec, part its data, and return where its candidates are made, and the whole goal.
+
+    Raises:
+        CompressorError: the spec cannot be tuned.
+    """
+    opened = make_plan(spec)
+    goal = _checked(spec, opened, goal)
+    search = search_data(opened)
+    base = _base(spec, search.calibration)
+    plan = make_plan(base, None if search.calibration else opened)
+    store = Store(store_of(base.output), progress.note)
+    bench = Workbench(base, plan, search, store, progress, goal.metric_drop, goal.minimize)
+    return bench, goal
+
+
+def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
+    """Return the goal with the spec's own limits, where none was asked for.
+
+    Raises:
+        SpecError: nothing can be judged, or nothing limits the loss.
+    """
+    if "calibration" not in plan.data and "search" not in plan.data:
+        raise SpecError(
+            "data", "has nothing to search on", "add data.calibration", where=spec.where("data")
+        )
+    if plan.metric is None:
+        raise SpecError(
+            "data.evaluation",
+            "is missing, and tune proves what it finds on it",
+            "add data.evaluation",
+            where=spec.where("data"),
+        )
+    if goal.train and "training" not in plan.data:
+        raise SpecError(
+            "option --train",
+            "is given, and the spec has nothing to train on",
+            "add data.training, or leave it out",
+            where=spec.where("data"),
+        )
+    if goal.metric_drop is not None or (goal.size_ratio is not None and goal.minimize == "size"):
+        return goal
+    limit = spec.limits.metric_drop
+    if limit is None or (spec.limits.is_default("metric_drop") and plan.metric.unit != "%"):
+        raise SpecError(
+            "--max-metric-drop",
+            f"is not given, and {plan.metric.name} has no usual limit",
+            "say how much may be lost, or how small the file has to be (--max-size-ratio)",
+        )
+    size = None if spec.limits.is_default("size_ratio") else spec.limits.size_ratio
+    return replace(goal, metric_drop=limit, size_ratio=size)
+
+
+def _base(spec: Spec, calibration: Mapping[str, Any]) -> Spec:
+    """Return the spec that candidates share: with a folder of its own, and without search data."""
+    value = spec.document.value
+    data = {role: dict(entry) for role, entry in value["data"].items() if role != "search"}
+    if calibration:
+        data["calibration"].update(calibration)
+    folder = value.get("output") or f"out/{spec.name}"
+    return spec_with(spec, {"data": data, "output": f"{folder}-tuned"})
