@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ZOO := .venv-zoo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check setup bench mutants fuzz zoo lint types docs site clean
+.PHONY: demo test test-all check setup bench results mutants fuzz zoo lint types docs site clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,9 @@ check: lint types test  ## what CI runs
 
 bench: $(VENV)/.dev  ## the benchmark tables; real checkpoints are found through COMPRESSOR_DATA
 	$(BIN)/python -m pytest -m benchmark -s
+
+results: $(VENV)/.dev  ## the same tables, kept in docs/results.md with their date, versions and machine
+	COMPRESSOR_RESULTS=docs/results.md $(BIN)/python -m pytest -m benchmark -s
 
 mutants: $(VENV)/.mutants  ## how many small bugs the tests catch; an hour at most, and then goes on where it was
 	-OMP_NUM_THREADS=1 timeout 3600 $(BIN)/mutmut run --max-children 2

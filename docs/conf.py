@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from compressor import __version__
@@ -19,7 +20,8 @@ myst_heading_anchors = 4
 # only; a test checks all links.
 suppress_warnings = ["myst.xref_missing"]
 
-_MENU = "\n```{toctree}\n:hidden:\n:glob:\n\n*\nreference/*\n```\n"
+_TABLE = re.compile(r"^## (.+)\n\n\| page \|.*\n(?:\|.*\n)+", re.M)
+_PAGE = re.compile(r"\]\(([\w/-]+)\.md\)")
 
 
 def setup(app: Sphinx) -> None:
@@ -28,5 +30,9 @@ def setup(app: Sphinx) -> None:
 
 
 def _add_menu(app: Sphinx, name: str, source: list[str]) -> None:
-    if name == app.config.root_doc:
-        source[0] += _MENU
+    """Make each table of pages a group of the menu: its pages in their order, under its heading."""
+    if name != app.config.root_doc:
+        return
+    for table in _TABLE.finditer(source[0]):
+        pages = "\n".join(_PAGE.findall(table[0]))
+        source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {table[1]}\n\n{pages}\n```\n"

@@ -31,6 +31,7 @@ from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from tests.benchmarks import peers
 from tests.benchmarks.marks import benchmark
+from tests.benchmarks.results import keep
 
 pytestmark = benchmark("COMPRESSOR_DATA")
 SPEC = Path("samples/cifar/spec.yaml")
@@ -38,7 +39,8 @@ OBSERVERS = ("auto", "mse", "entropy", "percentile", "min-max")
 
 
 def show(title: str, header: list[str], rows: list[list[str]]) -> None:
-    """Print a table."""
+    """Print a table, and keep it on the page of results if there is one to keep it on."""
+    keep(title, header, rows)
     widths = [max(len(r[i]) for r in [header, *rows]) for i in range(len(header))]
     lines = [
         "  ".join(

@@ -239,7 +239,7 @@ def test_specs_load(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_there_are_complete_specs() -> None:
     pages_with_one = {block.page.name for block in YAML_BLOCKS if block.complete}
-    assert {"README.md", "your-own-model.md", "onnx-only.md"} <= pages_with_one
+    assert {"your-own-model.md", "onnx-only.md"} <= pages_with_one
 
 
 def test_every_key_of_a_spec_is_explained() -> None:
