@@ -143,6 +143,7 @@ def remains(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     return {name: (int(codes[name]), texts[name]) for name in WINGS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WINGS)
 def test_a_wing_can_be_taken_down(name: str, remains: dict[str, tuple[int, str]]) -> None:
     code, text = remains[name]

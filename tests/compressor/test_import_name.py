@@ -84,7 +84,7 @@ def test_files_of_the_users_own_may_have_our_folders_names(tmp_path: Path, form:
     assert (tmp_path / "project/out/tiny/model.onnx").is_file()
 
 
-@pytest.mark.parametrize("form", TRANSFORM)
+@pytest.mark.parametrize("form", ["plain", pytest.param("package", marks=pytest.mark.slow)])
 def test_the_same_holds_for_the_installed_wheel(tmp_path: Path, form: str, wheel: Path):
     done = run_beside_own_files(tmp_path / "project", form, wheel)
     assert done.returncode == 0, done.stderr

@@ -102,6 +102,7 @@ def test_texts_are_parts_of_the_whole(train: ModuleType) -> None:
     assert json.loads(train.tokenizer_of(known).to_str())["model"] == stored["model"]
 
 
+@pytest.mark.slow
 def test_a_few_steps_of_training_help_and_are_the_same_each_time(train: ModuleType) -> None:
     known, unseen = tokens("calibration.txt")[:20_000], tokens("evaluation.txt")[:3000]
     size = train.Size(width=128, inner=128, layers=1, steps=12, rate=1e-2, batch=8)

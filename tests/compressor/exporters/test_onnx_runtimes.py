@@ -51,7 +51,7 @@ def test_openvino_computes_the_same(name: str, tmp_path: Path) -> None:
     assert worst(first, kept) == worst(again, kept) == 0, "outputs are not written again"
 
 
-@pytest.mark.parametrize("name", ["digits", "cifar"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("cifar", marks=pytest.mark.slow)])
 def test_all_products_are_of_integers_in_openvino(name: str, tmp_path: Path) -> None:
     fused = Fuse().apply(sample(name), OPENVINO, {}).carrier
     declared = QuantizeStatic()

@@ -108,7 +108,14 @@ def values(carrier: Carrier) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["gptq", "awq", "prune-wanda", "prune-sparsegpt"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gptq",
+        "prune-wanda",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("awq", "prune-sparsegpt")),
+    ],
+)
 def test_the_codes_are_those_of_the_run_in_memory(llama: Path, tmp_path: Path, name: str):
     quantizes = name in ("gptq", "awq")
     step = {**GPTQ, "method": name} if quantizes else {"pass": name, "sparsity": 0.5}
