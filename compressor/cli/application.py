@@ -18,6 +18,8 @@ from compressor.cli.signals import Termination
 from compressor.errors import CompressorError, ExitCode, InputError, printable
 from compressor.progress import quiet_libraries
 
+_RESUMED = ("run", "quantize", "tune", "explain")  # keep what they have finished
+
 # In the order in which a newcomer meets them; each is imported when it is asked for.
 COMMANDS: Mapping[str, str] = {
     "init": "compressor.cli.catalog:init",
@@ -59,9 +61,9 @@ def usage(error: click.ClickException) -> int:
     return int(ExitCode.BAD_SPEC)
 
 
-def interrupted() -> int:
-    """Print that nothing is lost."""
-    _line("interrupted; the same command resumes")
+def interrupted(command: str | None = None) -> int:
+    """Print, of a command that keeps what it has finished, that nothing is lost."""
+    _line("interrupted" + ("; the same command resumes" if command in _RESUMED else ""))
     return int(ExitCode.INTERRUPTED)
 
 
@@ -156,7 +158,7 @@ class Application(click.Group):
         except CompressorError as error:
             return report(error, debug=debug)
         except KeyboardInterrupt:
-            return interrupted()
+            return interrupted(ctx.invoked_subcommand)
         except BrokenPipeError:
             return pipe_closed()
         except OSError as error:

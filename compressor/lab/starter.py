@@ -169,7 +169,7 @@ def _why_feeds(inputs: Sequence[TensorSpec]) -> str:
     if given is not None:
         return f"An input has no axis for samples: {printable(str(given))}"
     if inputs and _is_image_of_any_size(inputs[0].shape):
-        return f"Images may differ in size: {printable(str(inputs[0]))}"
+        return f"Samples may differ in size: {printable(str(inputs[0]))}"
     return ""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
+from compressor.spec.user_code import HELD
 
 Report = Mapping[str, Any]
 _METRIC_DROP, _LATENCY = "metric-drop", "latency-ratio"
@@ -71,7 +72,7 @@ class CheckRow:
 def metric_name(report: Report) -> str:
     """The metric's name, or ``metric`` where none was measured."""
     entry = report["baseline"]["metric"]
-    return "metric" if entry is None else str(entry["name"])
+    return "metric" if entry is None else str(entry["name"]).removeprefix(f"{HELD}:")
 
 
 def metric_title(report: Report) -> str:
@@ -313,7 +314,11 @@ def _metric_words(report: Report, artifact: Mapping[str, Any]) -> str:
     if change == 0:
         return f"{metric_name(report)} unchanged"
     amount = formats.metric_change(abs(change), share=formats.is_share(metric))
-    return f"{metric_name(report)} {'up' if change > 0 else 'down'} {amount}"
+    words = f"{metric_name(report)} {'up' if change > 0 else 'down'} {amount}"
+    # A cosine near 1 is easy to reach: 17 dB are 0.99.
+    if metric["name"] == "cosine" and artifact["sqnr_db"] is not None:
+        words += f" (output SQNR {formats.decibel(artifact['sqnr_db'])})"
+    return words
 
 
 def _times(value: float) -> str:

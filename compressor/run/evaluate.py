@@ -16,10 +16,11 @@ from compressor.errors import DataError, ModelError
 from compressor.graph.values import main_values
 from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
+from compressor.run.class_metrics import kl_sums
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.judged import judged_outputs, target_of
-from compressor.run.metrics import Metric, first_of, kl_sums, largest_gap
+from compressor.run.metrics import Metric, first_of, largest_gap
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
 from compressor.types.tensors import (

@@ -46,7 +46,8 @@ def peak_memory(
         return _RUNTIME_BYTES + _TRANSFORMERS_BYTES + max(held, _STREAMED_BYTES)
     if Capability.GRAPH not in carrier.offers:
         return _RUNTIME_BYTES + _STREAMED_BYTES
-    batch = max((d.batch for d in data.values()), default=1)
+    # A batch is not larger than the data are.
+    batch = max((min(d.batch, d.samples or d.batch) for d in data.values()), default=1)
     sizes = _sizes(carrier, data)
     outputs = [sizes.get(layer.output, 0) for layer in carrier.layers()]
     needs = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,17 @@ from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
 
 _Z95 = 1.959963984540054
-_CONVERTED_AT_ONCE = 1 << 18  # values whose float64 copies take little memory
+CONVERTED_AT_ONCE = 1 << 18  # values whose float64 copies take little memory
 NOT_COUNTED = -100
+_SEVERAL = 2  # stands for the size of an axis that a model leaves open
+
+
+class UnfitError(ValueError):
+    """A built-in metric cannot take this target; says what to change."""
+
+    def __init__(self, problem: str, remedy: str):
+        super().__init__(problem)
+        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,7 @@ class Metric:
             returns, ``[N, parts]``; their mean is the figure.
         of_tokens: tokens that the attention mask leaves out do not count.
         shows_worst: the worst sample is reported beside the mean.
+        of_directions: it compares directions, which a single number does not have.
         code: the user's own function behind it.
     """
 
@@ -50,6 +59,7 @@ class Metric:
     figure: Callable[[Array], Array] | None = None
     of_tokens: bool = False
     shows_worst: bool = False
+    of_directions: bool = False
     code: Callable[..., Any] | None = None
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
@@ -60,11 +70,13 @@ class Metric:
         """
         try:
             values = np.asarray(self.function(outputs, target), dtype=np.float64)
+        except UnfitError as error:
+            raise DataError(f"metric {self.name!r}", str(error), error.remedy) from error
         except Exception as error:  # the user's metric may raise anything
             raise DataError(
                 f"metric {self.name!r}",
                 f"failed ({type(error).__name__}: {error})",
-                "check that it fits the model's outputs and the target",
+                f"check that it fits the model's outputs ({', '.join(outputs)}) and the target",
             ) from error
         if values.size == samples == 1:
             values = values.reshape(1)
@@ -96,15 +108,41 @@ class Metric:
         name, array = next(iter(outputs.items()))
         raise self._without_samples(f"{samples} samples", name, array.shape)
 
-    def check_outputs(self, shapes: Mapping[str, Sequence[object] | None]) -> None:
-        """Check that an output of these shapes may have an axis of samples, if it has to.
+    def check_fit(
+        self, shapes: Mapping[str, Sequence[object] | None], target: Array | None = None
+    ) -> None:
+        """Check that outputs of these shapes, and the target of one sample, are what it takes.
+
+        A user's own metric is not checked.
+
+        Args:
+            shapes: of the outputs, with the axis of samples; an axis that is no number is open.
+            target: of one sample, ``[1, ...]``; ``None`` without labels.
 
         Raises:
-            DataError: none can.
+            DataError: they are not.
         """
-        if self.code is None and all(shape is not None and not shape for shape in shapes.values()):
+        if self.code is not None or not shapes:
+            return
+        if all(shape is not None and not shape for shape in shapes.values()):
             for name in shapes:
                 raise self._without_samples("samples", name, ())
+        for name, shape in shapes.items():
+            if self.of_directions and single_number(shape):
+                raise DataError(
+                    f"metric {self.name!r}",
+                    f"says nothing about output {name!r}, which has one number a sample: the "
+                    "cosine of two numbers of one sign is 1",
+                    "use mse, or a metric of your own",
+                )
+        sizes = next(iter(shapes.values()))
+        if target is not None and sizes and all(isinstance(size, int) for size in sizes[1:]):
+            outputs = {
+                name: np.ones((1, *(d if isinstance(d, int) else _SEVERAL for d in shape[1:])))
+                for name, shape in shapes.items()
+                if shape
+            }
+            self.per_sample(outputs, target, 1)
 
     def _without_samples(self, samples: str, name: str, shape: Sequence[object]) -> DataError:
         return DataError(
@@ -175,6 +213,11 @@ def _interval(values: Array, *, counted: bool) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def single_number(shape: Sequence[object] | None) -> bool:
+    """Return whether an output ``[N, ...]`` is known to hold one number a sample."""
+    return shape is not None and len(shape) > 0 and all(size == 1 for size in shape[1:])
+
+
 def first_of(outputs: Batch) -> Array:
     """Return the first output."""
     return next(iter(outputs.values()))
@@ -194,78 +237,20 @@ def scores_of(outputs: Batch) -> Array:
     return scores
 
 
-def _in_top(outputs: Batch, target: Array, k: int) -> Array:
-    logits = scores_of(outputs)
-    classes = logits.shape[-1]
-    truth = np.asarray(target).reshape(logits.shape[:-1])
-    if truth.min() < 0 or truth.max() >= classes:
-        hint = ": token-accuracy leaves those of -100 out" if truth.min() == NOT_COUNTED else ""
-        raise ValueError(f"labels {truth.min()} to {truth.max()} for {classes} classes{hint}")
-    true_logits = np.take_along_axis(logits, truth[..., None], axis=-1)
-    better = (logits > true_logits).sum(axis=-1)
-    # A tie counts for the class with the smaller index, as argmax does.
-    index = np.arange(classes)
-    ties = ((logits == true_logits) & (index < truth[..., None])).sum(axis=-1)
-    hit = (better + ties < k).astype(np.float64)
-    return np.asarray(hit.reshape(hit.shape[0], -1).mean(axis=1))
-
-
-def _agreement(outputs: Batch, target: Any) -> Array:
-    """Return the share of each sample's decisions that are the float model's."""
-    theirs = next(iter(target.values()))
-    same = scores_of(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
-    same = same.reshape(len(same), -1)
-    return np.asarray(same.mean(axis=1)) if same.size else np.ones(len(same))
-
-
-def _log_loss(outputs: Batch, target: Array) -> Array:
-    """Return each sample's mean negative log-likelihood, in nats a label.
-
-    Labels of -100 mark positions that do not count, as is usual for padding.
-    """
-    logits = first_of(outputs)
-    truth = np.asarray(target).reshape(logits.shape[:-1])
-    classes = logits.shape[-1]
-    counted = truth != NOT_COUNTED
-    if not counted.reshape(len(truth), -1).any(axis=1).all():
-        raise ValueError(f"a sample has no label but {NOT_COUNTED}")
-    labels = truth[counted]
-    if labels.min() < 0 or labels.max() >= classes:
-        raise ValueError(f"labels {labels.min()} to {labels.max()} for {classes} classes")
-    # Sample by sample: float64 copies of a whole batch's logits would take much memory.
-    return np.array(
-        [_mean_loss(row, row_labels) for row, row_labels in zip(logits, truth, strict=True)],
-        np.float64,
-    )
-
-
-def _mean_loss(logits: Array, labels: Array) -> float:
-    """Return the mean loss over the labels that count; logits ``[..., classes]``."""
-    flat, right = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
-    (counted,) = (right != NOT_COUNTED).nonzero()
-    # Some rows at a time: three float64 copies of all of them are six times the logits.
-    step = max(1, _CONVERTED_AT_ONCE // flat.shape[1])
-    parts = [counted[start : start + step] for start in range(0, len(counted), step)]
-    return float(np.concatenate([_losses(flat[part], right[part]) for part in parts]).mean())
-
-
-def _losses(logits: Array, labels: Array) -> Array:
-    """Return the loss of each row of ``[N, classes]``."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=-1, keepdims=True)
-    log_z = np.log(np.exp(shifted).sum(axis=-1))
-    return np.asarray(log_z - np.take_along_axis(shifted, labels[:, None], axis=-1)[:, 0])
-
-
 def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:
     targets = target if isinstance(target, dict) else {next(iter(outputs)): target}
-    return [
-        (
-            outputs[name].astype(np.float64).reshape(len(outputs[name]), -1),
-            np.asarray(targets[name]).astype(np.float64).reshape(len(outputs[name]), -1),
-        )
-        for name in targets
-    ]
+    pairs = []
+    for name, expected in targets.items():
+        ours, theirs = (np.asarray(a) for a in (outputs[name], expected))
+        if ours.size != theirs.size or len(ours) != len(theirs):
+            raise UnfitError(
+                f"the target has shape {list(theirs.shape)} and output {name!r} {list(ours.shape)}",
+                "give a target of the output's shape; without data.evaluation.target, outputs are "
+                "compared with the float model's",
+            )
+        rows, wide = len(ours), np.float64
+        pairs.append((ours.astype(wide).reshape(rows, -1), theirs.astype(wide).reshape(rows, -1)))
+    return pairs
 
 
 def _mse(outputs: Batch, target: Any) -> Array:
@@ -290,61 +275,36 @@ def _cosine(outputs: Batch, target: Any) -> Array:
     return np.asarray(np.mean([cosines(a, b) for a, b in _pairs(outputs, target)], axis=0))
 
 
-ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%", about_classes=True)
-AGREEMENT = Metric(
-    "agreement", _agreement, unit="%", needs_labels=False, against_float=True, about_classes=True
-)
-TOP5 = Metric("top5", partial(_in_top, k=5), unit="%", about_classes=True)
 MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False)
-
-
-def kl_sums(outputs: Array, expected: Array, target: Any) -> Array:
-    """Return the summed Kullback-Leibler divergence of tokens, in nats, and their number.
-
-    Kullback and Leibler 1951: ``Σ p (ln p - ln q)``, with the float model's distribution ``p``.
-
-    Args:
-        outputs: scores of a model, ``[N, tokens, classes]``.
-        expected: those of the float model.
-        target: the right classes, ``[N, tokens]``; -100 does not count.
-    """
-    labels = None if isinstance(target, dict) else np.asarray(target).reshape(-1)
-    ours, theirs = (a.reshape(-1, a.shape[-1]) for a in (outputs, expected))
-    sums = np.zeros(2)
-    for row in range(len(ours)):  # one at a time: vocabularies are large
-        if labels is not None and labels[row] == NOT_COUNTED:
-            continue
-        log_p, log_q = (_log_softmax(a[row]) for a in (theirs, ours))
-        sums += float((np.exp(log_p) * (log_p - log_q)).sum()), 1
-    return sums
-
-
-def _log_softmax(scores: Array) -> Array:
-    shifted = scores.astype(np.float64) - scores.max()
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
 def largest_gap(first: Array, second: Array) -> float:
     """Return the largest difference of two arrays of one shape; in parts, as they are widened."""
-    flat, other, step = first.reshape(-1), second.reshape(-1), _CONVERTED_AT_ONCE
+    flat, other, step = first.reshape(-1), second.reshape(-1), CONVERTED_AT_ONCE
     parts = [slice(start, start + step) for start in range(0, flat.size, step)]
     gaps = (np.abs(flat[part].astype(np.float64) - other[part]).max() for part in parts)
     return max(map(float, gaps), default=0.0)
 
 
-COSINE = Metric("cosine", _cosine, needs_labels=False)
-PERPLEXITY = Metric(
-    "perplexity", _log_loss, higher_is_better=False, exponential=True, about_classes=True
-)
+COSINE = Metric("cosine", _cosine, needs_labels=False, of_directions=True)
 
 
 def resolve_metric(
-    keys: str | MetricKeys | None, has_target: bool, symbol: Callable[[str, str], Any], where: str
+    keys: str | MetricKeys | None,
+    has_target: bool,
+    symbol: Callable[[str, str], Any],
+    where: str,
+    *,
+    numbers: bool = False,
 ) -> Metric:
-    """Return the metric of a spec, by default accuracy if there are labels, else cosine.
+    """Return the metric of a spec.
+
+    By default it is accuracy if there are labels; else the cosine, or where an output is one number
+    a sample, which has no direction, the mean squared error.
 
     Args:
         symbol: finds the user's function by its reference; the second argument is the key.
+        numbers: an output is one number a sample.
 
     Raises:
         SpecError: it is unknown, does not import, or needs labels that are not there.
@@ -353,7 +313,7 @@ def resolve_metric(
     if isinstance(keys, MetricKeys):
         higher, keys = keys.higher_is_better, keys.name or keys.function
     if keys is None:
-        keys = "accuracy" if has_target else "cosine"
+        keys = "accuracy" if has_target else "mse" if numbers else "cosine"
     if ":" in keys:
         reference = keys
         with located(where):

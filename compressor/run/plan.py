@@ -14,7 +14,7 @@ from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
-from compressor.run.metrics import Metric, resolve_metric
+from compressor.run.metrics import Metric, resolve_metric, single_number
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.weight_pass import WeightPass
 from compressor.spec.load import Spec
@@ -22,6 +22,7 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import STORED, Exporter
 from compressor.types.passes import GraphPass, LayerPlan, Pass, PassContext, TrainPass
 from compressor.types.statistics import Request
+from compressor.types.tensors import Batch
 
 _SMALLER = 0.99  # the share of the bytes from which on a model counts as smaller
 
@@ -134,14 +135,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     data = like.data if like else open_data(spec, carrier.inputs, carrier.outputs)
     limits = input_limits(carrier)
     samples = {role: check_data(entry, carrier.inputs, limits) for role, entry in data.items()}
-    metric = _metric(spec, data)
-    if metric is not None and not data["evaluation"].feeds and Capability.GRAPH in carrier.offers:
-        metric.check_outputs(
-            {
-                v.name or "": None if v.shape is None else tuple(v.shape)
-                for v in carrier.graph().graph.outputs
-            }
-        )
+    metric = _metric(spec, data, carrier, samples)
     training_metric = metric or _training_metric(spec, data)
     targets = frozenset[str]().union(*(e.targets for e in spec.exports))
     context = PassContext(
@@ -278,7 +272,10 @@ def _warnings(spec: Spec, exports: Sequence[ExportPlan], *, shrinks: bool) -> tu
     return (*warnings, *window_doubts(spec))
 
 
-def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
+def _metric(
+    spec: Spec, data: Mapping[str, Data], carrier: Carrier, samples: Mapping[str, Batch]
+) -> Metric | None:
+    """Return the metric, which fits the model's outputs and the first target."""
     evaluation = data.get("evaluation")
     if evaluation is None:
         if _limits_metric(spec):
@@ -289,9 +286,16 @@ def _metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
                 where=spec.where("limits", "metric-drop"),
             )
         return None
-    return resolve_metric(
-        spec.metric, evaluation.target is not None, spec.symbol, spec.where("metric")
-    )
+    known = not evaluation.feeds and Capability.GRAPH in carrier.offers
+    values = carrier.graph().graph.outputs if known else ()
+    shapes = {v.name or "": None if v.shape is None else tuple(v.shape) for v in values}
+    target, where = evaluation.target, spec.where("metric")
+    numbers = any(map(single_number, shapes.values()))
+    metric = resolve_metric(spec.metric, bool(target), spec.symbol, where, numbers=numbers)
+    labels = None if metric.against_float or not target else samples["evaluation"][target]
+    with located(where if labels is None else evaluation.where):
+        metric.check_fit(shapes, labels)
+    return metric
 
 
 def _training_metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:

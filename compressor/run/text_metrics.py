@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from compressor.run.class_metrics import class_numbers, out_of_range
 from compressor.run.corpus import edit_distance, f1, rank_correlation, ratio
 from compressor.run.metrics import NOT_COUNTED, Metric, cosines, first_of, scores_of
 from compressor.types.tensors import Array, Batch
@@ -34,11 +35,11 @@ def _decided(outputs: Batch, target: Any) -> tuple[Array, Array, Array]:
         theirs = first_of(target)
         truth, counted = theirs.argmax(axis=-1), theirs.any(axis=-1)
     else:
-        truth = np.asarray(target).reshape(scores.shape[:-1])
+        truth = class_numbers(target, scores)
         counted = truth != NOT_COUNTED
     labels, classes = truth[counted], scores.shape[-1]
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise ValueError(f"labels {labels.min()} to {labels.max()} for {classes} classes")
+        raise out_of_range(labels, classes)
     size = len(scores)
     chosen = scores.argmax(axis=-1)
     return chosen.reshape(size, -1), truth.reshape(size, -1), counted.reshape(size, -1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
@@ -113,7 +114,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             f"module {type(module).__name__}", "was not exported", "use a newer PyTorch"
         )
     model = program.model
-    _name_outputs(model)
+    _name_outputs(model, _keys(program.exported_program))
     attach_weights(model, module)
     return model
 
@@ -175,8 +176,18 @@ def _bind(
     return tuple(example.values()), None, tuple(dynamic.values())
 
 
-def _name_outputs(model: ir.Model) -> None:
-    """Name a single output ``output``, several ``output_0``, ``output_1``, ...
+def _keys(program: torch.export.ExportedProgram | None) -> Sequence[str]:
+    """Return the keys of the dictionary that a module returns; nothing if it returns none."""
+    made = None if program is None else program.call_spec.out_spec
+    if made is None or made.type not in (dict, OrderedDict):
+        return ()
+    keys = made.context
+    flat = all(child.is_leaf() for child in made.children())
+    return keys if flat and all(isinstance(key, str) and key for key in keys) else ()
+
+
+def _name_outputs(model: ir.Model, keys: Sequence[str]) -> None:
+    """Name outputs by ``keys``, or a single one ``output``, several ``output_0``, ``output_1``, ...
 
     An input or a parameter that is returned keeps its name, and so does what is returned twice.
     """
@@ -189,7 +200,10 @@ def _name_outputs(model: ir.Model) -> None:
             outputs[index] = copy.outputs[0]
     taken = set(model.graph.initializers) | {v.name for v in model.graph.inputs}
     for index, value in enumerate(outputs):
-        name = "output" if len(outputs) == 1 else f"output_{index}"
+        if len(keys) == len(outputs):
+            name = keys[index]
+        else:
+            name = "output" if len(outputs) == 1 else f"output_{index}"
         if name not in taken:
             value.name = name
 

@@ -164,7 +164,7 @@ def test_images_of_any_size_are_feeds(
     keys = load_spec(tmp_path / "spec.yaml").data["evaluation"].keys
     assert (keys.samples == "feeds") == feeds
     assert (
-        "Images may differ in size: x float32[" in (tmp_path / "spec.yaml").read_text()
+        "Samples may differ in size: x float32[" in (tmp_path / "spec.yaml").read_text()
     ) == feeds
 
 

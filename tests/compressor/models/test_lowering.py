@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +66,32 @@ def test_inputs_outputs_and_opset():
     ]
     names = [i.name for i in lowered("pair by position").graph().graph.inputs]
     assert names == ["x", "y"]
+
+
+class _Heads(torch.nn.Module):
+    def __init__(self, keys: Sequence[Any]):
+        super().__init__()
+        self.keys, self.linear = keys, torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[Any, torch.Tensor]:
+        scores = self.linear(x)
+        return dict(zip(self.keys, (scores, scores.sum(dim=1)), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (("logits", "value"), ["logits", "value"]),
+        (("logits",), ["logits"]),
+        ((1, 2), ["output_0", "output_1"]),
+        (("x", "value"), ["linear", "value"]),  # an input has that name
+    ],
+)
+def test_outputs_of_a_dictionary_have_its_keys(keys: Sequence[Any], names: list[str]):
+    carrier = TorchCarrier(_Heads(keys), [spec("x", "batch", 3)])
+    assert [o.name for o in carrier.outputs] == names
+    batch = {"x": np.ones((4, 3), np.float32)}
+    assert list(carrier.runner().run(batch)) == names
 
 
 @pytest.mark.parametrize("name", ["convolutions", "block", "pair", "tokens"])

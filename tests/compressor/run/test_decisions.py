@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from compressor.run.class_metrics import ACCURACY, PERPLEXITY
 from compressor.run.decisions import (
     MOST_SAMPLES,
     class_entries,
@@ -15,7 +16,7 @@ from compressor.run.decisions import (
     flipped_entry,
     joined,
 )
-from compressor.run.metrics import ACCURACY, COSINE, PERPLEXITY
+from compressor.run.metrics import COSINE
 from tests.compressor.tiny_project import Project
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
+from compressor.run.class_metrics import ACCURACY, kl_sums
 from compressor.run.data import Data
 from compressor.run.evaluate import (
     RememberedRunner,
@@ -19,7 +20,7 @@ from compressor.run.evaluate import (
     ratio_db,
     signal_and_error,
 )
-from compressor.run.metrics import ACCURACY, Metric, kl_sums, resolve_metric
+from compressor.run.metrics import Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import sample_images, tiny_onnx

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from compressor.run import felt_noise
+from compressor.run.class_metrics import ACCURACY
 from compressor.run.felt_noise import Feeling
-from compressor.run.metrics import ACCURACY, MSE, Metric
+from compressor.run.metrics import MSE, Metric
 from compressor.types.tensors import Batch
 
 RNG = np.random.default_rng(0)

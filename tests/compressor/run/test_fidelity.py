@@ -11,7 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.report.run import run_spec
-from compressor.run.metrics import AGREEMENT, COSINE, MSE
+from compressor.run.class_metrics import AGREEMENT
+from compressor.run.metrics import COSINE, MSE
 from compressor.spec.load import load_spec
 from compressor.types.tensors import filled
 

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError
-from compressor.run.metrics import ACCURACY, COSINE, MSE, PERPLEXITY, Metric, resolve_metric
+from compressor.run.class_metrics import ACCURACY, PERPLEXITY
+from compressor.run.metrics import COSINE, MSE, Metric, resolve_metric
 from compressor.spec.keys import MetricKeys
 from compressor.spec.user_code import importable, load_symbol
 
@@ -233,9 +234,58 @@ def test_outputs_without_an_axis_of_samples_are_refused():
     with pytest.raises(DataError, match=r"an axis of 4 samples, and 'mean' has shape \[\]"):
         COSINE.sampled({"mean": np.array(1.0)}, 4)
     with pytest.raises(DataError, match=r"an axis of samples, and 'mean' has shape \[\]"):
-        COSINE.check_outputs({"mean": ()})
-    COSINE.check_outputs({"mean": (), "y": ("n", 8)})
-    COSINE.check_outputs({"mean": (), "y": None})
+        COSINE.check_fit({"mean": ()})
+    COSINE.check_fit({"mean": (), "y": ("n", 8)})
+    COSINE.check_fit({"mean": (), "y": None})
+
+
+CLASSES = {"logits": ("n", 10)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "problem"),
+    [
+        (ACCURACY, np.eye(10)[:1], r"target has shape \[1, 10\] and the scores \[1, 10\].*argmax"),
+        (ACCURACY, np.array([3.0]), "float64, not numbers of classes.*int64"),
+        (ACCURACY, np.array([10]), "10 to 10 for 10 classes, which are 0 to 9; check that"),
+        (PERPLEXITY, np.array([0.5]), "float64, not numbers of classes"),
+        (MSE, np.array([3]), r"shape \[1\] and output 'logits' \[1, 10\]"),
+        (COSINE, np.array([3]), r"shape \[1\] and output 'logits' \[1, 10\]"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_found_by_shapes(metric: Metric, target: Any, problem: str):
+    with pytest.raises(DataError, match=problem):
+        metric.check_fit(CLASSES, target)
+
+
+def test_a_target_that_fits_or_cannot_be_known_to_do_is_taken():
+    ACCURACY.check_fit(CLASSES, np.array([9]))
+    ACCURACY.check_fit({"logits": ("n", "classes")}, np.eye(10)[:1])
+    MSE.check_fit(CLASSES, np.zeros((1, 10)))
+    MSE.check_fit({"value": ("n", 1)}, np.zeros(1))
+    own = Metric("own", lambda _outputs, _target: 1 / 0, code=len)
+    own.check_fit(CLASSES, np.array([3]))
+
+
+def test_labels_that_start_at_one_are_known_by_their_range():
+    scores = np.zeros((3, 3), np.float32)
+    with pytest.raises(DataError, match="they start at 1: subtract 1"):
+        per_sample("accuracy", scores, np.array([1, 2, 3]))
+
+
+def test_the_cosine_of_single_numbers_is_refused():
+    with pytest.raises(DataError, match=r"'value'.*one number a sample.*use mse"):
+        COSINE.check_fit({"logits": ("n", 10), "value": ("n", 1)})
+    with pytest.raises(DataError, match="one number a sample"):
+        COSINE.check_fit({"value": ("n",)})
+    MSE.check_fit({"value": ("n", 1)})
+    COSINE.check_fit({"boxes": ("n", "found", 1)})
+
+
+def test_without_labels_single_numbers_are_judged_by_their_error():
+    chosen = resolve_metric(None, False, load_symbol, "s:1", numbers=True)
+    assert (chosen.name, chosen.against_float) == ("mse", True)
+    assert resolve_metric(None, True, load_symbol, "s:1", numbers=True).name == "accuracy"
 
 
 def test_the_users_own_metric_without_labels_gets_what_the_float_model_gives(tmp_path: Path):

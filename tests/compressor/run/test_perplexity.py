@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import DataError
-from compressor.run.metrics import PERPLEXITY
+from compressor.run.class_metrics import PERPLEXITY
 
 
 @given(st.integers(0, 10_000), st.booleans())

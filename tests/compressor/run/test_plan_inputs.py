@@ -184,3 +184,12 @@ def test_a_model_with_a_fixed_batch(on_onnx: Project):
     result = on_onnx.run()
     assert result.report["baseline"]["metric"]["samples"] == 44
     assert [row["batch"] for row in result.report["artifacts"][0]["latency"]] == [4]
+
+
+def test_labels_that_are_no_class_numbers_are_found_at_plan_time(on_onnx: Project):
+    with np.load(on_onnx.folder / "test.npz") as file:
+        images, labels = file["image"], file["label"]
+    np.savez(on_onnx.folder / "test.npz", image=images, label=labels.astype(np.float32))
+    with pytest.raises(DataError, match=r"float32, not numbers of classes.*int64") as caught:
+        on_onnx.plan()
+    assert caught.value.where is not None
