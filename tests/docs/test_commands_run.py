@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, models
 
 from compressor import catalog
@@ -109,6 +110,14 @@ def faces(folder: Path) -> None:
     shutil.copy(Path(os.environ["COMPRESSOR_DATA"], FACES), folder)
 
 
+def pictures(folder: Path) -> None:
+    onnx_project(folder)
+    (folder / ONNX).rename(folder / "detector.onnx")
+    (folder / "images").mkdir()
+    for name in "ab":
+        Image.new("L", (8, 8)).save(folder / "images" / f"{name}.png")
+
+
 def voice(folder: Path) -> None:
     Voice(folder)
 
@@ -165,6 +174,7 @@ RUNNING = (
     Running(r"compress run samples/tiny-llama/", samples, slow=True),
     Running(r"compress run samples/cifar/", samples, slow=True, data="resnet20_cifar10.th"),
     Running(r"compress init weights.pt", bare),
+    Running(r"compress init detector.onnx --data images/", pictures),
     Running(r"compress init MiniLM", encoder),
     Running(r"compress init voice.onnx -o voice.yaml", voice),
     Running(r"compress (plan|run) voice.yaml", voice_spec),
