@@ -77,7 +77,6 @@ BROAD_HANDLERS = {
     "compressor/models/transformers/decoder.py",
     "compressor/models/transformers/networks.py",
     "compressor/cli/application.py",
-    "compressor/run/class_metrics.py",
     "compressor/run/metrics.py",
     "compressor/spec/user_code.py",
 }
