@@ -82,6 +82,7 @@ _LEAST_OPENINGS = 7  # fewer cannot reach that level
 _OPENINGS_TO_STOP = 8
 _MOST_OPENINGS = 40
 _LEAST_CYCLES = 2
+_LONG = 0.1  # seconds of a cycle whose blocks are so long that an opening needs no second one
 _BLOCK = 0.005  # seconds: several slices of the scheduler
 _MOST_RUNS = 200
 _UNEQUAL = 4  # times the fastest model's run, from which on blocks have fewer runs
@@ -331,19 +332,19 @@ def _timed(
         for runner in runners.values():
             runner.run(batch)
     cycles: dict[str, list[list[Array]]] = {name: [] for name in runners}
-    start, busy = time.perf_counter(), time.process_time()
-    done = 0
+    start, busy, done, enough = time.perf_counter(), time.process_time(), 0, False
     # A part of an opening's share: opening and warming up take theirs. Where others use the
     # processor, it is a share of the processor's time, so that as much is measured, up to a limit.
-    while done < _LEAST_CYCLES or (
-        time.process_time() - busy < share / 4 and time.perf_counter() - start < _PATIENCE * share
-    ):
+    while not enough:
         for blocks in cycles.values():
             blocks.append([])
         for batch in inputs:
             for name in next(orders):
                 cycles[name][-1].append(_block(runners[name], batch, runs[name]))
         done += 1
+        used, waited = time.process_time() - busy, time.perf_counter() - start
+        over = used >= share / 4 or waited >= _PATIENCE * share
+        enough = over if done >= _LEAST_CYCLES else used >= max(_LONG, share / 4)
     return {name: np.asarray(blocks).transpose(3, 0, 1, 2) for name, blocks in cycles.items()}
 
 
@@ -386,7 +387,7 @@ def _affordable(
 
 
 def _least_seconds(once: float) -> float:
-    """Return what timing models takes at least, if all together take so long for one input."""
+    """Return about the least that timing models takes, if an input takes so long for all."""
     return _LEAST_OPENINGS * (_LEAST_CYCLES + 1) * max(once, _RESOLUTION)
 
 

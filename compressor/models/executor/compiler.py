@@ -13,6 +13,7 @@ from compressor.errors import ModelError
 from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.executor.node import Node, Operators, describe
 from compressor.models.executor.ops import OPERATORS
+from compressor.models.executor.ops.quantization import rounded_at_once
 from compressor.models.executor.program import ABSENT, Body, Program, Step
 
 OLDEST_OPSET = 13
@@ -103,7 +104,7 @@ class Compiler:
         outputs = tuple(_slot(slots, value) for value in graph.outputs)
         captured = tuple(v for v in slots if v is not None and v not in given)
         taken = tuple(slots[value] for value in (*inputs, *captured))
-        steps = _ordered(steps, graph)
+        steps = rounded_at_once(_ordered(steps, graph), outputs)
         return Program(len(slots), taken, outputs, tuple(steps)).with_lifetimes(), captured
 
     def _opset(self, node: ir.Node) -> int:

@@ -291,6 +291,14 @@ def test_divergence_from_the_float_model():
     assert tokens == 2
     assert total == pytest.approx(0.25 * np.log(0.5) + 0.5 * np.log(2))
     assert kl_sums(ours, ours, np.array([[0, 1, 2]])).tolist() == [0, 3]
+    assert kl_sums(ours, ours.copy(), np.array([[0, -100, 2]])).tolist() == [0, 2]
+
+
+def test_divergence_of_large_vocabularies_is_summed_some_tokens_at_a_time():
+    """262144 values at once are two tokens of these."""
+    scores = np.random.default_rng(0).standard_normal((2, 1, 5, 1 << 17)).astype(np.float32)
+    single = [kl_sums(*scores[:, :, i : i + 1], {})[0] for i in range(5)]
+    assert kl_sums(scores[0], scores[1], {}).tolist() == [pytest.approx(sum(single)), 5]
 
 
 @pytest.mark.parametrize("place", [0, (1 << 18) - 1, 1 << 18, 3 * (1 << 17) - 1])

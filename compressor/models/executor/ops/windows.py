@@ -87,6 +87,8 @@ class Window:
         return Pads(smaller, larger) if self.auto_pad == "SAME_UPPER" else Pads(larger, smaller)
 
 
+_PICTURES = 4  # axes: samples, channels, height and width
+
 WINDOW: Any = settings(Window)
 
 
@@ -105,6 +107,8 @@ def convolution(
     padding: Sequence[int] = pads.before
     if not pads.symmetric:
         x, padding = pads.apply(x), zeros
+    if x.dim() == _PICTURES and x.is_cpu:  # as oneDNN computes; else it would turn values each time
+        x = x.contiguous(memory_format=torch.channels_last)
     return torch.convolution(x, weight, bias, strides, padding, dilations, False, zeros, group)
 
 

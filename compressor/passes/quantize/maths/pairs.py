@@ -21,7 +21,7 @@ MOST = 128
 """The largest sum of two codes of one sign: 255 x 128 lies within 16 bits, 255 x 129 does not."""
 
 _WIDENINGS = tuple(2 ** (step / 16) for step in range(17))  # at twice the scale, nothing overflows
-_AT_ONCE = 1 << 19  # elements
+_AT_ONCE = 1 << 16  # elements: what is computed of them stays in the cache
 
 
 def clip_pairs(codes: Tensor, positions: int) -> Tensor:
@@ -31,22 +31,36 @@ def clip_pairs(codes: Tensor, positions: int) -> Tensor:
         codes: signed integers of any dtype, ``[rows, columns]``; not changed.
         positions: of the kernel, 1 for a product; columns are ``[channels, positions]``.
     """
-    first, second = pairs(codes.shape[1], positions)
-    a, b = codes[:, first].to(torch.int16), codes[:, second].to(torch.int16)
-    excess = (a + b).abs() - MOST
-    over = (excess > 0) & (a.sign() == b.sign())
-    if not bool(over.any()):
+    first, second, _ = _halves(codes, positions)
+    rows, places = _overflowing(first.to(torch.int16), second.to(torch.int16))
+    if not len(rows):
         return codes
-    larger = a.abs() >= b.abs()
-    less, more = excess // 2, excess - excess // 2
+    given = (half[rows, places].to(torch.int16) for half in (first, second))
     changed = codes.clone()
-    for columns, values, share in (
-        (first, a, torch.where(larger, more, less)),
-        (second, b, torch.where(larger, less, more)),
-    ):
-        clipped = torch.where(over, values - values.sign() * share, values)
-        changed[:, columns] = clipped.to(codes.dtype)
+    for columns, clipped in zip(pairs(codes.shape[1], positions), _clipped(*given), strict=True):
+        changed[rows, columns[places]] = clipped.to(codes.dtype)
     return changed
+
+
+def _halves(matrix: Tensor, positions: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the first and the second of each pair, and a last column without one, if odd."""
+    if positions > 1:
+        matrix = matrix.reshape(len(matrix), -1, positions).transpose(1, 2).flatten(1)
+    whole = matrix.shape[1] // 2 * 2
+    return matrix[:, 0:whole:2], matrix[:, 1:whole:2], matrix[:, whole:]
+
+
+def _overflowing(first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+    """Return rows and places of pairs that can overflow; only codes of one sign add up to that."""
+    return torch.nonzero((first + second).abs_() > MOST, as_tuple=True)
+
+
+def _clipped(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what becomes of pairs that can overflow: the larger code gives more."""
+    excess, sign, larger = (a + b).abs() - MOST, a.sign(), a.abs() >= b.abs()
+    less = torch.div(excess, 2, rounding_mode="floor")
+    more = excess - less
+    return a - sign * torch.where(larger, more, less), b - sign * torch.where(larger, less, more)
 
 
 def without_overflow(quantized: QuantizedTensor) -> QuantizedTensor:
@@ -70,35 +84,42 @@ def paired_scale(matrix: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
     if scheme.paired is None:
         return scale
     step = max(1, _AT_ONCE // max(matrix.shape[1], 1))
-    pieces = [matrix[start : start + step] for start in range(0, len(matrix), step)]
-    if scale.shape[0] == 1:
-        errors = [
-            sum(float(_errors(piece, scale * x, scheme).sum()) for piece in pieces)
-            for x in _WIDENINGS
-        ]
-        return scale * _WIDENINGS[errors.index(min(errors))]
-    widened = scale.clone()
-    for start, piece in zip(range(0, len(matrix), step), pieces, strict=True):
-        given = scale[start : start + step]
-        codes = _nearest(piece, given, scheme)
-        rows = (clip_pairs(codes, scheme.paired) != codes).any(1).nonzero()[:, 0]
+    starts = range(0, len(matrix), step)
+    shared = scale.shape[0] == 1
+    widened, errors_of_all = scale.clone(), torch.zeros(len(_WIDENINGS), dtype=torch.float64)
+    for start in starts:
+        halves = _halves(matrix[start : start + step].to(torch.float32), scheme.paired)
+        given = scale if shared else scale[start : start + step]
+        if shared:
+            tried = [_errors(halves, given * x, scheme).sum() for x in _WIDENINGS]
+            errors_of_all += torch.stack(tried)
+            continue
+        rows, _ = _overflowing(*(_nearest(half, given, scheme) for half in halves[:2]))
+        rows = torch.unique_consecutive(rows)
         if len(rows):
-            tried = [given[rows] * x for x in _WIDENINGS]
-            errors_of = torch.stack([_errors(piece[rows], x, scheme) for x in tried])
-            best = torch.stack(tried).gather(0, errors_of.argmin(0)[None, :, None])[0]
-            widened[start + rows] = best
-    return widened
+            some = tuple(half[rows] for half in halves)
+            scales = torch.stack([given[rows] * x for x in _WIDENINGS])
+            errors = torch.stack([_errors(some, x, scheme) for x in scales])
+            widened[start + rows] = scales.gather(0, errors.argmin(0)[None, :, None])[0]
+    return scale * _WIDENINGS[int(errors_of_all.argmin())] if shared else widened
 
 
-def _nearest(matrix: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
-    return torch.round(matrix.to(torch.float32) / scale).clamp_(scheme.low, scheme.high)
+def _nearest(values: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+    return torch.div(values, scale).round_().clamp_(scheme.low, scheme.high)
 
 
-def _errors(matrix: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+def _errors(halves: tuple[Tensor, ...], scale: Tensor, scheme: Scheme) -> Tensor:
     """Each row's squared error with its pairs clipped, float64."""
-    assert scheme.paired is not None
-    codes = clip_pairs(_nearest(matrix, scale, scheme), scheme.paired)
-    return codes.mul(scale).sub_(matrix).square_().sum(1, dtype=torch.float64)
+    first, second, rest = (_nearest(half, scale, scheme) for half in halves)
+    rows, places = _overflowing(first, second)
+    if len(rows):
+        clipped = _clipped(first[rows, places], second[rows, places])
+        first[rows, places], second[rows, places] = clipped
+    squares = [
+        codes.mul_(scale).sub_(values).square_().sum(1, dtype=torch.float64)
+        for codes, values in zip((first, second, rest), halves, strict=True)
+    ]
+    return squares[0] + squares[1] + squares[2]
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -238,6 +238,45 @@ def test_quantize_then_dequantize(dtype: type[np.generic], seed: int) -> None:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
     ]
     assert_same(make_model(nodes, inputs, weights), inputs)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint16, None])
+@pytest.mark.parametrize("channels", [(), (3,)])
+def test_what_is_rounded_at_once_is_what_its_codes_mean(
+    dtype: type[np.generic] | None, channels: tuple[int, ...]
+) -> None:
+    """The same as two graphs of one node each, bit by bit."""
+    rng = np.random.default_rng(0)
+    weights = {"s": (2.0 ** rng.integers(-6, -3, channels)).astype(np.float32) * np.float32(1.1)}
+    if dtype is not None:
+        weights["z"] = np.asarray(rng.integers(0, 100, channels)).astype(dtype)
+    x = (rng.standard_normal((2, 3, 500)) * 30).astype(np.float32)
+    x[0, :, :400] = np.arange(-200, 200) * weights["s"].reshape(-1, 1) / 2  # halves of steps, too
+    there = helper.make_node("QuantizeLinear", ["x", *weights], ["q"])
+    back = helper.make_node("DequantizeLinear", ["q", *weights], ["y"])
+
+    def run(nodes: list[onnx.NodeProto], name: str, value: np.ndarray[Any, Any]) -> torch.Tensor:
+        module = GraphModule(ir.from_proto(make_model(nodes, {name: value}, weights)))
+        (result,) = module(torch.from_numpy(value)).values()
+        return cast("torch.Tensor", result)
+
+    codes = run([there], "x", x)
+    assert torch.equal(run([there, back], "x", x), run([back], "q", codes.numpy()))
+
+
+@pytest.mark.parametrize("scale", ["s", "t"])
+def test_codes_that_are_read_elsewhere_or_scaled_otherwise_are_made(scale: str) -> None:
+    """``q`` is an output, or is given back its values by another scale than its own."""
+    weights = {"s": np.array(0.1, np.float32), "t": np.array(0.3, np.float32)}
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", scale], ["y"]),
+        helper.make_node("Cast", ["q"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["y", "c"], ["both"], axis=0),
+    ]
+    inputs = {"x": floats(4, 8)}
+    assert_same(make_model(nodes, inputs, weights), inputs)
+    assert_same(make_model(nodes[:2], inputs, weights), inputs)
 
 
 def test_four_bit_blocks() -> None:
