@@ -26,8 +26,7 @@ from compressor.types.tensors import Array, Batch, cut, samples_in
 if TYPE_CHECKING:  # devices, to which this file is sent, have no PyTorch
     from compressor.types.carrier import Runner
 
-_ALL = 10  # groups up to which every choice of signs is tried
-_DRAWN = 2000
+_ALL, _DRAWN = 10, 2000  # groups up to which every choice of signs is tried; choices otherwise
 
 
 def median_interval(groups: Sequence[Array], level: float) -> tuple[float, float]:
