@@ -20,7 +20,7 @@ from compressor.run.class_metrics import kl_sums
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.judged import judged_outputs, target_of
-from compressor.run.metrics import Metric, first_of, largest_gap
+from compressor.run.metrics import Metric, check_finite, first_of, largest_gap
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
 from compressor.types.tensors import (
@@ -99,7 +99,7 @@ def evaluate(
         size = samples_in(batch)
         outputs = candidate.run(batch)
         expected = outputs if candidate is reference else reference.run(batch)
-        check_finite(outputs, seen, size)
+        check_finite(outputs, seen, size, batch)
         expected = dict(zip(outputs, expected.values(), strict=True))
         pairs = {name: filled(array, expected[name]) for name, array in outputs.items()}
         if metric.against_float and metric.code is None:
@@ -244,27 +244,6 @@ def _sqnr(layer: Layer, sums: SignalSums) -> float | None:
             "its range is too narrow: leave this layer out with a rule under layers",
         )
     return ratio_db(sums.signal, sums.error)
-
-
-def check_finite(outputs: Batch, seen: int, size: int) -> None:
-    """Raise ``DataError`` for an output that is not finite; it names the sample, where that shows.
-
-    Args:
-        seen: how many samples there were before.
-        size: how many samples the outputs are of.
-    """
-    for name, array in outputs.items():
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            continue
-        where = f"sample {seen}" if size == 1 else f"samples {seen} to {seen + size - 1}"
-        if size > 1 and array.ndim and len(array) == size:
-            rows = ~np.isfinite(array.reshape(size, -1)).all(axis=1)
-            where = f"sample {seen + int(np.flatnonzero(rows)[0])}"
-        raise DataError(
-            f"output {name!r}",
-            f"is NaN or infinite for {where}",
-            "look at that sample, and at passes that narrow the range (cast to fp16)",
-        )
 
 
 class RememberedRunner:

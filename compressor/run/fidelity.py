@@ -11,11 +11,11 @@ import numpy as np
 from compressor.errors import ArtifactError
 from compressor.run.evaluate import (
     RememberedRunner,
-    check_finite,
     outputs_of,
     ratio_db,
     signal_and_error,
 )
+from compressor.run.metrics import check_finite
 from compressor.run.verdicts import agreement
 from compressor.types.tensors import Array, Batch, TensorSpec, filled, samples_in
 

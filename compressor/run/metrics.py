@@ -213,6 +213,37 @@ def _interval(values: Array, *, counted: bool) -> tuple[float, float]:
     return mean - half, mean + half
 
 
+def check_finite(outputs: Batch, seen: int, size: int, inputs: Batch | None = None) -> None:
+    """Raise ``DataError`` for an output that is not finite; it names the sample, where that shows.
+
+    Args:
+        seen: how many samples there were before.
+        size: how many samples the outputs are of.
+        inputs: what the outputs were computed from, if one of these may be at fault.
+    """
+    for name, array in outputs.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        where, rows = f"samples {seen} to {seen + size - 1}", slice(None)
+        if size == 1 or (array.ndim and len(array) == size):
+            wrong = ~np.isfinite(array.reshape(size, -1)).all(axis=1)
+            row = int(np.flatnonzero(wrong)[0])
+            where, rows = f"sample {seen + row}", slice(row, row + 1)
+        for given, values in (inputs or {}).items():
+            apart = values.dtype.kind == "f" and values.ndim and len(values) == size
+            if apart and not np.isfinite(values[rows]).all():
+                raise DataError(
+                    f"input {given!r}",
+                    f"is NaN or infinite for {where}",
+                    "look at that sample in the file, and after its transform",
+                )
+        raise DataError(
+            f"output {name!r}",
+            f"is NaN or infinite for {where}",
+            "look at that sample, and at passes that narrow the range (cast to fp16)",
+        )
+
+
 def single_number(shape: Sequence[object] | None) -> bool:
     """Return whether an output ``[N, ...]`` is known to hold one number a sample."""
     return shape is not None and len(shape) > 0 and all(size == 1 for size in shape[1:])
