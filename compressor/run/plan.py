@@ -292,7 +292,7 @@ def _metric(
     target, where = evaluation.target, spec.where("metric")
     numbers = any(map(single_number, shapes.values()))
     metric = resolve_metric(spec.metric, bool(target), spec.symbol, where, numbers=numbers)
-    labels = None if metric.against_float or not target else samples["evaluation"][target]
+    labels = None if metric.against_float or not target else samples["evaluation"].get(target)
     with located(where if labels is None else evaluation.where):
         metric.check_fit(shapes, labels)
     return metric

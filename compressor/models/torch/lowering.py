@@ -189,7 +189,8 @@ def _keys(program: torch.export.ExportedProgram | None) -> Sequence[str]:
 def _name_outputs(model: ir.Model, keys: Sequence[str]) -> None:
     """Name outputs by ``keys``, or a single one ``output``, several ``output_0``, ``output_1``, ...
 
-    An input or a parameter that is returned keeps its name, and so does what is returned twice.
+    An input or a parameter that is returned keeps its name, and so does what is returned twice; a
+    key that one of these has is not used.
     """
     outputs = model.graph.outputs
     for index, value in enumerate(outputs):
@@ -200,10 +201,9 @@ def _name_outputs(model: ir.Model, keys: Sequence[str]) -> None:
             outputs[index] = copy.outputs[0]
     taken = set(model.graph.initializers) | {v.name for v in model.graph.inputs}
     for index, value in enumerate(outputs):
-        if len(keys) == len(outputs):
-            name = keys[index]
-        else:
-            name = "output" if len(outputs) == 1 else f"output_{index}"
+        usual = "output" if len(outputs) == 1 else f"output_{index}"
+        key = keys[index] if len(keys) == len(outputs) else usual
+        name = usual if key in taken else key
         if name not in taken:
             value.name = name
 

@@ -84,7 +84,7 @@ class _Heads(torch.nn.Module):
         (("logits", "value"), ["logits", "value"]),
         (("logits",), ["logits"]),
         ((1, 2), ["output_0", "output_1"]),
-        (("x", "value"), ["linear", "value"]),  # an input has that name
+        (("x", "value"), ["output_0", "value"]),  # an input has that name
     ],
 )
 def test_outputs_of_a_dictionary_have_its_keys(keys: Sequence[Any], names: list[str]):

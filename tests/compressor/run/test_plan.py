@@ -255,20 +255,23 @@ def test_a_bare_checkpoint_cannot_be_run_on_data(on_checkpoint: Project):
 
 
 @pytest.mark.parametrize(
-    ("step", "lacking"),
+    ("step", "lacking", "remedy"),
     [
-        ({"pass": "quantize-static"}, "graph and run"),
-        ({"pass": "fuse"}, "graph"),
-        ({"pass": "quantize-weights", "method": "gptq"}, "graph and run"),
+        ({"pass": "quantize-static"}, "graph and run", "give model.factory"),
+        ({"pass": "fuse"}, "graph", "give model.factory"),
+        (
+            {"pass": "quantize-weights", "method": "gptq"},
+            "graph and run",
+            "give data.calibration or model.factory",
+        ),
     ],
 )
 def test_a_bare_checkpoint_offers_weights_only(
-    on_checkpoint: Project, step: dict[str, str], lacking: str
+    on_checkpoint: Project, step: dict[str, str], lacking: str, remedy: str
 ):
     on_checkpoint.spec |= {"data": {}, "passes": [step]}
     assert refusal(on_checkpoint).endswith(
-        f"pass '{step['pass']}': needs {lacking}; a bare checkpoint offers weights only; "
-        "give model.factory"
+        f"pass '{step['pass']}': needs {lacking}; a bare checkpoint offers weights only; {remedy}"
     )
 
 

@@ -119,7 +119,7 @@ def test_files_are_timed_over_ssh(host: str, elsewhere: str, save: SaveOnnx):
     assert base["runtime"].startswith("onnxruntime")
     assert [row["batch"] for row in other["latency"]] == [1, 4]
     for row in other["latency"]:
-        assert row["openings"] == timing._LEAST_OPENINGS  # the loop of `measure` itself
+        assert row["openings"] >= timing._LEAST_OPENINGS  # the loop of `measure` itself
         low, high = row["ratio"]["ci95"]
         assert 0 < low <= row["ratio"]["value"] <= high
     assert base["cold"] is None

@@ -183,9 +183,12 @@ def wrong(project: Project, *arguments: str) -> str:
 def test_what_cannot_be_tuned_says_so(project: Project, tmp_path: Path):
     elsewhere = str(tmp_path / "elsewhere.yaml")
     assert "from which the spec's paths start" in wrong(project, "-o", elsewhere)
+    evaluation = project.spec["data"]["evaluation"]
+    target = evaluation.pop("target")
     project.spec["metric"] = "cosine"
     assert "cosine has no usual limit" in wrong(project)
     del project.spec["metric"]
+    evaluation["target"] = target
     project.spec["passes"] = [{"pass": "fuse"}]
     assert "have none to tune (fuse)" in wrong(project, *LOOSE)
     project.spec["passes"] = [dict(QUANTIZE)]
