@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from compressor import catalog
+from compressor.run import timing
 from tests.compressor import spine_plugins
-from tests.compressor.brief_timing import time_briefly
+from tests.compressor.brief_timing import briefly_timed, steady_block, time_briefly
 from tests.compressor.tiny_project import (
     Project,
     forget_catalog,
@@ -22,11 +23,22 @@ from tests.compressor.tiny_project import (
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def steady_times() -> Iterator[None]:
+    """Let all models take the same time, so that no test depends on what the machine has to do.
+
+    Tests of timing play a clock (see :mod:`tests.compressor.run.played_clock`), or patch
+    ``measured_block`` back.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "_block", steady_block)
+        yield
+
+
 @pytest.fixture(scope="module")
 def brief_timing() -> Iterator[None]:
     """Time models in a moment in all tests of a file."""
-    with pytest.MonkeyPatch.context() as patch:
-        time_briefly(patch)
+    with briefly_timed():
         yield
 
 

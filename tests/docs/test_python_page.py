@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from compressor.run import timing
+from tests.compressor.brief_timing import time_briefly
 from tests.compressor.tiny_project import sample_images, tiny_module
 from tests.docs.test_docs import ROOT, blocks
 
@@ -26,8 +26,7 @@ def halve(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def test_the_code_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(timing, "_BUDGET", 0.0)  # how long models take is asked elsewhere
-    monkeypatch.setattr(timing, "_LEAST_OPENINGS", 2)
+    time_briefly(monkeypatch)
     module, images = tiny_module(), torch.from_numpy(sample_images(1))
     with torch.no_grad():
         data = TensorDataset(images, module(images).argmax(1))

@@ -49,7 +49,7 @@ def alone(sizes: Sequence[int], requests: Sequence[Request]) -> dict[str, object
 def together(
     count: int, sizes: Sequence[int], requests: Sequence[Request]
 ) -> list[dict[str, object]]:
-    barrier, table = threading.Barrier(count, timeout=30), [None] * count
+    barrier, table = threading.Barrier(count, timeout=120), [None] * count
 
     def one(rank: int) -> dict[str, object]:
         own = islice(batches(sizes), rank, None, count)

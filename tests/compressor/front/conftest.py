@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from compressor.run import timing
+from tests.compressor.brief_timing import briefly_timed
 
 
 @pytest.fixture(scope="package", autouse=True)
 def few_rounds() -> Iterator[None]:
     """Time artifacts in a few rounds only: how long models take is asked elsewhere."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "_BUDGET", 0.0)
-        patch.setattr(timing, "_LEAST_OPENINGS", 2)
+    with briefly_timed():
         yield

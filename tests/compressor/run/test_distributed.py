@@ -18,7 +18,6 @@ from onnx import helper, numpy_helper
 from safetensors.torch import load_file
 
 from compressor.cli.application import application
-from tests.compressor.brief_timing import BRIEF
 from tests.compressor.cli.test_cli_quantize import llama
 from tests.compressor.run.test_finetune_runs import STEPS
 from tests.compressor.run.test_finetune_runs import project as training
@@ -33,12 +32,13 @@ STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
 
 # Starting two processes takes longer than what they do; so they do several things in turn, in one
 # process group.
-RUNS = f"""
+RUNS = """
 import json, sys
 import torch.distributed as dist
 from compressor.cli.application import application
 from compressor.run import timing
-vars(timing).update({BRIEF})
+from tests.compressor.brief_timing import BRIEF
+vars(timing).update(BRIEF)
 dist.init_process_group("gloo")
 end = dist.destroy_process_group
 dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None

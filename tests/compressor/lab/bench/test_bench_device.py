@@ -83,7 +83,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         time.sleep(0.1)
     yield "device"
     server.terminate()
-    server.communicate(timeout=30)
+    server.communicate(timeout=120)
 
 
 @pytest.fixture

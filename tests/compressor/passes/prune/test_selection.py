@@ -201,10 +201,10 @@ def test_weights_are_counted_over_all_axes():
 def test_two_hundred_layers_are_cut_in_well_under_two_seconds():
     channels = chain([256] * 200, frozen=frozenset({199}))
     own = queues(channels, 0.1, 8, 0)
-    start = time.perf_counter()
+    start = time.process_time()
     order = ranking(channels, own)
     order.cut(channels.macs, 0.5 * channels.macs(order.removed(0)))
-    assert time.perf_counter() - start < 2  # takes 0.1 s on an idle core
+    assert time.process_time() - start < 2  # takes 0.1 s
 
 
 def test_equal_values_go_from_all_groups_in_turn():
