@@ -9,7 +9,7 @@ import pytest
 from tests.compressor.brief_timing import briefly_timed
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def few_rounds() -> Iterator[None]:
     """Time artifacts in a few rounds only: how long models take is asked elsewhere."""
     with briefly_timed():
