@@ -52,7 +52,7 @@ def cheapest(classes: Sequence[Options], budget: float) -> list[int] | None:
         stay = _undominated(total, loss, budget - rest)
         if not stay.size:
             return None
-        steps.append((stay // len(options.times), stay % len(options.times)))
+        steps.append(np.divmod(stay, len(options.times)))
         times, losses = total[stay], loss[stay]
     place = int(np.lexsort((times, losses))[0])
     chosen = []

@@ -37,7 +37,7 @@ def log_wealth(values: Array, bound: float, alpha: float = ALPHA) -> Array:
         bound: what the mean is compared with, in (0, 1).
         alpha: the chance of error that bets aim at.
     """
-    count = np.arange(1, len(values) + 1, dtype=np.float64)
+    count = np.arange(1, len(values) + 1)
     means = (_PRIOR_MEAN + np.cumsum(values)) / (count + 1)
     spreads = (_PRIOR_VARIANCE + np.cumsum((values - means) ** 2)) / (count + 1)
     before = np.concatenate([[_PRIOR_VARIANCE], spreads[:-1]])

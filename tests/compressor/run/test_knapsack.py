@@ -69,17 +69,25 @@ def test_times_told_apart_coarsely_still_fit(seed):
     assert totals(offered, chosen)[1] <= totals(offered, exact)[1] + 0.02
 
 
+@pytest.mark.parametrize("first", [0.0, 100.0])
 @pytest.mark.parametrize(("most", "kept"), [(65, range(65)), (17, [0, *range(3, 64, 4), 64])])
-def test_of_too_many_choices_the_last_of_each_stretch_and_the_fastest_stay(most, kept):
+def test_of_too_many_choices_the_last_of_each_stretch_and_the_fastest_stay(most, kept, first):
     """The second class asks for all but some of the time, so that the first gets what is left."""
     times = np.arange(65.0)
-    many = Options(times, 64.0 - times)
+    many = Options(times + first, 64.0 - times)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(knapsack, "_MOST_POINTS", most)
         for left in range(65):
             rest = Options(np.array([0.0, 64.0 - left]), np.array([0.0, -1000.0]))
             fits = max(time for time in kept if time <= left)
-            assert cheapest([many, rest], 64.0) == [fits, 1]
+            assert cheapest([many, rest], 64.0 + first) == [fits, 1]
+
+
+def test_as_many_choices_as_are_kept_all_stay(monkeypatch: pytest.MonkeyPatch):
+    """However close their times."""
+    monkeypatch.setattr(knapsack, "_MOST_POINTS", 4)
+    many = Options(np.array([0.0, 0.01, 0.02, 9.0]), np.array([3.0, 2.0, 1.0, 0.0]))
+    assert cheapest([many, Options(np.array([0.0, 8.99]), np.array([0.0, -9.0]))], 9.0) == [1, 1]
 
 
 def test_a_choice_may_take_exactly_the_budget():

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compressor.passes.prune.maths import masked
 from compressor.passes.prune.maths.masked import solve_kept
 
 
@@ -39,6 +40,56 @@ def test_each_row_is_solved_and_never_worse(seed, columns, samples, sparsity):
 def test_without_inputs_nothing_changes():
     weight, start = torch.ones(2, 3), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
     assert torch.equal(solve_kept(weight, start, torch.zeros(3, 3)), start)
+    assert solve_kept(weight, start.double(), torch.zeros(3, 3)).dtype is torch.float32
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(3, torch.float64), (4, torch.float32)])
+@pytest.mark.parametrize("given_in", [torch.float16, torch.float64])
+def test_few_columns_are_solved_in_float64(
+    monkeypatch: pytest.MonkeyPatch, columns: int, dtype: torch.dtype, given_in: torch.dtype
+):
+    seen: list[torch.dtype] = []
+
+    def descended(*tensors: torch.Tensor) -> torch.Tensor:
+        seen.extend(t.dtype for t in tensors)
+        return tensors[1]
+
+    monkeypatch.setattr(masked, "_WIDE", 3)
+    monkeypatch.setattr(masked, "_descended", descended)
+    weight = torch.ones(2, columns, dtype=given_in)
+    solved = solve_kept(weight, weight, torch.eye(columns, dtype=given_in))
+    assert (solved.dtype, set(seen)) == (torch.float32, {dtype})
+
+
+def test_a_row_that_damping_would_make_worse_stays():
+    """Of two inputs that are always alike, the weight that stays has the sum of both."""
+    moment, weight = torch.ones(2, 2), torch.tensor([[1.0, 1.0]])
+    start = torch.tensor([[2.0, 0.0]])
+    assert torch.equal(solve_kept(weight, start, moment, damping=10.0), start)
+    assert solve_kept(weight, start / 2, moment, damping=10.0)[0, 0] == pytest.approx(12 / 11)
+
+
+def test_inputs_of_their_own_power_are_solved_in_one_step(monkeypatch: pytest.MonkeyPatch):
+    """The preconditioner is the diagonal, which is all there is; one step asks for two shares."""
+    asked = []
+    share = masked._share
+    monkeypatch.setattr(masked, "_share", lambda *a: asked.append(None) or share(*a))
+    weight = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    start = torch.tensor([[5.0, 7.0, 0.0], [0.0, 1.0, 1.0]])
+    solved = solve_kept(weight, start, torch.diag(torch.tensor([1.0, 10.0, 1000.0])))
+    assert solved.numpy() == pytest.approx((weight * (start != 0)).numpy(), rel=1e-6)
+    assert len(asked) == 1
+
+
+def test_small_weights_are_solved_as_well():
+    """What is close enough is a share of where it begins."""
+    torch.manual_seed(0)
+    inputs = torch.randn(30, 12).double()
+    moment, weight = inputs.T @ inputs, torch.randn(3, 12).double()
+    start = weight * (torch.arange(12) % 3 > 0)
+    solved = solve_kept(weight, start, moment)
+    small = solve_kept(1e-7 * weight, 1e-7 * start, moment)
+    assert (1e7 * small).numpy() == pytest.approx(solved.numpy(), rel=1e-4, abs=1e-5)
 
 
 def test_many_columns_are_solved_in_float32():
