@@ -14,6 +14,7 @@ from compressor.graph.stored_weights import looked_up, side_tensors, weight_sour
 from compressor.graph.values import INTEGER_CODES, all_nodes, dims, origin, static_shape
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
+from compressor.types.tensors import Batch
 
 _RECURRENT_SIDES = 8  # the first scale among the inputs of an integer recurrent node
 
@@ -274,6 +275,15 @@ def model_parameters(carrier: Carrier) -> int:
 def model_macs(carrier: Carrier) -> int | None:
     """Multiply-accumulates for one sample; ``None`` where no graph says how weights are used."""
     return macs(carrier.graph()) if Capability.GRAPH in carrier.offers else None
+
+
+def batch_macs(carrier: Carrier, batch: Batch) -> float:
+    """Multiply-accumulates for a batch; lengths that vary count in proportion to the inputs."""
+    ratios = [
+        batch[spec.name].size / max(prod(d for d in spec.shape if isinstance(d, int)), 1)
+        for spec in carrier.inputs
+    ]
+    return macs(carrier.graph()) * max(ratios, default=1.0)
 
 
 def size_notes(before: Carrier, after: Carrier) -> list[str]:

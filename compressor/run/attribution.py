@@ -133,7 +133,7 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
                 noises = measured_noise(
                     step.carrier,
                     exact,
-                    workspace.probes(_SAMPLES),
+                    workspace.looked_at(_SAMPLES),
                     _feeling(workspace),
                 )
             except (ModelError, DataError) as error:  # a missing explanation does not fail a run

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from math import prod
 
 import numpy as np
 
 from compressor.calibration.portions import Portion, Portions
-from compressor.graph.costs import macs
+from compressor.graph.costs import batch_macs
 from compressor.graph.isolated import Cut, Isolated, cut_at, isolated, readers, with_offsets
 from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import runner_of
@@ -101,7 +100,7 @@ def measured_noise(
     portions = Portions(measuring.values, [carrier, baseline])
     left = _MOST_MACS
     for batch in batches:
-        work = _work(baseline, batch) * len(measuring.errors)
+        work = batch_macs(baseline, batch) * len(measuring.errors)
         size = samples_in(batch)
         whole = isinstance(batch, Feed) or fixed_batch(baseline.inputs) is not None
         few = size if work <= left else 0 if whole else int(size * left / work)
@@ -111,15 +110,6 @@ def measured_noise(
                 measuring.add(portion, reaches=reaches)
                 del portion  # before the next run needs the memory
     return measuring.noise()
-
-
-def _work(baseline: Carrier, batch: Batch) -> float:
-    """Return the multiply-accumulates of a batch."""
-    ratios = [
-        batch[spec.name].size / max(prod(d for d in spec.shape if isinstance(d, int)), 1)
-        for spec in baseline.inputs
-    ]
-    return macs(baseline.graph()) * max(ratios, default=1.0)
 
 
 @dataclass

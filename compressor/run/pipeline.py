@@ -202,7 +202,7 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         outcome = replace(outcome, carrier=restored, untrained=None)
         gc.collect()  # a graph refers to itself, and so all that a pass has made would stay
         return_freed_memory()
-        batches = workspace.probes(_SIGNAL_SAMPLES)
+        batches = workspace.looked_at(_SIGNAL_SAMPLES)
         made, before, reference = _scaled(workspace, task, outcome, folder / _REFERENCE)
         with workspace.progress.stage("compare layers with the float model's"):
             layers = _layers(workspace, outcome, restored, batches, reference)

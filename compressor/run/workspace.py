@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.graph.costs import cannot_run
+from compressor.graph.costs import batch_macs, cannot_run
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.progress import Progress, Steps
@@ -37,6 +37,8 @@ from compressor.types.tensors import (
 )
 from compressor.types.training import OwnLoop, TrainingStep
 
+_LOOKED_AT_MACS = 2e10
+_FEWEST_LOOKED_AT = 4
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
 _EVALUATION = 3  # version of what is stored
 _CHECK_SAMPLES = 2
@@ -201,6 +203,15 @@ class Workspace:
         }
         zeros = {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
         return [made_batch(inputs, zeros)]
+
+    def looked_at(self, most: int) -> list[Batch]:
+        """Return the samples on which layers are looked at, as :meth:`probes` does.
+
+        A layer has thousands of values for a sample of a large network, so a few samples tell its
+        noise: there are as many as take some seconds to run.
+        """
+        work = batch_macs(self.baseline, self.probes(1)[0])
+        return self.probes(max(_FEWEST_LOOKED_AT, min(most, int(_LOOKED_AT_MACS / max(work, 1)))))
 
     def targets(self, count: int) -> Any:
         """Return the targets of the evaluation's first samples, if they have some."""

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from compressor.errors import ExitCode, SpecError
+from compressor.graph.costs import batch_macs, model_macs
+from compressor.progress import Silent
+from compressor.run import workspace
 from compressor.run.data import Data
 from compressor.run.evaluate import RunSamples, made_up_batch
+from compressor.run.store import Store
+from compressor.run.workspace import Workspace
 from compressor.types.tensors import TensorSpec
 from tests.compressor.tiny_project import Project, sample_images
 
@@ -127,3 +132,19 @@ def test_the_plan_says_how_many_channels_stay(on_torch: Project):
         ("keep",),
     ]
     assert plan.passes[0].bytes < plan.bytes
+
+
+@pytest.mark.parametrize(("most", "worth", "samples"), [(20, 9, 9), (6, 9, 6), (20, 1, 4)])
+def test_layers_are_looked_at_on_as_many_samples_as_the_work_allows(
+    most: int, worth: int, samples: int, on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    shared = Workspace(on_onnx.plan(), Store(on_onnx.store), Silent())
+    work = batch_macs(shared.baseline, sample_batch(1))
+    assert work == model_macs(shared.baseline) == batch_macs(shared.baseline, sample_batch(5)) / 5
+    monkeypatch.setattr(workspace, "_LOOKED_AT_MACS", (worth + 0.5) * work)
+    (batch,) = shared.looked_at(most)
+    assert len(batch["image"]) == samples
+
+
+def sample_batch(count: int) -> dict[str, np.ndarray]:
+    return {"image": sample_images(0, count)}

@@ -20,17 +20,17 @@ to inference about the tail of a distribution, 1975.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from compressor.calibration.parts import Parts
-from compressor.graph.costs import macs
+from compressor.graph.costs import batch_macs
 from compressor.passes.quantize.static.settings import Decision
 from compressor.passes.quantize.static.simulation import Codes, Simulation, output_errors
 from compressor.run.evaluate import RememberedRunner
@@ -62,6 +62,9 @@ _RARELY = 0.1  # how often a later sample may exceed a range before that counts
 _HEAVY = 0.25  # tail index from which on squares of what exceeds a range have no variance
 _FLOOR = 1e-12  # of a squared error over the signal: what is less is none
 _CLEARLY = 3.0  # dB by which the error of an observer exceeds the least before it is dropped
+_STEADILY = 1.0  # the same, where the error is greater on each sample
+_WORTH = 0.25  # dB by which another observer should be better than the first
+_ERRORS = 3.0  # standard errors that a gain may be larger than it seems
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,7 @@ def _contest(
     After each round, those that are clearly worse than the best of the others are dropped.
     """
     total = sum(step.share for step in rounds)
+    alike = len(rounds) <= _FOLDS  # none whose samples have greater values than others
     errors, signals = list[Array](), list[Array]()
     for step in rounds:
         batches = data.together(step.samples)
@@ -208,7 +212,7 @@ def _contest(
         signals.append(signal * weight)
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.concatenate(errors, 1) / np.concatenate(signals).sum(0)
-        left = remaining(relative)
+        left = remaining(relative, alike=alike)
         if step is not rounds[-1]:
             errors, observers = [part[left] for part in errors], [observers[i] for i in left]
         if len(observers) == 1:
@@ -257,7 +261,8 @@ class _Data:
         batches = (picked(batch, names) for batch in samples.batches())
         self.kept, places = spread(batches, whole=self.whole)
         self.seen = places * samples_in(self.kept[0]) if self.whole else places
-        while len(self.kept) >= 2 * _FEWEST and len(self.kept) * self._work() > _MOST_MACS:
+        work = batch_macs(carrier, self.kept[0])
+        while len(self.kept) >= 2 * _FEWEST and len(self.kept) * work > _MOST_MACS:
             self.kept = self.kept[::2]
         self._together, self._taps = _TOGETHER, list[str]()
 
@@ -275,12 +280,6 @@ class _Data:
         """Give the float model's memory back until it is needed again."""
         self.judge.close()
         self.__dict__.pop("runner", None)
-
-    def _work(self) -> float:
-        """Return about how many multiplications a run takes; lengths that vary count by inputs."""
-        declared = sum(prod(x if isinstance(x, int) else 1 for x in s.shape) for s in self._inputs)
-        given = sum(array.size for array in self.kept[0].values())
-        return macs(self._carrier.graph()) * given / max(declared, 1)
 
     def outputs(self, samples: Sequence[Batch]) -> Iterator[Batch]:
         """Run samples; yield their inputs, outputs, and the values that are rounded."""
@@ -348,21 +347,30 @@ def spread(batches: Iterable[Batch], *, whole: bool) -> tuple[list[Batch], int]:
     return kept, seen
 
 
-def remaining(errors: Array) -> list[int]:
-    """Return the observers that are not clearly worse than the best; the first stays.
+def remaining(errors: Array, *, alike: bool = True) -> list[int]:
+    """Return the observers that may still turn out to be the best; the first always stays.
 
-    Clearly, if the error is more than twice the least (3 dB), and still is without any one sample.
+    One is dropped if its error is more than twice the least (3 dB), and still is without any one
+    sample. If samples to come are like these, one is dropped too if its error is greater than the
+    least on each sample, by a decibel over all; or if three standard errors (of the jackknife) do
+    not make it a quarter of a decibel better than the first.
 
     Args:
         errors: as :func:`best` takes them.
+        alike: samples to come are judged as these were.
     """
     errors = errors[:, :, np.isfinite(errors).all((0, 1))]
     if not errors.size:
         return list(range(len(errors)))
     total = errors.sum(1, keepdims=True)
-    gains = _gains(np.concatenate([total, np.maximum(total - errors, 0.0)], 1))
-    best_gains = gains[gains[:, 0].argmax()]
-    worse = (best_gains - gains).min(1) > _CLEARLY
+    without_one = _gains(np.maximum(total - errors, 0.0))
+    gains, each = _gains(total)[:, 0], _gains(errors)
+    leader = gains.argmax()
+    behind = gains[leader] - gains
+    worse = (behind > _CLEARLY) & ((without_one[leader] - without_one).min(1) > _CLEARLY)
+    if alike:
+        worse |= (each < each[leader]).all(1) & (behind > _STEADILY)
+        worse |= gains + _ERRORS * without_one.std(1) * math.sqrt(errors.shape[1] - 1) < _WORTH
     return [i for i in range(len(errors)) if i == 0 or not worse[i]]
 
 

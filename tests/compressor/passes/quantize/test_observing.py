@@ -259,9 +259,29 @@ def test_what_is_clearly_worse_is_dropped_and_what_is_worse_on_one_sample_is_not
     errors[1] = 2.5  # 4 dB
     errors[2, 3] = 25.0  # 6 dB, by one sample
     errors[3] = 1.9  # 2.8 dB
-    assert remaining(errors) == [0, 2, 3]
-    assert remaining(errors[[1, 0, 2, 3]]) == [0, 1, 2, 3]  # the first stays
+    assert remaining(errors, alike=False) == [0, 2, 3]
+    assert remaining(errors[[1, 0, 2, 3]], alike=False) == [0, 1, 2, 3]  # the first stays
     assert remaining(np.full((2, 3, 1), np.nan)) == [0, 1]
+
+
+def test_what_is_worse_on_each_sample_is_dropped_unless_others_come():
+    errors = np.ones((4, 4, 1))
+    errors[0] = 2.0
+    errors[2] = 1.3  # 1.1 dB
+    errors[3, :2], errors[3, 2:] = 0.9, 1.8  # 1.3 dB, but not on each
+    assert remaining(errors) == [0, 1, 3]
+    assert remaining(errors, alike=False) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("gain", "spread", "kept"), [(0.2, 0.1, True), (0.2, 0.01, False)])
+def test_what_is_not_expected_to_gain_a_quarter_of_a_decibel_is_dropped(
+    gain: float, spread: float, kept: bool
+):
+    """Of 16 samples, the standard error is a quarter of the deviation."""
+    errors = np.ones((2, 16, 1))
+    errors[1, :, 0] = 10 ** (-(gain + spread * np.tile([-1, 1], 8)) / 10)
+    assert remaining(errors) == ([0, 1] if kept else [0])
+    assert remaining(errors, alike=False) == [0, 1]
 
 
 def test_what_was_dropped_is_run_no_more(monkeypatch: pytest.MonkeyPatch):
@@ -275,7 +295,8 @@ def test_what_was_dropped_is_run_no_more(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(observing, "output_errors", counted)
     every = applied(network(), rare(every=2)).notes
     assert runs[0] > runs[-1]
-    monkeypatch.setattr(observing, "_CLEARLY", 1000.0)
+    for name, never in {"_CLEARLY": 1000.0, "_STEADILY": 1000.0, "_WORTH": -1000.0}.items():
+        monkeypatch.setattr(observing, name, never)
     assert applied(network(), rare(every=2)).notes == every
     assert runs[-4:] == [runs[0]] * 4
 
