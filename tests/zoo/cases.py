@@ -49,14 +49,18 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return the table: a kind after the other, so that a run that is stopped has seen all."""
+    """Return the table: a kind after the other, so that a run that is stopped has seen all.
+
+    Those that take minutes come last.
+    """
     table = YAML(typ="safe").load(TABLE)
     kinds: tuple[Kind, ...] = ("network", "directory", "file")
     groups = [
         _mixed([list(_ROWS[kind](library, rows)) for library, rows in table[kind].items()])
         for kind in kinds
     ]
-    return tuple(_mixed(groups))
+    mixed = _mixed(groups)
+    return tuple(sorted(mixed, key=lambda case: case.name in table["last"]))
 
 
 def _mixed(groups: Sequence[Sequence[Case]]) -> list[Case]:

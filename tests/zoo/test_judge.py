@@ -6,9 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from tests.zoo.cases import cases
+from compressor.types.tensors import TensorSpec
+from tests.zoo.cases import TABLE, Case, cases
 from tests.zoo.judge import judge
+from tests.zoo.one import Work
 from tests.zoo.page import PAGE, text
 
 FINE = {"code": 0, "message": ""}
@@ -66,6 +69,19 @@ def test_the_table_has_what_was_promised() -> None:
     assert {case.kind for case in table[:6]} == set(counts)
 
 
+def test_cases_that_take_minutes_come_last() -> None:
+    last = YAML(typ="safe").load(TABLE)["last"]
+    assert {case.name for case in cases()[-len(last) :]} == set(last)
+
+
+def test_more_samples_can_be_compared_than_a_file_is_run_on() -> None:
+    work = object.__new__(Work)
+    work.inputs, work.size, work.like = (TensorSpec("x", (2, 3, 4), "float32"),), 2, ""
+    work.case = Case("file", "a", "b")
+    assert work.drawn(2, seed=1)["x"].shape == (2, 3, 4)
+    assert work.drawn(32, seed=1)["x"].shape == (32, 3, 4)
+
+
 def line(case: str, kind: str, **cells: Any) -> dict[str, Any]:
     return {"case": case, "kind": kind, "date": "2026-11-22", "cells": {"source": {}, **cells}}
 
@@ -77,14 +93,18 @@ def test_the_page_counts_what_was_run() -> None:
         [
             line("timm/a", "network", plan=FINE, fuse={**FINE, "db": 30.0}, prune=refused),
             line("timm/b", "network", plan=FINE, fuse={**FINE, "db": 90.0}),
-            line("magika/c", "file", plan=FINE, latency={**FINE, "ratio": ratio}),
+            {
+                **line("magika/c", "file", plan=FINE, latency={**FINE, "ratio": ratio}),
+                "processor": "EPYC, no VNNI",
+            },
         ]
     )
     assert "results of 3 cases: 2 PyTorch networks, 1 ONNX files" in page
     assert "| `fuse` | 1 | 0 | 1 | 60.0 |" in page
     assert "80.0% of the cells" in page
     assert "| timm/a | ok | W 30 | r |" in page
-    assert "Geometric mean: 0.50." in page
+    assert "| magika/c | 0.50 | 0.40 to 0.60 | processor | EPYC, no VNNI |" in page
+    assert "Geometric mean: 0.50. Of 1 files, 0 are slower" in page
     assert "`target: cannot be reached; set it to 0.7 or more` — timm/a (prune)" in page
 
 
