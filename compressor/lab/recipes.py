@@ -146,6 +146,9 @@ def recipe_for(carrier: Carrier) -> Recipe:
     return recipe
 
 
+_TITLES = {"convolutional": "a convolutional network", "linear": "a network of linear layers"}
+
+
 def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
     """Return what a model of floats is, and the steps that suit it."""
     layers = carrier.layers()
@@ -155,10 +158,10 @@ def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
     if recurrent > max(convolutional, linear):
         return "a recurrent network", (_FUSE, _DYNAMIC)
     if convolutional > linear or not _attends(carrier.graph()):
-        title = (
-            "a convolutional network" if convolutional > linear else "a network of linear layers"
-        )
-        return title, (_FUSE, _STATIC)
+        kind = "convolutional" if convolutional > linear else "linear"
+        if recurrent:
+            return f"a network of {kind} and recurrent layers", (_FUSE, _STATIC)
+        return _TITLES[kind], (_FUSE, _STATIC)
     if _gives_words(carrier.graph(), layers):
         return "a decoder of text", (_FUSE, _words(layers))
     return ENCODER.title, ENCODER.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copies
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -14,6 +15,7 @@ from compressor.files import (
     STAGING,
     SWITCH,
     copy,
+    disk_errors,
     file_sha256,
     is_file_name,
     read_json,
@@ -198,7 +200,7 @@ def check_free(folder: Path, *, force: bool) -> None:
     """Refuse a folder that holds somebody else's files, unless that is forced.
 
     Raises:
-        SpecError: it does, or is a file.
+        SpecError: it does, is a file, or cannot be written.
     """
     subject = f"output {str(folder)!r}"
     if folder.exists() and not folder.is_dir():
@@ -209,6 +211,9 @@ def check_free(folder: Path, *, force: bool) -> None:
             "holds files that no run of compressor made",
             "name another folder, empty this one, or replace files of the same names with --force",
         )
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    with disk_errors(folder), tempfile.TemporaryDirectory(prefix=STAGING, dir=place):
+        pass  # there are places that tell only then that they take nothing
 
 
 def _is_foreign(folder: Path) -> bool:

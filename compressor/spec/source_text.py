@@ -31,18 +31,26 @@ def dotted(path: KeyPath) -> str:
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed YAML document."""
+    """A parsed YAML document.
+
+    Attributes:
+        value: plain dictionaries, lists and scalars.
+        lines: the line (from 1) of each key path.
+        settings: what was overridden from the command line, by key path.
+    """
 
     path: Path
-    value: Any  # plain dictionaries, lists and scalars
-    lines: Mapping[KeyPath, int] = field(default_factory=dict)  # the line (from 1) of each key path
+    value: Any
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    settings: Mapping[KeyPath, str] = field(default_factory=dict)
 
     def where(self, path: KeyPath) -> str:
-        """Return ``file:line`` of the nearest enclosing value that has a line."""
-        while path and path not in self.lines:
+        """Return ``file:line`` of the nearest enclosing value that has a line, or its setting."""
+        while path and path not in self.lines and path not in self.settings:
             path = path[:-1]
         line = self.lines.get(path)
-        return str(self.path) if line is None else f"{self.path}:{line}"
+        place = str(self.path) if line is None else f"{self.path}:{line}"
+        return self.settings.get(path, place)
 
     def error(self, path: KeyPath, problem: str, remedy: str) -> SpecError:
         """Return the error for the value of a key."""
@@ -111,7 +119,7 @@ def override(document: Document, settings: Sequence[str]) -> Document:
     Raises:
         SpecError: a setting is malformed or its path leads nowhere.
     """
-    value = _copy(document.value)
+    value, lines, given = _copy(document.value), dict(document.lines), dict(document.settings)
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
@@ -121,27 +129,35 @@ def override(document: Document, settings: Sequence[str]) -> Document:
         except (YAMLError, *_LIBRARY) as error:
             raise SpecError(f"--set {setting}", "has a malformed value", "quote it") from error
         parts = [int(p) if re.fullmatch(r"\d+", p) else p for p in key.split(".")]
-        _assign(value, parts, parsed, setting)
-    return Document(document.path, value, document.lines)
+        place = _assign(value, parts, parsed, setting)
+        lines = {path: line for path, line in lines.items() if path[: len(place)] != place}
+        given = {path: text for path, text in given.items() if path[: len(place)] != place}
+        given[place] = f"--set {setting}"
+    return Document(document.path, value, lines, given)
 
 
-def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> None:
+def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> KeyPath:
+    """Put a value in place, and return that place."""
+    place: KeyPath = ()
     for depth, part in enumerate(parts):
         last = depth == len(parts) - 1
         if isinstance(value, list) and isinstance(part, int) and part < len(value):
+            place += (part,)
             if last:
                 value[part] = new
             value = value[part]
         elif isinstance(value, dict):
+            place += (str(part),)
             if last:
                 value[str(part)] = new
-                return
+                return place
             if value.get(str(part)) is None:  # absent, or a key with nothing after it
                 value[str(part)] = {}
             value = value[str(part)]
         else:
             what = ".".join(str(p) for p in parts[: depth + 1])
             raise SpecError(f"--set {setting}", f"{what} does not exist", "lists count from 0")
+    return place
 
 
 def _copy(value: Any) -> Any:

@@ -39,8 +39,8 @@ def attention(words: bool) -> onnx.ModelProto:
     return network(nodes, arrays, (IDS, ["n", 5]), (guests.FLOAT, ["n", 5, width]))
 
 
-def recurrent() -> onnx.ModelProto:
-    """An LSTM that is most of the model."""
+def recurrent(width: int = 4) -> onnx.ModelProto:
+    """An LSTM that is most of the model, unless its last layer is wide."""
     nodes = [
         node("LSTM", ["x", "lstm.W", "lstm.R"], ["d"], hidden_size=32),
         node("Squeeze", ["d", "one"], ["e"]),
@@ -50,7 +50,7 @@ def recurrent() -> onnx.ModelProto:
         "lstm.W": weight(1, 128, 16),
         "lstm.R": weight(1, 128, 32),
         "one": np.array([1]),
-        "out.weight": weight(32, 4),
+        "out.weight": weight(32, width),
     }
     return network(nodes, arrays, (guests.FLOAT, [8, 5, 16]))
 
@@ -83,6 +83,7 @@ STATIC, DYNAMIC = ["fuse", "quantize-static"], ["fuse", "quantize-dynamic"]
     [
         (guests.convolutional, IMAGES, "a convolutional network", STATIC),
         (recurrent, ROWS, "a recurrent network", DYNAMIC),
+        (lambda: recurrent(400), ROWS, "a network of linear and recurrent layers", STATIC),
         (lambda: attention(False), TOKENS, "an encoder of the transformer family", DYNAMIC),
         (lambda: attention(True), TOKENS, "a decoder of text", ["fuse", "quantize-weights"]),
         (linear, ROWS[:, 0], "a network of linear layers", STATIC),

@@ -218,6 +218,7 @@ def test_a_file_that_the_system_does_not_let_grow(on_torch: Project, tmp_path: P
 )
 def test_an_output_that_cannot_be_made(on_onnx: Project, output: str, reason: str):
     on_onnx.spec["output"] = output
+    on_onnx.spec["model"]["onnx"] = "missing.onnx"  # nothing of it is looked at before
     result = CliRunner().invoke(application, ["run", str(on_onnx.path)])
     assert result.exit_code == ExitCode.BAD_INPUT
     assert result.stderr.splitlines()[-1].startswith("error: ")

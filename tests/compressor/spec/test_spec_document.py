@@ -185,6 +185,20 @@ def test_the_last_setting_wins_and_values_may_hold_an_equals_sign(load: Load):
     assert load(SPEC, "model.onnx=a=b.onnx").onnx == load(SPEC).folder / "a=b.onnx"
 
 
+def test_a_value_from_a_setting_is_blamed_on_the_setting(load: Load):
+    load(SPEC)
+    document = read_document(Path("spec.yaml"))
+    here = document.where(("exports", 0, "opset"))
+    changed = override(document, ["exports.0.opset=17", "limits={size-ratio: 2}", "new.key=1"])
+    assert changed.where(("exports", 0, "opset")) == "--set exports.0.opset=17"
+    assert changed.where(("limits", "size-ratio")) == "--set limits={size-ratio: 2}"
+    assert changed.where(("new", "key", 0)) == "--set new.key=1"
+    assert changed.where(("exports", 0, "format")) == document.where(("exports", 0, "format"))
+    assert document.where(("exports", 0, "opset")) == here != "--set exports.0.opset=17"
+    whole = override(changed, ["exports=[{format: onnx}]"])
+    assert whole.where(("exports", 0, "opset")) == "--set exports=[{format: onnx}]"
+
+
 def test_settings_leave_the_document_as_it_was(load: Load):
     load(SPEC)
     document = read_document(Path("spec.yaml"))

@@ -288,14 +288,14 @@ def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
         (f"seed=-{1 << 70:#x}", "spec: has more than 63 bits; give a smaller number"),
         ("passes.-1=4", "--set passes.-1=4: passes.-1 does not exist; lists count from 0"),
         ("name.x=4", "--set name.x=4: name.x does not exist; lists count from 0"),
-        ("sed=4", "spec.yaml: sed: is not a known key; did you mean 'seed'?"),
+        ("sed=4", "--set sed=4: sed: is not a known key; did you mean 'seed'?"),
         (
             "limits.size-ratio=big",
-            'spec.yaml:18: limits.size-ratio: is "big"; it must be a valid number',
+            '--set limits.size-ratio=big: limits.size-ratio: is "big"; it must be a valid number',
         ),
         (
             "passes.1.weights.bits=5",
-            "spec.yaml:11: passes.1.weights.bits: is 5; use 8, 4, 3 or 2",
+            "--set passes.1.weights.bits=5: passes.1.weights.bits: is 5; use 8, 4, 3 or 2",
         ),
     ],
 )
