@@ -40,6 +40,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "tensorrt": "compressor.exporters.tensorrt.exporter:TensorrtExporter",
         "archive": "compressor.exporters.archive.exporter:ArchiveExporter",
         "gguf": "compressor.exporters.gguf.exporter:GgufExporter",
+        "genai": "compressor.exporters.genai.exporter:GenaiExporter",
         "openvino": "compressor.exporters.openvino.exporter:OpenvinoExporter",
         "ort": "compressor.exporters.ort.exporter:OrtExporter",
     },

@@ -159,8 +159,8 @@ class _Method(click.Choice[str]):
 
 
 _WHOLE = ("reconstruct",)
-_FORMATS = ("compressed-tensors", "gguf")
-_CONSUMERS = ("transformers", "vllm", "vllm-cpu", "llama.cpp")
+_FORMATS = ("compressed-tensors", "gguf", "genai")
+_CONSUMERS = ("transformers", "vllm", "vllm-cpu", "llama.cpp", "genai")
 _PRESETS = (
     *("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"),
     *("int8-w8a8", "int8-w8a8-static", "fp8-w8a8", "fp8-w8a8-static", "nvfp4-w4a4", "mxfp4-w4a4"),
@@ -174,13 +174,14 @@ _PRESETS = (
     "--preset",
     type=click.Choice(_PRESETS),
     help="Bits of a weight, and how many weights share a scale; those with two numbers round "
-    "activations, too. Default: int4-g128, for gguf int4-g32.",
+    "activations, too. Default: int4-g128, for gguf and genai int4-g32.",
 )
 @click.option(
     "--format",
     "output_format",
     type=click.Choice(_FORMATS),
-    help="A directory for transformers and vLLM, which is the default, or one file for llama.cpp.",
+    help="A directory for transformers and vLLM, which is the default, one file for llama.cpp, or "
+    "an ONNX graph with a cache for onnxruntime-genai.",
 )
 @click.option(
     "--for",
@@ -254,7 +255,7 @@ def quantize(
     checkpoint: Path,
     output: Path,
     preset: str | None,
-    output_format: Literal["compressed-tensors", "gguf"] | None,
+    output_format: Literal["compressed-tensors", "gguf", "genai"] | None,
     consumer: str | None,
     method: str,
     search: str | None,
@@ -277,7 +278,8 @@ def quantize(
     CHECKPOINT is a safetensors file, a sharded directory, or a Hugging Face directory. Tensors are
     streamed one at a time from memory-mapped files. The new directory has the compressed-tensors
     layout, which transformers and vLLM load directly; with --format gguf it holds model.gguf, with
-    configuration and tokenizer, for llama.cpp. Layers that transformers does not read as
+    configuration and tokenizer, for llama.cpp, and with --format genai model.onnx with what
+    onnxruntime-genai generates text from. Layers that transformers does not read as
     codes stay float, and the result is proved: every tensor has its place in the model's class, and
     the outputs of a model of up to 1 GiB are those of the dequantized weights. With --method gptq
     or awq a causal language model is run on text block by block; memory holds one block. With

@@ -15,10 +15,14 @@ from compressor.spec.source_text import Document
 CALIBRATED = ("gptq", "awq", "int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4")
 """Methods and presets of ``compress quantize`` that look at text."""
 
-QuantizedFormat = Literal["compressed-tensors", "gguf"]
-_LLAMA = "llama.cpp"
-# 32 weights share a scale in GGUF's blocks in any case.
-_PRESETS: Mapping[QuantizedFormat, str] = {"compressed-tensors": "int4-g128", "gguf": "int4-g32"}
+QuantizedFormat = Literal["compressed-tensors", "gguf", "genai"]
+_READ: Mapping[str, QuantizedFormat] = {"llama.cpp": "gguf", "genai": "genai"}
+# 32 weights share a scale in GGUF's blocks in any case, and in the files that genai makes itself.
+_PRESETS: Mapping[QuantizedFormat, str] = {
+    "compressed-tensors": "int4-g128",
+    "gguf": "int4-g32",
+    "genai": "int4-g32",
+}
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         "embeddings": options.embeddings,
         "layers": [{"match": pattern, "skip": True} for pattern in options.skip],
     }
-    export: dict[str, Any] = {"format": "gguf"}
+    export: dict[str, Any] = {"format": format}
     if format == "compressed-tensors":
         export = {"format": "safetensors", "layout": "compressed-tensors"}
         if options.consumer is not None:
@@ -84,7 +88,7 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     elif options.max_shard_size is not None:
         raise SpecError(
             "option --max-shard-size",
-            "is given with --format gguf, which writes one file",
+            f"is given with --format {format}, which writes one file of weights",
             "leave it out",
         )
     if options.range is not None:
@@ -138,7 +142,7 @@ def _format(options: QuantizeOptions) -> QuantizedFormat:
     """
     if options.consumer is None:
         return options.format or "compressed-tensors"
-    read: QuantizedFormat = "gguf" if options.consumer == _LLAMA else "compressed-tensors"
+    read = _READ.get(options.consumer, "compressed-tensors")
     if options.format not in (None, read):
         raise SpecError(
             "option --for",

@@ -25,12 +25,27 @@ _SERVE = """\
 ```sh
 llama-server --model {name}/model.gguf
 ```"""
-_PUBLISHED = (".gguf", ".safetensors")
+_GENERATE = """\
+```python
+import onnxruntime_genai as genai
+
+model = genai.Model("{name}")
+tokenizer = genai.Tokenizer(model)
+params = genai.GeneratorParams(model)
+params.set_search_options(max_length=200)
+generator = genai.Generator(model, params)
+generator.append_tokens(tokenizer.encode("Once upon a time"))
+while not generator.is_done():
+    generator.generate_next_token()
+print(tokenizer.decode(generator.get_sequence(0)))
+```"""
+_USES = {"gguf": _SERVE, "genai": _GENERATE}
+_PUBLISHED = (".gguf", ".safetensors", ".onnx", ".onnx.data")
 
 
 def is_shared(name: str) -> bool:
     """Return whether a file makes its folder one that people share, and that has a card."""
-    return name == "config.json" or name.endswith(".gguf")
+    return name in ("config.json", "genai_config.json") or name.endswith(".gguf")
 
 
 def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: Path | None) -> str:
@@ -77,8 +92,8 @@ def _uses(report: Mapping[str, Any], task: str) -> list[str]:
     """Return how each artifact is opened."""
     formats = {artifact["format"] for artifact in report["artifacts"]}
     name = str(report["name"])
-    uses = [] if formats == {"gguf"} else [_LOAD.format(task=task, name=name)]
-    return [*uses, _SERVE.format(name=name)] if "gguf" in formats else uses
+    uses = [] if formats <= _USES.keys() else [_LOAD.format(task=task, name=name)]
+    return [*uses, *(use.format(name=name) for kind, use in _USES.items() if kind in formats)]
 
 
 def _recipe(passes: Sequence[Mapping[str, Any]]) -> list[str]:

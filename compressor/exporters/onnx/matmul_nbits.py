@@ -25,7 +25,8 @@ Compute = Literal["float32", "int8"]
 DOMAIN = "com.microsoft"
 _ALL = 3  # inputs of a DequantizeLinear whose zero point is written out
 _BLOCKS = (256, 128, 64, 32, 16)
-_ACCURACY = {"float32": 1, "int8": 4}  # attribute accuracy_level: what activations are rounded to
+ACCURACY: dict[Compute, int] = {"float32": 1, "int8": 4}
+"""The attribute ``accuracy_level``: what activations are rounded to."""
 
 _KERNELS: dict[str, dict[int, int]] = {"float32": {4: 16}, "int8": {2: 32, 4: 16, 8: 16}}
 """By arithmetic and width of codes, the smallest block that ONNX Runtime 1.31 has a kernel for.
@@ -225,8 +226,8 @@ def packing_of(weight: WeightOnly, compute: Compute) -> Packing | None:
     if not _runs_along_columns(weight, layer, group):
         return None
     bits = _TWO_BITS if weight.bits == _TWO_BITS else dtype.bitwidth
-    block = _block(group, layer.columns)
-    if block < _KERNELS[compute].get(bits, block + 1):
+    block = block_of(group, layer.columns)
+    if not has_kernel(bits, block, compute):
         return None
     return Packing(layer, bits, block, 1 << (bits - 1) if dtype in _SIGNED else 0, group)
 
@@ -255,7 +256,7 @@ def pack(editor: Editor, weight: WeightOnly, packing: Packing, compute: Compute)
             "N": layer.rows,
             "bits": packing.bits,
             "block_size": packing.block,
-            "accuracy_level": _ACCURACY[compute],
+            "accuracy_level": ACCURACY[compute],
         }
         old = last.outputs[0]
         new = ir.Value(name=old.name, type=old.type or node.outputs[0].type, shape=old.shape)
@@ -286,8 +287,17 @@ def _runs_along_columns(weight: WeightOnly, layer: Layer, group: int) -> bool:
     return axis == (layer.output_axis if not group else 1 - layer.output_axis)
 
 
-def _block(group: int, columns: int) -> int:
-    """Return the largest block in which all columns have one scale; 0 if there is none."""
+def has_kernel(bits: int, block: int, compute: Compute) -> bool:
+    """Return whether ONNX Runtime multiplies with blocks of codes without expanding them."""
+    return block >= _KERNELS[compute].get(bits, block + 1)
+
+
+def block_of(group: int, columns: int) -> int:
+    """Return the largest block in which all columns have one scale; 0 if there is none.
+
+    Args:
+        group: columns that have one scale; 0 where all have.
+    """
     if not group:
         return next((b for b in reversed(_BLOCKS) if b >= columns), _BLOCKS[0])
     return next((b for b in _BLOCKS if group % b == 0), 0)

@@ -304,6 +304,21 @@ def test_a_folder_of_somebody_else_s_by_force(source: Path, tmp_path: Path):
             2,
             "have no place in gguf, which holds weights alone",
         ),
+        (
+            ["llama", "-o", "out", "--format", "gguf", "--for", "genai"],
+            2,
+            "which does not read gguf; use --format genai",
+        ),
+        (
+            ["llama", "-o", "out", "--preset", "int8-w8a8", "--for", "genai"],
+            2,
+            "have no place in genai, which holds weights alone",
+        ),
+        (
+            ["llama", "-o", "out", "--preset", "fp8", "--for", "genai"],
+            2,
+            "and ONNX Runtime multiplies with integers of 2, 3, 4 and 8 bits",
+        ),
         (["llama", "-o", "out", "--text", "gone.txt"], 2, "given, and method 'rtn' with preset"),
         (
             ["llama", "-o", "out", "--method", "gptq", "--text", "gone.txt"],

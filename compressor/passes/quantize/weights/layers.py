@@ -206,7 +206,7 @@ def check_float(
         raise SpecError(subject, problem, "leave group out")
 
 
-GGUF = "gguf"
+GGUF, GENAI = "gguf", "genai"
 _GGUF_BLOCK, _GGUF_LARGE = 32, 256  # columns
 _LINEAR_ONLY = "the compressed-tensors layout holds linear layers only"
 _LATEST_OPSET = 24  # for models without a graph: nothing is too old
@@ -239,7 +239,7 @@ def choose_layers(
     kept = {**inner_layers(carrier), **({} if tables else kept_tables(carrier))}
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
-    linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF})
+    linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF, GENAI})
     if linear_only:
         kept = {**_unread(carrier), **routers(carrier), **kept}
     treatments = {}

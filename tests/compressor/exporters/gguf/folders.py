@@ -29,7 +29,14 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+_PHI = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "llama-3": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3}),
@@ -39,6 +46,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "gemma": ("GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1}),
 }
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi3": ("Phi3Config", _PHI),
+    "phi3-partial": ("Phi3Config", {**_PHI, "partial_rotary_factor": 0.75}),
+    "llama-yarn": ("LlamaConfig", {"rope_parameters": _YARN}),
+    "mistral-8": ("MistralConfig", {"sliding_window": 8}),
+    "qwen2-mixed": (
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
+}
+"""Further ones, for formats that hold more than GGUF does."""
 
 
 def over_bytes(cut: str | None = None) -> Tokenizer:
@@ -83,7 +101,7 @@ def save(
     dtype: torch.dtype = torch.float32,
 ) -> Any:
     """Save a random network of a kind, and return it."""
-    name, values = KINDS[kind]
+    name, values = {**KINDS, **OTHERS}[kind]
     torch.manual_seed(0)
     with quiet_libraries():
         config = getattr(transformers, name)(**{**SIZES, **values})
