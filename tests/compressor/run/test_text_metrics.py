@@ -165,8 +165,8 @@ def test_spearman_needs_one_score_and_an_order() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from([f1, rank_correlation, ratio]), st.integers(0, 2**31))
-def test_spread_of_values_is_that_of_the_figure(figure: Any, seed: int) -> None:
+@given(st.sampled_from([f1, rank_correlation, ratio]), st.integers(0, 2), st.integers(0, 2**31))
+def test_spread_of_values_is_that_of_the_figure(figure: Any, shared: int, seed: int) -> None:
     """To first order: doubling a sample's weight moves the figure by its value over N."""
     rng = np.random.default_rng(seed)
     size = 400
@@ -175,7 +175,7 @@ def test_spread_of_values_is_that_of_the_figure(figure: Any, seed: int) -> None:
         hits = 2 * one_hot(truth, 3) * (chosen == truth)[:, None]
         parts = np.concatenate([hits, one_hot(chosen, 3) + one_hot(truth, 3)], axis=1)
     else:
-        parts = rng.integers(1, 50, (size, 2)).astype(np.float64)
+        parts = rng.integers(1, 50, (size, 2)) + shared * rng.integers(1, 50, (size, 1))
     parts = parts.astype(np.float64)
     values = figure(parts)
     for sample in rng.integers(0, size, 5):

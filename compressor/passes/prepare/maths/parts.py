@@ -68,7 +68,7 @@ class Span:
 
     def softened(self) -> Soft:
         """Return what computes the error and its derivative for a descent."""
-        reach, gain = self.reach.clamp(min=0), self.gain.to(torch.float64)
+        reach = self.reach.clamp(min=0)
         greatest = reach.amax(1)
         powers = _powers(reach, greatest[:, None])
 
@@ -79,7 +79,7 @@ class Span:
             ends = greatest * totals.pow(1 / _SHARP)
             if self.symmetric:
                 ends = torch.where(ends == ends.amax(), 2 * ends / (ends == ends.amax()).sum(), 0)
-            noise = gain * torch.exp2(2 * each)
+            noise = self.gain * torch.exp2(2 * each)
             error = (ends.sum() / self.steps).square() / 12 * noise.sum()
             # Of a value that is always zero, the product is too small for float64.
             shares = ends / (ends.sum() * totals).clamp(min=_LEAST)
@@ -111,8 +111,8 @@ class Columns:
 
     def softened(self) -> Soft:
         """Return what computes the error and its derivative for a descent."""
-        greatest = self.peaks.amax().expand(1, 1, 1) if self.shared else self.peaks.amax(2, True)
-        powers, power = _powers(self.peaks, greatest), self.power.to(torch.float64)
+        greatest = self.peaks.amax((0, 1, 2) if self.shared else 2, True)
+        powers = _powers(self.peaks, greatest)
         first = self.gain.to(torch.float64) * (2 * greatest[..., 0] / self.steps).square() / 12
         if self.shared:
             powers, first = powers.sum(1, keepdim=True), first.sum(1, keepdim=True)
@@ -123,7 +123,7 @@ class Columns:
             totals = (powers @ raised[:, :, None])[:, :, 0]
             totals = (totals.sum() if self.shared else totals).clamp(min=_LEAST)
             rounding = first * totals.pow(2 / _SHARP)
-            noise = power * torch.exp2(-2 * each)
+            noise = self.power * torch.exp2(-2 * each)
             behind, every = noise.sum(1, keepdim=True), rounding.sum(1, keepdim=True)
             error = (every * behind).sum()
             pull = error.expand_as(first) if self.shared else rounding * behind

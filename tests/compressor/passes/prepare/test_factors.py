@@ -203,6 +203,14 @@ def test_softened_errors_are_near_the_exact_ones_and_their_slopes_are_derivative
     problem = [
         Span(span.reach, span.gain, kept, span.steps, symmetric),
         Columns(columns.peaks, columns.power, columns.gain, kept[None], columns.steps, shared),
+        Columns(
+            columns.peaks.reshape(7, 2, 6).transpose(0, 1),
+            columns.power.reshape(2, 6),
+            torch.rand(2, 7, generator=random),
+            kept.reshape(2, 6),
+            columns.steps,
+            shared,
+        ),
         *rows,
     ]
     logarithms = torch.randn(13, generator=random, dtype=torch.float64)
@@ -219,3 +227,20 @@ def test_softened_errors_are_near_the_exact_ones_and_their_slopes_are_derivative
             moved[place] += 1e-6
             difference = float(soft(moved)[0] - error) / (1e-6 * math.log(2))
             assert difference == pytest.approx(float(slopes[place]), abs=1e-5 * float(error))
+
+
+def test_softened_errors_of_rows_whose_sizes_are_far_apart_are_near_the_exact_ones():
+    """A row of 1e-14 of another's size, of which an error counts as much more."""
+    peaks = torch.tensor([[[1.0, 0.5], [1e-14, 2e-14]]])
+    gain = torch.tensor([[0.0, 1e28]])
+    part = Columns(peaks, torch.ones(1, 2), gain, torch.arange(2)[None], 254, False)
+    error, _ = part.softened()(torch.zeros(3, dtype=torch.float64))
+    exact = float(part.error(torch.ones(3)))
+    assert exact * (1 - 1e-5) <= float(error) <= exact * 2 ** (2 / 24)
+
+
+def test_a_softened_symmetric_range_is_twice_its_reach_where_both_ends_are_alike():
+    part = Span(torch.tensor([[1.0, 0.5]] * 2), torch.ones(2), torch.arange(2), 255, True)
+    error, _ = part.softened()(torch.zeros(3, dtype=torch.float64))
+    exact = float(part.error(torch.ones(3)))
+    assert exact * (1 - 1e-5) <= float(error) <= exact * 2 ** (2 / 24)
