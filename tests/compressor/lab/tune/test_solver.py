@@ -13,6 +13,7 @@ from compressor.lab.tune.solver import (
     Reached,
     Standing,
     cost_of,
+    expected_noise,
     next_noise,
     noise_of,
     order_of_proof,
@@ -83,6 +84,76 @@ def test_the_next_noise_follows_the_measured_power():
     assert next_noise([Reached(1.0, 0.5), Reached(16.0, 2.0)], 1.0) == pytest.approx(4.0)
     # With nothing below the limit, the same root is assumed.
     assert next_noise([Reached(16.0, 2.0)], 1.0) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "limit", "expected"),
+    [
+        # Below the limit lies nothing that is known: the share of the limit, squared, half at most.
+        ([(16.0, 2.0), (1.0, None)], 0.5, 1.0),
+        ([(16.0, 2.0)], 1.9, 8.0),
+        ([(16.0, 2.0)], 0.0, None),
+        ([(16.0, 2.0)], -1.0, None),
+        ([(20.0, 0.5), (16.0, 2.0)], 1.0, 4.0),  # what is good lies above what is bad
+        ([(16.0, 0.5), (16.0, 2.0)], 1.0, 4.0),
+        # Where the good one lost nothing or added none, the middle of the powers, of 16 at most.
+        ([(1.0, 0.0), (64.0, 2.0)], 1.0, 16.0),
+        ([(16.0, 0.0), (64.0, 2.0)], 1.0, 32.0),
+        ([(0.0, 0.5), (64.0, 2.0)], 1.0, 16.0),
+        ([(16.0, -0.5), (64.0, 2.0)], 0.0, 32.0),
+        # On the line between the nearest two, but not onto either.
+        ([(0.1, 0.4), (1.0, 0.5), (16.0, 2.0), (99.0, 3.0)], 1.0, 4.0),
+        ([(1.0, 1.0), (16.0, 2.0)], 1.0, 1.02),
+        ([(1.0, 0.5), (16.0, 1.0001)], 1.0, 15.68),
+        ([(1.0, 0.5), (1.03, 2.0)], 1.0, None),
+        ([(1.0, 0.5), (2.0, None)], 1.0, None),
+    ],
+)
+def test_the_next_noise_is(
+    points: list[tuple[float, float | None]], limit: float, expected: float | None
+):
+    found = next_noise([Reached(*point) for point in points], limit)
+    assert found == (expected if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("known", "bits", "expected"),
+    [
+        ({"8": 1.0, "3": 100.0}, "4", 25.0),
+        ({"8": 1.0, "3": 100.0}, "7", 4.0),
+        ({"4": 16.0, "8": 3.0}, "6", 1.0),  # of two as near, the first
+        ({"4": 16.0}, "2", 256.0),
+        ({"4": 16.0}, "float", 0.0),
+        ({"float": 7.0}, "4", 0.0),
+    ],
+)
+def test_a_bit_more_is_a_quarter_of_the_noise(known: dict[str, float], bits: str, expected: float):
+    noise = expected_noise({name: Entry(value, 1.0) for name, value in known.items()}, bits)
+    assert noise == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "most", "order"),
+    [
+        ([(5.0, 3.0), (6.0, 2.0), (4.0, 4.0)], 3, [1]),  # none keeps it: the least bad
+        ([(5.0, 1.0), (6.0, 1.001)], 3, [0]),
+        ([(5.0, 0.5), (6.0, None), (7.0, 0.0)], 3, [2, 1, 0]),  # of two as safe, the larger first
+        ([(5.0, None), (6.0, 0.5)], 3, [0]),
+        # Three percent less than the one before, at least.
+        ([(100.0, 0.1), (97.0, 0.2)], 3, [0, 1]),
+        ([(100.0, 0.1), (97.1, 0.2)], 3, [0]),
+        ([(96.5, 0.3), (100.0, 0.1), (98.0, 0.2), (95.0, 0.3)], 5, [1, 0]),
+        ([(100.0, 0.1), (100.0, 0.2)], 3, [0]),
+        # Of ten, both ends and what lies evenly between.
+        ([(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)], 4, [0, 3, 6, 9]),
+        ([(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)], 1, [0]),
+        ([(100.0 - 5 * i, 0.1 + i / 100) for i in range(3)], 3, [0, 1, 2]),
+    ],
+)
+def test_the_order_of_proof_is(
+    found: list[tuple[float, float | None]], most: int, order: list[int]
+):
+    assert order_of_proof([Standing(*one) for one in found], 1.0, most) == order
 
 
 @given(
