@@ -175,14 +175,18 @@ def test_spread_of_values_is_that_of_the_figure(figure: Any, shared: int, seed: 
         hits = 2 * one_hot(truth, 3) * (chosen == truth)[:, None]
         parts = np.concatenate([hits, one_hot(chosen, 3) + one_hot(truth, 3)], axis=1)
     else:
-        parts = rng.integers(1, 50, (size, 2)) + shared * rng.integers(1, 50, (size, 1))
+        # Where values are equal, the spread of ranks moves with a sample's weight, too.
+        parts = rng.integers(1, 50, (size, 2))
+        if shared:
+            parts = 1 + (rng.random((size, 2)) < 0.3) + 2 * shared * (rng.random((size, 1)) < 0.1)
     parts = parts.astype(np.float64)
     values = figure(parts)
     for sample in rng.integers(0, size, 5):
         doubled = figure(np.concatenate([parts, parts[[sample]]])).mean()
         moved = (values[sample] - values.mean()) / (size + 1)
-        # What is left out is of second order, N ** -2.
-        assert doubled - values.mean() == pytest.approx(moved, abs=60 / size**2)
+        # What is left out is of second order, N ** -2; of few ranks, 9 times that (measured).
+        second = 20 if shared and figure is rank_correlation else 60
+        assert doubled - values.mean() == pytest.approx(moved, abs=second / size**2)
 
 
 def test_intervals_of_a_corpus_figure_are_those_of_many_draws() -> None:

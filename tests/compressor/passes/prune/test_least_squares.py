@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from compressor.passes.prune.maths.least_squares import Start, Sums, Window, pairs, solve
+from compressor.passes.prune.maths.least_squares import (
+    Start,
+    Sums,
+    Window,
+    pairs,
+    solve,
+    without_columns,
+)
 
 
 def problem(seed: int, samples: int, columns: int, rows: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,6 +83,35 @@ def test_what_others_can_replace_is_replaced(seed, lost):
     targets = torch.cat([inputs, removed], 1) @ torch.randn(6 + lost, 3, dtype=torch.float64)
     fit = solve(start(weight), sums(inputs, targets))
     assert fit.after < 1e-6
+
+
+@pytest.mark.parametrize("shifts", [True, False])
+@pytest.mark.parametrize("penalty", [1e-3, 0.5])
+def test_without_columns_it_comes_nearest_to_what_it_gave(shifts: bool, penalty: float):
+    """As numpy solves it, with a row for each weight that is to stay as it is."""
+    inputs, _, weight = problem(0, 60, 6)
+    first = Start(weight, torch.arange(3.0).double() - 5, shifts, torch.ones(3))
+    all_of_it = Sums(6, 3)
+    all_of_it.add(inputs, torch.zeros(60, 3))
+    gone = torch.tensor([False, True, False, False, True, False])
+    solved, bias = without_columns(first, all_of_it, gone, penalty)
+    if penalty == 1e-3:
+        found = without_columns(first, all_of_it, gone)
+        assert torch.equal(found[0], solved), "that is the default"
+    left, wanted = inputs[:, ~gone], inputs @ weight.T + (first.bias if shifts else 0.0)
+    centre = left.mean(0) * shifts
+    aim = wanted - wanted.mean(0) * shifts
+    power = float((left - centre).square().sum(0).mean())
+    root = (penalty * power) ** 0.5
+    expected, *_ = np.linalg.lstsq(
+        np.vstack([(left - centre).numpy(), root * np.eye(4)]),
+        np.vstack([aim.numpy(), root * weight[:, ~gone].T.numpy()]),
+        rcond=None,
+    )
+    assert solved[:, ~gone].numpy() == pytest.approx(expected.T, rel=1e-6)
+    assert not solved[:, gone].any()
+    shifted = wanted.mean(0) - solved[:, ~gone] @ centre if shifts else first.bias
+    assert bias.numpy() == pytest.approx(shifted.numpy())
 
 
 def test_where_nothing_is_learned_the_weight_stays():
