@@ -181,12 +181,12 @@ def test_a_value_that_is_always_zero_has_no_say(symmetric: bool):
 
 
 def test_a_channel_without_a_factor_keeps_its_scale():
-    reach, gain = torch.tensor([[0.0, 0.0, 0.0], [1.0, 8.0, 2.0]]), torch.zeros(3)
+    reach, gain = torch.tensor([[0.0, 0.0, 1.0], [1.0, 8.0, 2.0]]), torch.zeros(3)
     gain[2] = 1.0
     span = Span(reach, gain, torch.tensor([0, 1, -1]), 255, False)
-    # The widest channel that is left is the one without a factor, whose step is 2 / 255.
+    # The widest channel that is left is the one without a factor, whose step is 3 / 255.
     error = span.error(torch.tensor([1.0, 1e9, 1.0]))
-    assert float(error) == pytest.approx((2 / 255) ** 2 / 12)
+    assert float(error) == pytest.approx((3 / 255) ** 2 / 12)
 
 
 @pytest.mark.parametrize("shared", [False, True])
