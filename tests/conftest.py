@@ -28,8 +28,11 @@ settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "share
 
 
 def pytest_sessionstart() -> None:
-    """Import what the fixture below needs; a mutation run does so once, before it forks."""
+    """Import what the fixtures below need; a mutation run does so once, before it forks."""
+    import torch._export.utils
     import torch.onnx._internal.exporter._registration  # noqa: F401
+
+    import compressor.models.torch.carrier  # noqa: F401
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -35,6 +35,24 @@ def choices(table: dict[str, dict[str, Entry]]) -> list[dict[str, str]]:
     return [dict(zip(table, c, strict=True)) for c in product(WIDTHS, repeat=len(table))]
 
 
+TABLE = {
+    "a": {"8": Entry(1.0, 9.0), "4": Entry(4.0, 5.0), "2": Entry(16.0, 2.0)},
+    "b": {"8": Entry(2.0, 8.0), "4": Entry(3.0, 4.0), "2": Entry(20.0, 3.0)},
+}
+
+
+def test_the_least_cost_and_the_least_noise():
+    assert smallest(TABLE, 7.0) == {"a": "4", "b": "4"}
+    assert smallest(TABLE, 6.9) == {"a": "4", "b": "8"}
+    assert smallest(TABLE, 3.0) == {"a": "8", "b": "8"}
+    assert smallest(TABLE, 2.9) is None
+    assert quietest(TABLE, 9.0) == {"a": "4", "b": "4"}
+    assert quietest(TABLE, 8.9) == {"a": "2", "b": "4"}
+    assert quietest(TABLE, 4.9) is None
+    choice = {"a": "4", "b": "2"}
+    assert (noise_of(TABLE, choice), cost_of(TABLE, choice)) == (24.0, 8.0)
+
+
 @given(tables, numbers)
 def test_no_choice_within_the_limit_is_smaller(rows: list[dict[str, Entry]], limit: float):
     table = named(rows)
