@@ -43,7 +43,7 @@ TABLE = {
 
 def test_the_least_cost_and_the_least_noise():
     assert smallest(TABLE, 7.0) == {"a": "4", "b": "4"}
-    assert smallest(TABLE, 6.9) == {"a": "4", "b": "8"}
+    assert smallest(TABLE, 6.9) == {"a": "8", "b": "4"}  # of equal cost, the quieter
     assert smallest(TABLE, 3.0) == {"a": "8", "b": "8"}
     assert smallest(TABLE, 2.9) is None
     assert quietest(TABLE, 9.0) == {"a": "4", "b": "4"}
