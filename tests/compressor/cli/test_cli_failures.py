@@ -138,7 +138,10 @@ def test_independent_errors_have_a_line_each() -> None:
         ("seed", "error: --set seed: is not key=value; write passes.1.epochs=5\n"),
         ("passes.7.bits=4", "error: --set passes.7.bits=4: passes.7 does not exist; "),
         ("seed=[", "error: --set seed=[: has a malformed value; quote it\n"),
-        ("seed=-1", "error: spec.yaml: seed: is -1; it must be greater than or equal to 0\n"),
+        (
+            "seed=-1",
+            "error: --set seed=-1: seed: is -1; it must be greater than or equal to 0\n",
+        ),
     ],
 )
 def test_wrong_settings(setting: str, message: str) -> None:

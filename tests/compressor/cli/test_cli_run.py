@@ -115,7 +115,8 @@ def test_a_damaged_checkpoint_is_exit_code_3(tmp_path: Path) -> None:
     for command in ("plan", "run"):
         result = invoke(command, "spec.yaml", "--set", f"model.checkpoint={damaged}")
         assert (result.exit_code, result.stdout) == (3, "")
-        assert result.stderr.startswith(f"error: spec.yaml:6: checkpoint {str(damaged)!r}: ")
+        setting = f"--set model.checkpoint={damaged}"
+        assert result.stderr.startswith(f"error: {setting}: checkpoint {str(damaged)!r}: ")
 
 
 def test_plan_for_people_and_programs() -> None:
