@@ -20,7 +20,7 @@ from compressor.models.onnx.carrier import OnnxCarrier, graph_with_codes, restor
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.torch.computed_weights import with_computed_weights
 from compressor.models.torch.lowering import NamedModule, lower
-from compressor.models.torch.matching import attach_weights, load_into
+from compressor.models.torch.matching import attach_weights, load_into, load_tensors
 from compressor.models.torch.saved_module import (
     Alterations,
     holds_module,
@@ -190,7 +190,7 @@ class TorchCarrier:
         if quantized := sorted(changes.keys() & self._codes.keys()):
             raise KeyError(f"parameter {quantized[0]!r} is stored as codes")
         module = copied(self.module, changes)
-        if unknown := module.load_state_dict(dict(changes), strict=False).unexpected_keys:
+        if unknown := load_tensors(module, changes):
             raise KeyError(f"no parameter {unknown[0]!r}")
         graph = self.lowered.clone()
         attach_weights(graph, module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import cast
@@ -80,7 +81,27 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path
     """
     check_names(module, tensors, path)
     check_finite(tensors.items(), f"checkpoint {path!r}", dict(module.named_buffers()))
-    module.load_state_dict(dict(tensors), strict=False)
+    load_tensors(module, tensors)
+
+
+def load_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Copy tensors into a module in place, as those of its own version.
+
+    ``state_dict()`` notes the version of each submodule beside the tensors. Without it, a
+    submodule whose ``_load_from_state_dict`` reads older states, too, takes the oldest for given.
+
+    Args:
+        tensors: by the names of its ``state_dict()``; the module keeps those that are not given.
+
+    Returns:
+        The names that it does not have.
+    """
+    state = OrderedDict(tensors)
+    if (versions := getattr(module.state_dict(), "_metadata", None)) is not None:
+        state._metadata = versions  # type: ignore[attr-defined]  # where PyTorch has it
+    # Names with dots look to PyTorch as if they were of submodules that a graph's module lacks.
+    unexpected: list[str] = module.load_state_dict(state, strict=False).unexpected_keys
+    return unexpected
 
 
 def held_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:

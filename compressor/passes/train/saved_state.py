@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from compressor.files import damage, disk_errors, seal, staging, sync
+from compressor.models.torch.matching import load_tensors
 from compressor.passes.train.job import Regulator
 from compressor.types.data import Ranks
 
@@ -58,8 +59,7 @@ class Prepared:
         if self.spread:
             set_model_state_dict(self.model, weights, options=_FULL)
         else:
-            # Names with dots look to PyTorch as if they were submodules' that it does not have.
-            self.accelerator.unwrap_model(self.model).load_state_dict(weights, strict=False)
+            load_tensors(self.accelerator.unwrap_model(self.model), weights)
 
     def moments(self) -> dict[str, Any]:
         """Return the optimizer's state; all processes have to ask."""

@@ -1,11 +1,18 @@
 """A checkpoint's tensors against those of a module."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from compressor.errors import ModelError
+from compressor.models.torch.carrier import open_module
 from compressor.models.torch.matching import check_finite, check_names, load_into
+from compressor.passes.train.saved_state import Prepared
+from tests.compressor.models.sample_modules import spec
 
 
 def network() -> nn.Module:
@@ -44,6 +51,54 @@ def test_old_checkpoints_lack_the_batch_counter():
     tensors = state()
     del tensors["1.num_batches_tracked"]
     load_into(network(), tensors, "w.pt")
+
+
+class Versioned(nn.Module):
+    """Reads states of its second version only, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, local_metadata: dict[str, Any], *others: Any
+    ) -> None:
+        if local_metadata.get("version") != 2:
+            raise ValueError(f"version {local_metadata.get('version')}")
+        super()._load_from_state_dict(state, prefix, local_metadata, *others)
+
+
+def by_carrier(module: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
+    carrier = open_module(lambda: module, {}, [spec("x", "n", 3)], "key")
+    return carrier.with_weights(tensors).module
+
+
+def by_training(module: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
+    kind = SimpleNamespace(value="NO")
+    accelerator: Any = SimpleNamespace(distributed_type=kind, unwrap_model=lambda model: model)
+    optimizer = torch.optim.SGD(module.parameters())
+    Prepared(accelerator, module, optimizer).load_weights(tensors)
+    return module
+
+
+def by_checkpoint(module: nn.Module, tensors: dict[str, torch.Tensor]) -> nn.Module:
+    load_into(module, tensors, "w.pt")
+    return module
+
+
+@pytest.mark.parametrize("load", [by_carrier, by_training, by_checkpoint])
+def test_a_module_that_reads_several_versions_gets_its_own(
+    load: Callable[[nn.Module, dict[str, torch.Tensor]], nn.Module],
+):
+    module = nn.Sequential(Versioned())
+    tensors = {name: tensor + 1 for name, tensor in module.state_dict().items()}
+    found = load(module, tensors).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_missing():
