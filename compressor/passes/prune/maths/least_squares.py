@@ -8,7 +8,7 @@ float64, and nothing grows with the number of samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,6 +19,7 @@ from torch.nn import functional
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shares of the mean input power that are tried as the penalty."""
 _WIDE = 1024  # columns up to which products of single inputs are in float64, too
+_FEW = 0.5  # pairs for each column up to which they are kept
 _DEAD = 1e-12  # of the largest input power: what has less is taken to be always zero
 
 
@@ -80,9 +81,10 @@ def pairs(
 class Sums:
     """Moments of a stream of inputs ``x`` and of the targets ``t`` that they are to give.
 
+    The first pairs are kept as they are: while they are few beside the columns, what is asked of
+    the moments takes a fraction of the time with the pairs themselves.
+
     Attributes:
-        inputs: ``Σ x xᵀ``, ``[columns, columns]``.
-        cross: ``Σ t xᵀ``, ``[rows, columns]``.
         input_sum: ``Σ x``, ``[columns]``.
         target_sum: ``Σ t``, ``[rows]``.
         power: ``Σ t²``, ``[rows]``.
@@ -90,33 +92,83 @@ class Sums:
     """
 
     def __init__(self, columns: int, rows: int):
-        self.inputs = torch.zeros(columns, columns, dtype=torch.float64)
-        self.cross = torch.zeros(rows, columns, dtype=torch.float64)
         self.input_sum = torch.zeros(columns, dtype=torch.float64)
         self.target_sum = torch.zeros(rows, dtype=torch.float64)
         self.power = torch.zeros(rows, dtype=torch.float64)
         self.count = 0
+        self._products: tuple[Tensor, Tensor] | None = None
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def inputs(self) -> Tensor:
+        """``Σ x xᵀ``, ``[columns, columns]``."""
+        return self._multiplied()[0]
+
+    @property
+    def cross(self) -> Tensor:
+        """``Σ t xᵀ``, ``[rows, columns]``."""
+        return self._multiplied()[1]
+
+    @property
+    def few(self) -> tuple[Tensor, Tensor] | None:
+        """All pairs, ``[count, columns]`` and ``[count, rows]``, while they are kept."""
+        if self._products is not None or not self._kept:
+            return None
+        inputs, targets = zip(*self._kept, strict=True)
+        return torch.cat(inputs).to(torch.float64), torch.cat(targets).to(torch.float64)
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
         """Take in pairs, ``[count, columns]`` and ``[count, rows]``."""
         if inputs.shape[1] <= _WIDE:
             inputs, targets = inputs.to(torch.float64), targets.to(torch.float64)
-        self.inputs += inputs.T @ inputs
-        self.cross += targets.T @ inputs
         self.input_sum += inputs.sum(0, dtype=torch.float64)
         self.target_sum += targets.sum(0, dtype=torch.float64)
         self.power += targets.to(torch.float64).square().sum(0)
         self.count += len(inputs)
+        if self._products is None:
+            inputs, targets = inputs.clone(), targets.clone()  # of a buffer that may be reused
+        self._kept.append((inputs, targets))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Keep no pairs where products take less."""
+        if self._products is not None or self.count > _FEW * len(self.input_sum):
+            self._multiplied()
+
+    def _multiplied(self) -> tuple[Tensor, Tensor]:
+        if self._products is None:
+            columns, rows = len(self.input_sum), len(self.target_sum)
+            second = torch.zeros(columns, columns, dtype=torch.float64)
+            self._products = second, torch.zeros(rows, columns, dtype=torch.float64)
+        second, cross = self._products
+        for inputs, targets in self._kept:
+            second += inputs.T @ inputs
+            cross += targets.T @ inputs
+        self._kept = []
+        return self._products
 
     def __add__(self, other: Sums) -> Sums:
         """Return the sums of both streams."""
         joined = Sums(len(self.input_sum), len(self.target_sum))
-        for name in ("inputs", "cross", "input_sum", "target_sum", "power", "count"):
+        for name in ("input_sum", "target_sum", "power", "count"):
             setattr(joined, name, getattr(self, name) + getattr(other, name))
+        if self._products is other._products is None:
+            joined._kept = [*self._kept, *other._kept]
+            joined._settle()
+        else:
+            joined._products = self.inputs + other.inputs, self.cross + other.cross
         return joined
+
+    def finite(self) -> bool:
+        """Whether all that was taken in is finite, and so are its products."""
+        held = (self.input_sum, self.target_sum, self.power, *(self._products or ()))
+        return all(bool(torch.isfinite(tensor).all()) for tensor in held)
 
     def errors(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return the squared error of ``weight x + bias`` in each row, ``[rows]``."""
+        if (pairs := self.few) is not None:
+            inputs, targets = pairs
+            return (inputs @ weight.T + bias - targets).square().sum(0)
         squared = ((weight @ self.inputs - 2 * self.cross) * weight).sum(1)
         shifted = bias * (2 * (weight @ self.input_sum - self.target_sum) + self.count * bias)
         return (self.power + squared + shifted).clamp(min=0.0)
@@ -200,10 +252,10 @@ def without_columns(
     """
     stay = ~gone
     rest = Sums(int(stay.sum()), len(start.weight))
-    rest.inputs = sums.inputs[stay][:, stay]
     rest.input_sum, rest.count = sums.input_sum[stay], sums.count
     rest.target_sum = start.weight @ sums.input_sum + start.bias * sums.count
-    rest.cross = start.weight @ sums.inputs[:, stay] + torch.outer(start.bias, rest.input_sum)
+    cross = start.weight @ sums.inputs[:, stay] + torch.outer(start.bias, rest.input_sum)
+    rest._products = sums.inputs[stay][:, stay], cross
     left = Start(start.weight[:, stay], start.bias, start.shifts, start.importance)
     weight = torch.zeros_like(start.weight)
     ((weight[:, stay], bias),) = _solved(left, rest, [penalty])
@@ -227,14 +279,17 @@ def _chosen(start: Start, parts: Sequence[Sums], penalties: Sequence[float]) -> 
 def _solved(start: Start, sums: Sums, penalties: Sequence[float]) -> list[tuple[Tensor, Tensor]]:
     """Return weight and bias for each penalty."""
     mean, target = sums.input_sum / sums.count, sums.target_sum / sums.count
+    if (few := sums.few) is not None:
+        centre, aim = (mean, target) if start.shifts else (torch.zeros_like(mean), start.bias)
+        changes = _changes(few[0] - centre, few[1] - aim, start.weight, penalties)
+        weights = [start.weight + change for change in changes]
+        return [(w, target - w @ mean if start.shifts else start.bias) for w in weights]
     inputs, cross = sums.inputs, sums.cross - torch.outer(start.bias, sums.input_sum)
     if start.shifts:
         inputs = sums.inputs - torch.outer(mean, sums.input_sum)
         cross = sums.cross - torch.outer(target, sums.input_sum)
     missing = (cross - start.weight @ inputs).T
-    powers = inputs.diagonal()
-    alive = powers > _DEAD * powers.max()
-    power = float(powers[alive].mean()) if bool(alive.any()) else 1.0
+    power = _power(inputs.diagonal())
     results = []
     for penalty in penalties:
         ridged = inputs.clone()
@@ -245,3 +300,27 @@ def _solved(start: Start, sums: Sums, penalties: Sequence[float]) -> list[tuple[
             weight = weight + torch.cholesky_solve(missing, factor).T
         results.append((weight, target - weight @ mean if start.shifts else start.bias))
     return results
+
+
+def _changes(
+    inputs: Tensor, targets: Tensor, weight: Tensor, penalties: Sequence[float]
+) -> Iterator[Tensor]:
+    """Yield what a weight changes by for each penalty, from fewer pairs than columns.
+
+    ``(XᵀX + λ)⁻¹ Xᵀ = Xᵀ (XXᵀ + λ)⁻¹``, of which the right side has a matrix ``[count, count]``.
+    """
+    missing = targets - inputs @ weight.T
+    between = inputs @ inputs.T
+    power = _power(inputs.square().sum(0))
+    for penalty in penalties:
+        ridged = between.clone()
+        ridged.diagonal().add_(penalty * power)
+        factor, failed = torch.linalg.cholesky_ex(ridged)
+        found = torch.zeros_like(missing) if failed else torch.cholesky_solve(missing, factor)
+        yield found.T @ inputs
+
+
+def _power(powers: Tensor) -> float:
+    """Return the mean input power of columns that are not dead."""
+    alive = powers > _DEAD * powers.max()
+    return float(powers[alive].mean()) if bool(alive.any()) else 1.0

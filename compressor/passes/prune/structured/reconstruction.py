@@ -319,7 +319,7 @@ def _chosen(c: Consumer, array: Array) -> Tensor:
 
 
 def _check_finite(c: Consumer, folds: Sequence[Sums]) -> None:
-    if not all(bool(torch.isfinite(m).all()) for sums in folds for m in (sums.inputs, sums.cross)):
+    if not all(sums.finite() for sums in folds):
         raise DataError(
             f"input or output of layer {c.layer.name!r}",
             "is not finite on the calibration data",
