@@ -91,6 +91,8 @@ class Operator:
         arithmetic: it computes the sum, difference, product or quotient of two values.
         activation: it is an activation function, one input to one output.
         rectifies: f(x) = max(x, 0).
+        squares: it takes powers of its first input.
+        steep: its slope has no bound near zero, so that it makes large differences of small ones.
         zeros: where its output is zero.
         undefined_at_zero: the input that it divides by, or whose logarithm it takes.
         adds: a reduction that zeros make no difference to.
@@ -126,6 +128,8 @@ class Operator:
     arithmetic: Literal["", "+", "-", "*", "/"] = ""
     activation: bool = False
     rectifies: bool = False
+    squares: bool = False
+    steep: bool = False
     zeros: Zeros = "kept"
     undefined_at_zero: int | None = None
     adds: bool = False
@@ -240,10 +244,11 @@ _ROWS = (  # products and lookups first
     # other functions of one element
     Operator("Abs", "unary", folds=True, float16="cheap"),
     Operator("Neg", "unary", folds=True, follows=True, float16="cheap"),
-    Operator("Sqrt", "unary", folds=True, follows=True, float16="range"),
+    Operator("Sqrt", "unary", steep=True, folds=True, follows=True, float16="range"),
     Operator("Reciprocal", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
     Operator("Exp", "unary", zeros="lost", folds=True, follows=True, float16="range"),
-    Operator("Log", "unary", zeros="lost", undefined_at_zero=0, folds=True, float16="range"),
+    Operator("Log", "unary", steep=True, zeros="lost", undefined_at_zero=0, folds=True,
+             float16="range"),
     Operator("Asin", "unary"), Operator("Atan", "unary"), Operator("Shrink", "unary"),
     Operator("Ceil", "unary"), Operator("Floor", "unary"), Operator("Round", "unary"),
     Operator("Acos", "unary", zeros="lost"), Operator("BitwiseNot", "unary", zeros="lost"),
@@ -252,8 +257,7 @@ _ROWS = (  # products and lookups first
     Operator("Cosh", "unary", zeros="lost", float16="range"), Operator("Asinh", "unary"),
     Operator("Sinh", "unary", float16="range"), Operator("Not", "unary", zeros="lost"),
     Operator("Sign", "unary", float16="cheap", bounded=True), Operator("Atanh", "unary"),
-    Operator("IsNaN", "unary", zeros="lost", float16="cheap"),
-    Operator("IsInf", "unary", zeros="lost", float16="cheap"),
+    *(Operator(name, "unary", zeros="lost", float16="cheap") for name in ("IsNaN", "IsInf")),
     Operator("Cast", "unary", decodes=True, moves="type", follows=True, float16="cheap"),
     Operator("CastLike", "cast-like", float16="typed"),
     Operator("Identity", "unary", moves="same", free=True, follows=True, float16="cheap"),
@@ -267,19 +271,16 @@ _ROWS = (  # products and lookups first
              float16="cheap", kernels={"ort-cpu": "join"}, int8_form=True),
     Operator("Div", "binary", arithmetic="/", zeros="first", undefined_at_zero=1, folds=True,
              follows=True, float16="cheap"),
-    Operator("Pow", "binary", zeros="first", undefined_at_zero=0, folds=True, follows=True,
-             float16="range"),
+    Operator("Pow", "binary", squares=True, zeros="first", undefined_at_zero=0, folds=True,
+             follows=True, float16="range"),
     Operator("Mod", "binary", zeros="first", undefined_at_zero=1), Operator("BitShift", "binary"),
     Operator("Min", "binary", zeros="all", follows=True, float16="cheap"),
     Operator("Max", "binary", zeros="all", follows=True, float16="cheap"),
     Operator("Mean", "binary", zeros="all"),
     Operator("Sum", "binary", zeros="all", float16="cheap"),
     Operator("Where", "binary", zeros="branches", float16="cheap"),
-    Operator("Equal", "binary", zeros="lost", float16="cheap"),
-    Operator("Greater", "binary", zeros="lost", float16="cheap"),
-    Operator("GreaterOrEqual", "binary", zeros="lost", float16="cheap"),
-    Operator("Less", "binary", zeros="lost", float16="cheap"),
-    Operator("LessOrEqual", "binary", zeros="lost", float16="cheap"),
+    *(Operator(name, "binary", zeros="lost", float16="cheap")
+      for name in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")),
     Operator("And", "binary", zeros="any"), Operator("Or", "binary", zeros="all"),
     Operator("Xor", "binary", zeros="all"), Operator("BitwiseXor", "binary", zeros="all"),
     Operator("BitwiseAnd", "binary", zeros="any"), Operator("BitwiseOr", "binary", zeros="all"),
@@ -290,12 +291,11 @@ _ROWS = (  # products and lookups first
     Operator("ReduceMax", "reduction", folds=True), Operator("ReduceMin", "reduction"),
     Operator("ReduceProd", "reduction", float16="range"),
     Operator("ReduceL1", "reduction", adds=True, float16="sum"),
-    Operator("ReduceL2", "reduction", adds=True, folds=True, float16="sum"),
+    Operator("ReduceL2", "reduction", steep=True, adds=True, folds=True, float16="sum"),
     Operator("ReduceLogSum", "reduction", zeros="lost", undefined_at_zero=0, float16="sum"),
     Operator("ReduceLogSumExp", "reduction", zeros="lost", float16="sum"),
-    Operator("ReduceSumSquare", "reduction", adds=True, folds=True, float16="sum"),
-    Operator("ArgMax", "reduction", zeros="lost", float16="choice"),
-    Operator("ArgMin", "reduction", zeros="lost", float16="choice"),
+    Operator("ReduceSumSquare", "reduction", squares=True, adds=True, folds=True, float16="sum"),
+    *(Operator(x, "reduction", zeros="lost", float16="choice") for x in ("ArgMax", "ArgMin")),
     # pooling and resampling
     Operator("MaxPool", "spatial", moves="some", kernels=_CARRIER, int8_form=True),
     Operator("AveragePool", "spatial", between_codes=True, kernels=_JOIN, int8_form=True),
@@ -331,9 +331,8 @@ _ROWS = (  # products and lookups first
     Operator("Split", folds=True, passes_factor=True, float16="cheap", int8_form=True),
     Operator("Slice", moves="some", folds=True, passes_factor=True, float16="cheap",
              kernels=_CARRIER, int8_form=True),
-    Operator("GatherElements", float16="cheap"), Operator("GatherND", float16="cheap"),
-    Operator("Compress", float16="cheap"), Operator("ScatterElements", float16="cheap"),
-    Operator("ScatterND", float16="cheap"),
+    *(Operator(name, float16="cheap")
+      for name in ("GatherElements", "GatherND", "Compress", "ScatterElements", "ScatterND")),
     Operator("Pad", zeros="bounds", moves="padded", float16="cheap", kernels=_CARRIER,
              int8_form=True),
     Operator("Expand", zeros="repeated", passes_factor=True, float16="cheap"),

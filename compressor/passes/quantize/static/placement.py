@@ -278,6 +278,48 @@ def end_layers(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> frozenset[s
     return frozenset(ends)
 
 
+def feeds_steep(node: ir.Node) -> bool:
+    """Whether all that a layer gives ends, through squares and sums, in a root or a logarithm.
+
+    So magnitudes of a spectrum are computed. Roundings cancel out in the sums of a later layer, but
+    their squares do not: small values are lifted, and a root or a logarithm makes that large.
+    """
+    known: dict[tuple[ir.Value, bool], bool] = {}
+
+    def ends(value: ir.Value, squared: bool) -> bool:
+        if (value, squared) not in known:
+            readers = {use.node for use in value.uses()}
+            goes_on = bool(readers) and not value.is_graph_output()
+            known[value, squared] = goes_on and all(passes(r, squared) for r in readers)
+        return known[value, squared]
+
+    def passes(reader: ir.Node, squared: bool) -> bool:
+        row, computed = operator(reader), _computed(reader)
+        if row.steep:
+            return True
+        one = len(computed) == 1
+        row_squares = row.squares or (row.arithmetic == "*" and one and _is_alone(reader))
+        if row.family == "binary":
+            keeps = row.arithmetic in ("+", "-") or one
+        elif row.is_product:
+            keeps = squared and one
+        else:
+            keeps = bool(row.moves) or row.zeros == "bounds" or row.rectifies
+            keeps = keeps or (not row.activation and (row.adds or row.passes_factor))
+        return keeps and all(ends(v, squared or row_squares) for v in reader.outputs)
+
+    return all(ends(value, False) for value in node.outputs)
+
+
+def _computed(node: ir.Node) -> set[ir.Value]:
+    return {v for v in node.inputs if v is not None and constant_of(v) is None}
+
+
+def _is_alone(node: ir.Node) -> bool:
+    """Whether a node's inputs are one value."""
+    return len(set(node.inputs)) == 1
+
+
 def absorbing(node: ir.Node, profile: Profile) -> ir.Value:
     """Return what a node writes, after the activation that its kernel takes in."""
     value = node.outputs[0]
@@ -289,8 +331,8 @@ def absorbing(node: ir.Node, profile: Profile) -> ir.Value:
 
 def computes_join(node: ir.Node) -> bool:
     """Whether all that a node reads are floats that are computed."""
-    inputs = [v for v in node.inputs if v is not None]
-    return all(constant_of(v) is None and _is_float(v) for v in inputs)
+    inputs = {v for v in node.inputs if v is not None}
+    return inputs == _computed(node) and all(map(_is_float, inputs))
 
 
 def quantized_source(value: ir.Value) -> ir.Node | None:

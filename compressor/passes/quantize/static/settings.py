@@ -34,6 +34,7 @@ from compressor.passes.quantize.static.placement import (
     Placement,
     Profile,
     end_layers,
+    feeds_steep,
     float_input,
     place,
 )
@@ -41,6 +42,7 @@ from compressor.types.layer_rules import by_layer_name, resolve_rules, rule_of, 
 from compressor.types.layers import Layer, Scheme
 from compressor.types.statistics import ChannelGrid, Moments, Request
 
+_STEEP = "a root or a logarithm of its output makes what rounding adds to small values large"
 _COMPUTED = "its weight is computed or has other readers"
 _BYTE = 8
 _ROWS = Scheme(_BYTE)  # of tables, whose rows are looked up before they become floats
@@ -172,6 +174,8 @@ class StaticSettings:
             reason = skip_reason(rule) or _kept(layer, nodes.get(layer.name), self.profile)
             if not reason and layer.name not in placeable:
                 reason = "it reads no float value of the main graph"
+            if not reason and rule is None and feeds_steep(nodes[layer.name]):
+                reason = _STEEP
             if reason:
                 reasons[layer.name] = reason
                 continue
