@@ -38,6 +38,7 @@ def make_corpus(folder: Path) -> None:
     _onnx(folder / "onnx")
     _checkpoints(folder)
     _data(folder / "data")
+    _gguf(folder / "gguf")
     project = onnx_project(folder / "spec")
     _passes(project)
     _ = project.path
@@ -121,6 +122,18 @@ def _checkpoints(folder: Path) -> None:
     (folder / "hf" / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "hf" / "config.json").write_text(json.dumps(config))
     torch.save(tensors, folder / "pickle" / "tiny.pt")
+
+
+def _gguf(folder: Path) -> None:
+    """Leave a small random Llama with its vocabulary."""
+    from compressor.exporters.gguf.exporter import GgufExporter
+    from compressor.models.checkpoint.carrier import open_checkpoint
+    from compressor.types.exporter import USUAL
+    from tests.compressor.exporters.gguf.folders import save
+
+    save(folder / "llama")
+    GgufExporter().write(open_checkpoint(folder / "llama"), folder, USUAL)
+    shutil.rmtree(folder / "llama")
 
 
 def _data(folder: Path) -> None:

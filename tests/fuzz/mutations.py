@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import struct
 import zipfile
 import zlib
@@ -169,6 +170,23 @@ def safetensors(rng: Random, data: bytes) -> bytes:
     length = int.from_bytes(data[:8], "little")
     header = json_text(rng, data[8 : 8 + length])
     return len(header).to_bytes(8, "little") + header + data[8 + length :]
+
+
+def gguf(rng: Random, data: bytes) -> bytes:
+    """Change a GGUF file, most often a length, a type or a place in its header."""
+    if rng.random() < 0.2:
+        return flipped(rng, data)
+    # Names and keys end where such a number begins, and texts begin behind one.
+    names = list(re.finditer(rb"[a-z_]+[._][a-z0-9_.]+", data))
+    changed = bytearray(data)
+    for _ in range(rng.choice((1, 1, 2))):
+        name = rng.choice(names)
+        at = rng.choice((name.start() - 8, name.end(), name.end() + 4, name.end() + 8, 8, 16))
+        kind = rng.choice(("<I", "<Q"))
+        number = rng.choice((*NUMBERS, 3, 4, 8, 9, 10, 31, 32, 64, 300))
+        number %= 1 << 8 * struct.calcsize(kind)
+        changed[at : at + struct.calcsize(kind)] = struct.pack(kind, number)
+    return bytes(changed)
 
 
 def archive(rng: Random, data: bytes) -> bytes:

@@ -95,6 +95,12 @@ def _load(name: str) -> Callable[[Path], object]:
     return load
 
 
+def _gguf(folder: Path) -> None:
+    from compressor.exporters.gguf.reading import GgufRunner
+
+    GgufRunner(folder / "model.gguf")
+
+
 def _bench(folder: Path) -> None:
     from compressor.lab.bench.finding import find_artifacts
 
@@ -298,6 +304,13 @@ READERS = (
             ("unpack", "{}/model.archive", "-o", "{}/unpacked"),
             ("unpack", "{}/model.archive", "-o", "{}/unpacked", "--tensor", "fc.weight"),
         ),
+    ),
+    Reader(
+        "GGUF",
+        "gguf",
+        ("model.gguf",),
+        mutations.gguf,
+        (_inspect("model.gguf"), _gguf, _json(*_inspect("model.gguf"))),
     ),
     Reader(
         "exported ONNX",

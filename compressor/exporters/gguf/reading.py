@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from compressor.errors import ArtifactError, listed
+from compressor.errors import ArtifactError, ModelError, listed
 from compressor.exporters.gguf.architectures import ARCHITECTURES, ROPE_FACTORS, config_values
+from compressor.exporters.gguf.header import read_header
 from compressor.exporters.safetensors.transformers_runner import FAILURES, NetworkRunner, runtime
 from compressor.models.transformers.networks import loaded, reason_of, silent
 
@@ -32,6 +33,10 @@ class GgufFile:
         from gguf import GGUFReader
 
         self.subject = f"artifact {path.name!r}"
+        try:
+            read_header(path)
+        except ModelError as error:
+            raise ArtifactError(self.subject, error.problem, _AGAIN) from error
         try:
             self._reader = GGUFReader(path)
             self._tensors = {str(tensor.name): tensor for tensor in self._reader.tensors}

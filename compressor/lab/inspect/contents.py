@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class ModelContents:
         zeros: share of the parameters that are zero, in percent; ``None`` without parameters.
         quantization: what the checkpoint's configuration says; empty without one.
         notes: what the reader should know, one sentence each.
+        metadata: what a GGUF file says of itself; of long arrays, how many values they have.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class ModelContents:
     quantization: str = ""
     notes: tuple[str, ...] = ()
     graph: GraphFacts | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:

@@ -29,10 +29,12 @@ from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat
 
 _SPECS = (".yaml", ".yml")
+_GGUF = ".gguf"
 
 
 def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
-    """Describe a checkpoint, an ONNX file, a compressed model, an archive, an engine, or a run.
+    """Describe a checkpoint, an ONNX or GGUF file, a compressed model, an archive, an engine, or a
+    run.
 
     Raises:
         SpecError: there is nothing, or nothing of a known kind.
@@ -40,6 +42,7 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         InputError: an engine lacks its manifest.
     """
     from compressor.lab.inspect.checkpoint import inspect_checkpoint
+    from compressor.lab.inspect.gguf import inspect_gguf
     from compressor.lab.inspect.graph import compressed_folder, inspect_compressed, inspect_onnx
 
     progress = progress or Silent()
@@ -56,6 +59,8 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         return run
     if path.suffix == ".onnx":
         return inspect_onnx(path, progress)
+    if path.suffix == _GGUF and path.is_file():
+        return inspect_gguf(path, progress)
     if is_engine(path):
         return inspect_engine(path)
     if path.suffix in _SPECS:

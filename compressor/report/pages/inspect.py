@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from textwrap import shorten
 from typing import Any
 
 from compressor.lab.inspect.contents import (
@@ -30,6 +31,8 @@ from compressor.report.page import (
 )
 from compressor.report.terminal import run_page
 
+_LONGEST = 80  # characters of a value of metadata, such as a chat template
+
 
 def contents_page(contents: Contents) -> Page:
     """Return everything that an inspection found."""
@@ -55,7 +58,16 @@ def _model(contents: ModelContents) -> Page:
     sizes = [f"{dtype} {formats.size(size)}" for dtype, size in contents.bytes_by_dtype.items()]
     parts.append(f"{formats.size(contents.bytes)} ({', '.join(sizes)})")
     total = line("Total: " + ", ".join(parts), "strong")
-    return [*lines, GAP, _tensors(contents), GAP, total, *bullets(contents.notes, "bad")]
+    about: list[Block] = [GAP, _metadata(contents.metadata)] if contents.metadata else []
+    return [*lines, *about, GAP, _tensors(contents), GAP, total, *bullets(contents.notes, "bad")]
+
+
+def _metadata(metadata: Mapping[str, Any]) -> Table:
+    rows: list[list[Entry]] = [
+        [key, shorten(" ".join(str(value).split()), _LONGEST, placeholder=" …")]
+        for key, value in metadata.items()
+    ]
+    return Table(left("metadata", "value"), rows)
 
 
 def _files(sizes: Mapping[str, int]) -> Line:
