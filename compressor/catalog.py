@@ -41,6 +41,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "archive": "compressor.exporters.archive.exporter:ArchiveExporter",
         "gguf": "compressor.exporters.gguf.exporter:GgufExporter",
         "genai": "compressor.exporters.genai.exporter:GenaiExporter",
+        "litert": "compressor.exporters.litert.exporter:LitertExporter",
         "openvino": "compressor.exporters.openvino.exporter:OpenvinoExporter",
         "ort": "compressor.exporters.ort.exporter:OrtExporter",
     },

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from compressor.exporters.archive.exporter import ArchiveExporter as ArchiveExporter
     from compressor.exporters.genai.exporter import GenaiExporter as GenaiExporter
     from compressor.exporters.gguf.exporter import GgufExporter as GgufExporter
+    from compressor.exporters.litert.exporter import LitertExporter as LitertExporter
     from compressor.exporters.onnx.exporter import OnnxExporter as OnnxExporter
     from compressor.exporters.openvino.exporter import OpenvinoExporter as OpenvinoExporter
     from compressor.exporters.ort.exporter import OrtExporter as OrtExporter

@@ -53,7 +53,7 @@ Float16 = Literal["", "cheap", "sum", "range", "angle", "place", "choice", "code
 are reasons, spelled out by :mod:`compressor.passes.quantize.cast.islands`.
 """
 
-Target = Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt"]
+Target = Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt", "litert"]
 Kernel = Literal["layer", "layer-to-codes", "layer-with-zero", "join", "carrier", "absorbed"]
 """What a runtime does with an operator between QuantizeLinear and DequantizeLinear.
 
@@ -195,19 +195,28 @@ OTHER = Operator("")
 """The row of every operator that has none."""
 
 _LAYER: Mapping[Target, Kernel] = dict.fromkeys(get_args(Target), "layer")
-_JOIN: Mapping[Target, Kernel] = {"ort-cpu": "join", "openvino": "join", "tensorrt": "join"}
-_CARRIER: Mapping[Target, Kernel] = {"ort-cpu": "carrier", "openvino": "carrier"}
+_JOIN: Mapping[Target, Kernel] = {"ort-cpu": "join", "litert": "join"}
+_SUM: Mapping[Target, Kernel] = {**_JOIN, "openvino": "join", "tensorrt": "join"}
+_CARRIER: Mapping[Target, Kernel] = {
+    "ort-cpu": "carrier",
+    "openvino": "carrier",
+    "litert": "carrier",
+}
 _MS = "com.microsoft"
 
 # fmt: off
 _ROWS = (  # products and lookups first
     Operator("Conv", "product", layer="Conv", zeros="biased",
-             kernels={**_LAYER, "ort-cpu": "layer-to-codes"}, int8_form=True),
+             kernels={**_LAYER, "ort-cpu": "layer-to-codes", "litert": "layer-to-codes"},
+             int8_form=True),
     Operator("ConvTranspose", "product", layer="ConvTranspose", zeros="biased",
-             kernels={"tensorrt": "layer", "openvino": "layer"}, int8_form=True),
+             kernels={"tensorrt": "layer", "openvino": "layer", "litert": "layer-to-codes"},
+             int8_form=True),
     Operator("Gemm", "product", layer="Gemm", zeros="biased",
-             kernels={**_LAYER, "ort-cpu": "layer-with-zero"}, int8_form=True),
-    Operator("MatMul", "product", layer="MatMul", zeros="factors", kernels=_LAYER, int8_form=True),
+             kernels={**_LAYER, "ort-cpu": "layer-with-zero", "litert": "layer-to-codes"},
+             int8_form=True),
+    Operator("MatMul", "product", layer="MatMul", zeros="factors",
+             kernels={**_LAYER, "litert": "layer-to-codes"}, int8_form=True),
     Operator("Einsum", "product", zeros="factors"), Operator("QLinearConv", codes=Codes(3, 4, 5)),
     Operator("ConvInteger", layer="Conv", integer=True, codes=Codes(1, None, 3), unscaled=True),
     Operator("MatMulInteger", layer="MatMul", integer=True, codes=Codes(1, None, 3, axis=-1),
@@ -223,7 +232,7 @@ _ROWS = (  # products and lookups first
              float16="cheap", between_codes=True, kernels=dict.fromkeys(_LAYER, "absorbed"),
              int8_form=True),
     Operator("LeakyRelu", "unary", activation=True, fused=True, passes_factor=True, float16="cheap",
-             between_codes=True, kernels={"ort-cpu": "join"}, int8_form=True),
+             between_codes=True, kernels=_JOIN, int8_form=True),
     Operator("PRelu", "binary", activation=True, zeros="first", passes_factor=True),
     Operator("Elu", "unary", activation=True), Operator("Selu", "unary", activation=True),
     Operator("Celu", "unary", activation=True), Operator("Erf", "unary", activation=True),
@@ -231,16 +240,18 @@ _ROWS = (  # products and lookups first
     Operator("Softsign", "unary", activation=True),
     Operator("Gelu", "unary", activation=True, between_codes=True),
     Operator("Sigmoid", "unary", activation=True, zeros="lost", folds=True, float16="cheap",
-             bounded=True, between_codes=True, kernels={"ort-cpu": "join"}, int8_form=True),
+             bounded=True, between_codes=True, kernels=_JOIN, int8_form=True),
     Operator("HardSigmoid", "unary", activation=True, zeros="lost", between_codes=True),
-    Operator("HardSwish", "unary", activation=True, between_codes=True),
+    Operator("HardSwish", "unary", activation=True, between_codes=True,
+             kernels={"litert": "join"}),
     Operator("Mish", "unary", activation=True), Operator("Swish", "unary", activation=True),
     Operator("Softplus", "unary", activation=True, zeros="lost", folds=True),
     Operator("Tanh", "unary", activation=True, folds=True, float16="cheap", bounded=True,
              between_codes=True),
     Operator("Clip", "unary", activation=True, zeros="bounds", fused=True, float16="cheap",
              bounded=True, between_codes=True,
-             kernels={"ort-cpu": "absorbed", "openvino": "absorbed"}, int8_form=True),
+             kernels={"ort-cpu": "absorbed", "openvino": "absorbed", "litert": "absorbed"},
+             int8_form=True),
     # other functions of one element
     Operator("Abs", "unary", folds=True, float16="cheap"),
     Operator("Neg", "unary", folds=True, follows=True, float16="cheap"),
@@ -264,11 +275,11 @@ _ROWS = (  # products and lookups first
     Operator("Dropout", "unary", passes_factor=True, follows=True, float16="cheap", random=True),
     # functions of several elements
     Operator("Add", "binary", arithmetic="+", zeros="all", folds=True, follows=True,
-             float16="cheap", kernels=_JOIN, int8_form=True),
+             float16="cheap", kernels=_SUM, int8_form=True),
     Operator("Sub", "binary", decodes=True, arithmetic="-", zeros="all", folds=True, follows=True,
              float16="cheap"),
     Operator("Mul", "binary", decodes=True, arithmetic="*", zeros="any", folds=True, follows=True,
-             float16="cheap", kernels={"ort-cpu": "join"}, int8_form=True),
+             float16="cheap", kernels=_JOIN, int8_form=True),
     Operator("Div", "binary", arithmetic="/", zeros="first", undefined_at_zero=1, folds=True,
              follows=True, float16="cheap"),
     Operator("Pow", "binary", squares=True, zeros="first", undefined_at_zero=0, folds=True,
@@ -298,8 +309,8 @@ _ROWS = (  # products and lookups first
     *(Operator(x, "reduction", zeros="lost", float16="choice") for x in ("ArgMax", "ArgMin")),
     # pooling and resampling
     Operator("MaxPool", "spatial", moves="some", kernels=_CARRIER, int8_form=True),
-    Operator("AveragePool", "spatial", between_codes=True, kernels=_JOIN, int8_form=True),
-    Operator("GlobalAveragePool", "spatial", float16="sum", between_codes=True, kernels=_JOIN,
+    Operator("AveragePool", "spatial", between_codes=True, kernels=_SUM, int8_form=True),
+    Operator("GlobalAveragePool", "spatial", float16="sum", between_codes=True, kernels=_SUM,
              int8_form=True),
     Operator("GlobalMaxPool", "spatial"), Operator("GlobalLpPool", "spatial", float16="sum"),
     Operator("Resize", "spatial", float16="place", between_codes=True, int8_form=True),
@@ -327,7 +338,7 @@ _ROWS = (  # products and lookups first
     Operator("Unsqueeze", "reshape", moves="shape", free=True, float16="cheap", kernels=_CARRIER),
     Operator("Transpose", moves="order", float16="cheap", kernels=_CARRIER, int8_form=True),
     Operator("Concat", "concat", zeros="parts", folds=True, float16="cheap",
-             kernels={"ort-cpu": "join", "openvino": "join"}, int8_form=True),
+             kernels={**_JOIN, "openvino": "join"}, int8_form=True),
     Operator("Split", folds=True, passes_factor=True, float16="cheap", int8_form=True),
     Operator("Slice", moves="some", folds=True, passes_factor=True, float16="cheap",
              kernels=_CARRIER, int8_form=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -93,14 +93,21 @@ OPENVINO = Profile("openvino", integer_bias=False, unsigned=True, saturates=True
 # every Q/DQ that is not there is time saved; int32 biases would be computed on the CPU.
 ORT_CUDA = Profile("ort-cuda", integer_bias=False, unsigned=True, missing=_MISSING)
 
-PROFILES: Mapping[str, Profile] = {p.target: p for p in (TENSORRT, ORT_CPU, OPENVINO, ORT_CUDA)}
+# LiteRT, interpreter 2.3 with XNNPACK: an operator between codes reads and writes int8, and one
+# result of floats makes all of its inputs floats. Sums of products are exact on every CPU.
+LITERT = Profile("litert", integer_bias=True, unsigned=True)
+
+_ALL = (TENSORRT, LITERT, ORT_CPU, OPENVINO, ORT_CUDA)
+PROFILES: Mapping[str, Profile] = {p.target: p for p in _ALL}
 """By target; what suits one suits all that come after it."""
 
 
 def profile_for(targets: frozenset[str]) -> Profile:
     """Return the rules to follow: the strictest of the targets', ONNX Runtime's without one."""
-    named = (profile for target, profile in PROFILES.items() if target in targets)
-    return next(named, ORT_CPU)
+    named = [profile for target, profile in PROFILES.items() if target in targets]
+    if not named:
+        return ORT_CPU
+    return replace(named[0], saturates=any(profile.saturates for profile in named))
 
 
 def kernel_notes(targets: frozenset[str], bits: int, symmetric: bool) -> tuple[str, ...]:

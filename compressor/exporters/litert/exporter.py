@@ -1,0 +1,154 @@
+"""Export to LiteRT, the format of TensorFlow Lite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar
+
+import onnx_ir as ir
+
+from compressor.errors import SpecError
+from compressor.files import disk_errors
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes, constant_of
+from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.exporter import USUAL, ExportContext, Exporter
+
+NAME = "model.tflite"
+_PACKAGE = "ai-edge-litert"
+_LIMIT = 2**31  # bytes, of a flatbuffer
+_NOTE = "compressor"
+
+
+class LitertExporter(Exporter):
+    """Writes ``model.tflite``, for LiteRT (TensorFlow Lite) on phones.
+
+    The codes and scales that passes have found are written as they are: ``uint8`` activations
+    become ``int8`` by moving their zero point, and nothing is calibrated again. Inputs and outputs
+    keep the names, the shapes and the order of axes that the model has.
+    """
+
+    format: ClassVar[str] = "litert"
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """LiteRT, whose rules passes should follow."""
+        return frozenset({"litert"})
+
+    @property
+    def run_by(self) -> Mapping[str, str]:
+        """The version of LiteRT."""
+        _check_installed()
+        return {_PACKAGE: version(_PACKAGE)}
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """The version of the package whose schema is written."""
+        return self.run_by
+
+    def check(self, carrier: Carrier) -> None:
+        """Check that LiteRT is installed, and has what the model needs.
+
+        Raises:
+            SpecError: naming the node or value, and what to change.
+        """
+        _check_installed()
+        if Capability.GRAPH not in carrier.offers:
+            raise SpecError(
+                "export litert",
+                f"needs a graph, but a {carrier.kind} model has none",
+                "give model.factory or model.onnx",
+            )
+        model = carrier.graph()
+        _check_codes(model)
+        size = len(_content(model, USUAL, planned=True))
+        if size >= _LIMIT:
+            raise SpecError(
+                "export litert",
+                f"takes {size:,} bytes, and a file of this format 2 GB at most",
+                "export onnx, whose weights may have a file of their own",
+            )
+
+    def predict(self, carrier: Carrier) -> int:
+        """Return about the bytes of the file; no weight is evaluated."""
+        return len(_content(carrier.graph(), USUAL, planned=True))
+
+    @property
+    def estimated(self) -> bool:
+        """Equal scales, which are known later, save an operator."""
+        return True
+
+    def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
+        """Write the file.
+
+        Raises:
+            SpecError: LiteRT has no operator for a node.
+            InputError: the disk is full.
+        """
+        path = directory / NAME
+        with disk_errors(path):
+            path.write_bytes(_content(carrier.graph(), context, planned=False))
+        return (path,)
+
+    def open(self, path: Path) -> Runner:
+        """Open the file in LiteRT's interpreter.
+
+        Raises:
+            ArtifactError: it does not load.
+        """
+        _check_installed()
+        from compressor.exporters.litert.running import LitertRunner
+
+        return LitertRunner(path if path.is_file() else path / NAME, f"artifact {path.name!r}")
+
+
+def _content(model: ir.Model, context: ExportContext, *, planned: bool) -> bytes:
+    """Return the bytes of a file; of the right size, with zeros for weights, if it is planned."""
+    from compressor.exporters.litert.lowering import Lowering
+    from compressor.exporters.litert.operators import RULES
+
+    lowering = Lowering(model, RULES, planned)
+    inputs, outputs = lowering.run()
+    release = version("compressor")
+    note = f"compressor {release}, {context.name}, spec {context.spec_digest}"
+    return lowering.file.content(inputs, outputs, f"compressor {release}", {_NOTE: note.encode()})
+
+
+def _check_codes(model: ir.Model) -> None:
+    """Refuse codes that LiteRT has no type or no kernel for.
+
+    Raises:
+        SpecError: naming the node, and what to change.
+    """
+    for node in all_nodes(model.graph):
+        row = operator(node)
+        if row.family != "quantization":
+            continue
+        codes = node.outputs[0] if row.quantizes else node.inputs[0]
+        stored = codes is not None and constant_of(codes) is not None
+        kind = "weights" if stored else "activations"
+        dtype = None if codes is None else codes.dtype
+        subject = f"node {node.name!r} ({node.op_type})"
+        if node.attributes.get_int("block_size", 0):
+            raise SpecError(
+                subject, "has scales for groups of a row, which LiteRT has not",
+                "set granularity: channel",
+            )  # fmt: skip
+        allowed = [ir.DataType.INT8, ir.DataType.UINT8, *([ir.DataType.INT32] if stored else [])]
+        if dtype is not None and dtype not in allowed:
+            raise SpecError(
+                subject, f"its {kind} are {dtype.name.lower()}, and LiteRT's are int8",
+                "set bits: 8",
+            )  # fmt: skip
+
+
+def _check_installed() -> None:
+    if find_spec("ai_edge_litert") is None:
+        raise SpecError(
+            "export litert",
+            f"needs the package {_PACKAGE}, which is not installed",
+            'run pip install "compressor[litert]"',
+        )

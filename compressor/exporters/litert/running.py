@@ -1,0 +1,96 @@
+"""Run LiteRT files with LiteRT's interpreter, on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compressor.errors import ArtifactError, ModelError
+from compressor.models.threads import usual_threads
+from compressor.types.tensors import Batch, TensorSpec
+
+_PACKAGE = "ai-edge-litert"
+
+
+class LitertRunner:
+    """A file that LiteRT's interpreter has opened, with XNNPACK's kernels.
+
+    Raises:
+        ArtifactError: LiteRT does not read the file.
+    """
+
+    def __init__(self, path: Path, subject: str):
+        from ai_edge_litert.interpreter import Interpreter
+
+        self._subject = subject
+        self.runtime = f"litert {version(_PACKAGE)} (CPU)"
+        self.threads = usual_threads() or 1
+        try:
+            self._interpreter: Any = Interpreter(model_path=str(path), num_threads=self.threads)
+            self._interpreter.allocate_tensors()
+        except (RuntimeError, ValueError) as error:
+            raise ArtifactError(
+                subject, f"LiteRT does not load it ({_reason(error)})", "export it again"
+            ) from error
+        self._inputs = self._interpreter.get_input_details()
+        self._outputs = self._interpreter.get_output_details()
+
+    def run(self, batch: Batch) -> Batch:
+        """Run one batch; arrays that the model does not take are ignored.
+
+        Raises:
+            ModelError: the runtime fails.
+        """
+        interpreter = self._interpreter
+        try:
+            self._fit(batch)
+            for details in self._inputs:
+                interpreter.set_tensor(
+                    details["index"], np.ascontiguousarray(batch[details["name"]])
+                )
+            interpreter.invoke()
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(
+                self._subject,
+                f"does not run ({_reason(error)})",
+                "check the inputs' shapes and dtypes in the spec",
+            ) from error
+        return {x["name"]: interpreter.get_tensor(x["index"]) for x in self._outputs}
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What the model takes."""
+        return tuple(
+            TensorSpec(
+                x["name"],
+                tuple(None if n < 0 else int(n) for n in x["shape_signature"]),
+                np.dtype(x["dtype"]).name,
+            )
+            for x in self._inputs
+        )
+
+    def operators(self) -> Counter[str]:
+        """Return how many operators of each kind the file has."""
+        details = self._interpreter._get_ops_details()
+        return Counter(x["op_name"] for x in details if x["op_name"] != "DELEGATE")
+
+    def _fit(self, batch: Batch) -> None:
+        """Make room for a batch of another size than the last."""
+        changed = False
+        for details in self._inputs:
+            shape = batch[details["name"]].shape
+            if tuple(details["shape"]) != shape:
+                self._interpreter.resize_tensor_input(details["index"], shape, strict=True)
+                changed = True
+        if changed:
+            self._interpreter.allocate_tensors()
+            self._inputs = self._interpreter.get_input_details()
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
