@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ NAME = "model.tflite"
 _PACKAGE = "ai-edge-litert"
 _LIMIT = 2**31  # bytes, of a flatbuffer
 _NOTE = "compressor"
+_PHONES = ("aarch64", "arm64", "armv7l", "armv8l")
 
 
 class LitertExporter(Exporter):
@@ -48,6 +50,13 @@ class LitertExporter(Exporter):
     def tools(self) -> Mapping[str, str]:
         """The version of the package whose schema is written."""
         return self.run_by
+
+    @property
+    def not_judged(self) -> str:
+        """Why latency is not judged: the kernels for this machine's processor are others."""
+        if platform.machine() in _PHONES:
+            return ""
+        return "meant for phones, timed on this machine's processor"
 
     def check(self, carrier: Carrier) -> None:
         """Check that LiteRT is installed, and has what the model needs.
@@ -100,7 +109,7 @@ class LitertExporter(Exporter):
             ArtifactError: it does not load.
         """
         _check_installed()
-        from compressor.exporters.litert.running import LitertRunner
+        from compressor.models.litert import LitertRunner
 
         return LitertRunner(path if path.is_file() else path / NAME, f"artifact {path.name!r}")
 
@@ -109,12 +118,13 @@ def _content(model: ir.Model, context: ExportContext, *, planned: bool) -> bytes
     """Return the bytes of a file; of the right size, with zeros for weights, if it is planned."""
     from compressor.exporters.litert.lowering import Lowering
     from compressor.exporters.litert.operators import RULES
+    from compressor.exporters.litert.store import Store
 
-    lowering = Lowering(model, RULES, planned)
-    inputs, outputs = lowering.run()
+    store = Store(model, planned)
+    inputs, outputs = Lowering(store, RULES).run()
     release = version("compressor")
     note = f"compressor {release}, {context.name}, spec {context.spec_digest}"
-    return lowering.file.content(inputs, outputs, f"compressor {release}", {_NOTE: note.encode()})
+    return store.file.content(inputs, outputs, f"compressor {release}", {_NOTE: note.encode()})
 
 
 def _check_codes(model: ir.Model) -> None:

@@ -1,8 +1,4 @@
-"""Lower a graph to LiteRT's operators: what is live, in which layout, as codes or as floats.
-
-LiteRT's kernels want channels in the last axis, where ONNX has them in the second. A value is
-turned where the two meet, once, and everything that works on single elements takes it as it is.
-"""
+"""Lower a graph to LiteRT's operators: what is live, what computes with codes, what is taken in."""
 
 from __future__ import annotations
 
@@ -15,16 +11,15 @@ import onnx_ir as ir
 from ai_edge_litert import schema_py_generated as schema
 
 from compressor.errors import SpecError
-from compressor.exporters.litert.file import FileBuilder, Quantization, Tensor
+from compressor.exporters.litert.file import Quantization, Tensor
+from compressor.exporters.litert.store import Store, shape_of, turned, type_of
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_of, dims, is_stored, sole_reader
+from compressor.graph.values import sole_reader
 from compressor.types.tensors import Array
 
-_TURNED = 3  # axes from which on the two layouts differ
 _BYTE_OFFSET = 128  # between codes of uint8 and of int8
-_BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
-# Inputs after which an operator reads only numbers that its own output's shape tells.
-_SHAPED = frozenset({"Reshape", "Expand", "Squeeze", "Unsqueeze", "ConstantOfShape"})
+# Operators of whose inputs the first alone counts: their result tells its own shape and type.
+_SHAPED = frozenset({"Reshape", "Expand", "Squeeze", "Unsqueeze", "Resize", "CastLike"})
 _BOUNDS: Mapping[tuple[float, float], str] = {(0, 6): "RELU6", (-1, 1): "RELU_N1_TO_1"}
 
 Lowered = Callable[["Call"], None]
@@ -45,34 +40,6 @@ class Rule:
     fuses: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Weight:
-    """A constant operand.
-
-    Attributes:
-        array: its values, or int8 codes where ``scale`` is given.
-        scale: float32, one or one for each position along ``axis``.
-    """
-
-    array: Array
-    scale: Array | None = None
-    axis: int = 0
-
-    def turned(self, order: Sequence[int]) -> Weight:
-        """Return it with its axes in another order."""
-        return Weight(self.array.transpose(order), self.scale, list(order).index(self.axis))
-
-    @property
-    def floats(self) -> Array:
-        """Its values."""
-        if self.scale is None:
-            return self.array
-        shape = [1] * self.array.ndim
-        if self.scale.size > 1:
-            shape[self.axis] = -1
-        return np.asarray(self.array.astype(np.float32) * self.scale.reshape(shape))
-
-
 @dataclass
 class Call:
     """One operator on its way into the file.
@@ -83,7 +50,7 @@ class Call:
         result: the value that is there in the end.
     """
 
-    graph: Lowering
+    graph: Store
     node: ir.Node
     codes: Quantization | None
     activation: str
@@ -149,8 +116,8 @@ class Call:
 
         Args:
             last: the result's layout.
-            written: what the operator quantizes its result with, if it cannot do so otherwise; it
-                is quantized again behind it where that differs.
+            written: what the operator quantizes its result with, if it cannot do so otherwise;
+                whoever reads it takes that, since nothing is won by quantizing twice.
         """
         graph, result = self.graph, self.result
         at = turned(self.shape) if last else self.shape
@@ -160,9 +127,8 @@ class Call:
             dtype = type_of(result)
             made = graph.emit(name, operands, at, dtype, options, last, result.name, moved)
         else:
-            wanted = written or self.codes
-            made = graph.emit(name, operands, at, "int8", options, last, result.name, wanted)
-            made = graph.requantized(made, self.codes)
+            codes = written or self.codes
+            made = graph.emit(name, operands, at, "int8", options, last, result.name, codes)
         graph.keep(result, made)
 
 
@@ -172,19 +138,11 @@ class Lowering:
 
     Args:
         rules: how operators are written, by their names.
-        planned: constants that are not computed yet are taken as zeros: only sizes count.
     """
 
-    model: ir.Model
+    store: Store
     rules: Mapping[str, Rule]
-    planned: bool = False
-    file: FileBuilder = field(default_factory=FileBuilder)
-    _tensors: dict[tuple[ir.Value, bool], Tensor] = field(default_factory=dict)
-    _constants: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
-    _floats: dict[int, Tensor] = field(default_factory=dict)
     _done: set[ir.Node] = field(default_factory=set)
-    _numbers: dict[str, int] = field(default_factory=dict)
-    _aliases: dict[ir.Value, ir.Value] = field(default_factory=dict)  # codes of several names
 
     def run(self) -> tuple[list[Tensor], list[Tensor]]:
         """Lower everything that the outputs depend on; return inputs and outputs.
@@ -192,21 +150,21 @@ class Lowering:
         Raises:
             SpecError: LiteRT has no operator for a node, or cannot take a value's shape.
         """
-        graph = self.model.graph
+        graph = self.store.model.graph
         inputs = []
         for value in graph.inputs:
-            inputs.append(self.file.tensor(value.name or "", shape_of(value), type_of(value)))
-            self.keep(value, inputs[-1])
+            inputs.append(self.store.file.tensor(value.name or "", shape_of(value), type_of(value)))
+            self.store.keep(value, inputs[-1])
         live = _live(graph)
         for node in graph:
             if node in live and node not in self._done:
                 self._lower(node)
         outputs: list[Tensor] = []
         for value in graph.outputs:
-            tensor = self.tensor(value, last=False)
+            tensor = self.store.tensor(value, last=False)
             if tensor.constant or tensor in (*inputs, *outputs):
-                tensor = self.reshaped(tensor, tensor.shape)
-            self.file.rename(tensor, value.name or "")
+                tensor = self.store.reshaped(tensor, tensor.shape)
+            self.store.file.rename(tensor, value.name or "")
             outputs.append(tensor)
         return inputs, outputs
 
@@ -215,10 +173,10 @@ class Lowering:
         if row.quantizes:
             self._quantize(node)
             return
-        if row.dequantizes or row.family == "constant":
+        if row.dequantizes or self.store.weight(node.outputs[0]) is not None:
             return  # read where they are needed
         rule = self.rules.get(node.op_type) if row.name or node.domain in ("", "ai.onnx") else None
-        plain = Call(self, node, None, "NONE", node.outputs[0])
+        plain = Call(self.store, node, None, "NONE", node.outputs[0])
         if rule is None:
             raise plain.refusal(
                 f"LiteRT has no operator for {node.domain or 'ONNX'}'s {node.op_type}"
@@ -235,8 +193,8 @@ class Lowering:
         activation = self._activation(after)
         if after is not None and activation:
             fused, result = activation, after.outputs[0]
-        plain = Call(self, node, None, fused, result)
-        moved = operator(node).moves and self._holds_codes(node.inputs[0])
+        plain = Call(self.store, node, None, fused, result)
+        moved = operator(node).moves and self.store.holds_codes(node.inputs[0])
         if moved:  # codes themselves
             return plain
         quantizers = self._quantizers(result)
@@ -255,9 +213,9 @@ class Lowering:
                 if after is not None and activation:
                     self._done.add(after)
                 made = quantizers[0].outputs[0]
-                call = Call(self, node, codes, fused, made)
+                call = Call(self.store, node, codes, fused, made)
                 for other in quantizers[1:]:
-                    self._aliases[other.outputs[0]] = made
+                    self.store.alias(other.outputs[0], made)
                 return call
         if after is not None and activation:
             self._done.add(after)
@@ -269,39 +227,17 @@ class Lowering:
             return ""
         if node.op_type == "Relu":
             return "RELU"
-        return _BOUNDS.get(self.bounds(node), "")
-
-    def bounds(self, clip: ir.Node) -> tuple[float, float]:
-        """Return the least and the greatest value that a Clip, or a Relu, lets through."""
-        if clip.op_type == "Relu":
-            return 0.0, np.inf
-        found = []
-        for place, key, default in ((1, "min", -np.inf), (2, "max", np.inf)):
-            given = clip.inputs[place] if place < len(clip.inputs) else None
-            if given is not None:
-                weight = self.weight(given)
-                found.append(np.nan if weight is None else float(weight.floats))
-            else:
-                attribute = clip.attributes.get(key)
-                found.append(default if attribute is None else float(attribute.as_float()))
-        return found[0], found[1]
+        return _BOUNDS.get(bounds(self.store, node), "")
 
     def _implied(self, clip: ir.Node, codes: Quantization) -> bool:
         """Whether codes cannot say what a Clip takes away."""
-        low, high = self.bounds(clip)
+        low, high = bounds(self.store, clip)
         step = float(codes.scale.reshape(-1)[0])
         least, greatest = (
             step * (end - codes.zero_point) for end in (-_BYTE_OFFSET, _BYTE_OFFSET - 1)
         )
         slack = step / 2
-        return self.planned or (low <= least + slack and high >= greatest - slack)
-
-    def _holds_codes(self, value: ir.Value | None) -> bool:
-        return any(
-            (value, last) in self._tensors and self._tensors[value, last].quantization is not None
-            for last in (False, True)
-            if value is not None
-        )
+        return self.store.planned or (low <= least + slack and high >= greatest - slack)
 
     def _quantizers(self, value: ir.Value) -> list[ir.Node]:
         """Return what quantizes a value, if nothing else reads it and all do so alike."""
@@ -318,7 +254,7 @@ class Lowering:
         for value in node.inputs:
             if value is None:
                 continue
-            weight = self.weight(value)
+            weight = self.store.weight(value)
             if weight is None and not operator(value.producer()).dequantizes:
                 return False
             if (
@@ -328,16 +264,16 @@ class Lowering:
             ):
                 return False
         first = node.inputs[0]
-        return first is not None and self.weight(first) is None
+        return first is not None and self.store.weight(first) is None
 
     def _quantization(self, node: ir.Node) -> Quantization:
         """Return what a QuantizeLinear or DequantizeLinear of activations does, for int8."""
-        scale = self._array(node.inputs[1]).astype(np.float32).reshape(-1)
-        if self.planned:
+        scale = self.store.array(node.inputs[1]).astype(np.float32).reshape(-1)
+        if self.store.planned and not scale.any():  # not known yet
             scale = np.ones_like(scale)
         codes = node.inputs[0] if operator(node).dequantizes else node.outputs[0]
         zero = node.inputs[2] if len(node.inputs) > 2 else None
-        offset = 0 if zero is None else int(self._array(zero).reshape(-1)[0])
+        offset = 0 if zero is None else int(self.store.array(zero).reshape(-1)[0])
         unsigned = codes is not None and codes.dtype != ir.DataType.INT8
         if zero is not None and zero.dtype is not None:
             unsigned = zero.dtype == ir.DataType.UINT8
@@ -346,235 +282,13 @@ class Lowering:
     def _quantize(self, node: ir.Node) -> None:
         value = node.inputs[0]
         assert value is not None
-        source = self.tensor(value)
+        source = self.store.tensor(value)
         shape = source.shape
         name = node.outputs[0].name
-        made = self.emit(
+        made = self.store.emit(
             "QUANTIZE", [source], shape, "int8", None, source.last, name, self._quantization(node)
         )
-        self.keep(node.outputs[0], made)
-
-    # Values
-
-    def keep(self, value: ir.Value, tensor: Tensor) -> None:
-        """Remember what holds a value."""
-        self._tensors[value, tensor.last] = tensor
-
-    def tensor(self, value: ir.Value, last: bool | None = None) -> Tensor:
-        """Return what holds a value, as floats where it was quantized.
-
-        Args:
-            last: the layout; ``None`` for any.
-        """
-        node = value.producer()
-        weight = self.weight(value)
-        if weight is not None:
-            return self.constant(weight, value.name or "", bool(last))
-        if operator(node).dequantizes:
-            return self.dequantized(self.codes(value, last))
-        return self._at(value, last)
-
-    def codes(self, value: ir.Value, last: bool | None = None) -> Tensor:
-        """Return the codes behind a dequantized value."""
-        node = value.producer()
-        assert node is not None
-        source = node.inputs[0]
-        assert source is not None
-        return self._at(self._aliases.get(source, source), last)
-
-    def _at(self, value: ir.Value, last: bool | None) -> Tensor:
-        value = self._aliases.get(value, value)
-        order = (False, True) if last is None else (last,)
-        for layout in order:
-            if (value, layout) in self._tensors:
-                return self._tensors[value, layout]
-        assert last is not None
-        other = self._tensors[value, not last]
-        if len(other.shape) < _TURNED:
-            return other
-        made = self.turned(other)
-        self._tensors[value, last] = made
-        return made
-
-    def turned(self, tensor: Tensor) -> Tensor:
-        """Return a tensor in the other layout."""
-        rank = len(tensor.shape)
-        order = _back(rank) if tensor.last else _forth(rank)
-        shape = tuple(tensor.shape[axis] for axis in order)
-        if sum(length != 1 for length in tensor.shape[1:]) <= 1:  # nothing moves
-            return self.reshaped(tensor, shape, not tensor.last)
-        operands = [tensor, self.numbers(order)]
-        return self.emit(
-            "TRANSPOSE", operands, shape, tensor.dtype, schema.TransposeOptionsT(), not tensor.last,
-            "turned", tensor.quantization,
-        )  # fmt: skip
-
-    def weight(self, value: ir.Value) -> Weight | None:
-        """Return a constant, codes with their scales; ``None`` for what is computed."""
-        node = value.producer()
-        if is_stored(value) and constant_of(value) is not None:
-            return Weight(self._array(value))
-        if not operator(node).dequantizes:
-            return None
-        assert node is not None
-        codes = node.inputs[0]
-        if codes is None or constant_of(codes) is None:
-            return None
-        array, scale = self._array(codes), self._array(node.inputs[1]).astype(np.float32)
-        zero = node.inputs[2] if len(node.inputs) > 2 else None
-        if zero is not None and array.dtype == np.uint8:
-            array = (array.astype(np.int16) - self._array(zero).reshape(-1)[0]).clip(-128, 127)
-            array = array.astype(np.int8)
-        axis = node.attributes.get_int("axis", 1) % max(1, array.ndim)
-        return Weight(array, scale.reshape(-1), axis if scale.size > 1 else 0)
-
-    def _array(self, value: ir.Value | None) -> Array:
-        tensor = constant_of(value)
-        assert tensor is not None
-        if self.planned and isinstance(tensor, ir.LazyTensor):
-            return np.zeros(tensor.shape.numpy(), tensor.dtype.numpy())
-        return np.asarray(tensor.numpy())
-
-    def constant(self, weight: Weight, name: str, last: bool = False, rank: int = 0) -> Tensor:
-        """Return a tensor that holds a constant; codes are dequantized when a file is opened.
-
-        Args:
-            last: the layout of what it is computed with, which has ``rank`` axes.
-        """
-        array = weight.array
-        missing = max(0, rank - array.ndim)
-        if last and max(rank, array.ndim) >= _TURNED:
-            array = array.reshape((1,) * missing + array.shape)
-            weight = Weight(array, weight.scale, weight.axis + missing)
-            weight = weight.turned(_forth(array.ndim))
-        else:
-            last = False
-        if weight.scale is None:
-            return self.stored(weight.array, name, last=last)
-        codes = Quantization(weight.scale, axis=weight.axis)
-        return self.dequantized(self.stored(weight.array, name, codes, last=last))
-
-    def stored(
-        self,
-        array: Array,
-        name: str,
-        quantization: Quantization | None = None,
-        *,
-        last: bool = False,
-    ) -> Tensor:
-        """Return a tensor of the file that holds an array, the same for the same bytes."""
-        array = np.ascontiguousarray(array)
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
-        scales = b"" if quantization is None else quantization.scale.tobytes()
-        content = array.tobytes() if array.size < 1 << 12 else name
-        key = (array.dtype.name, array.shape, content, scales, last)
-        if key not in self._constants:
-            self._constants[key] = self.file.tensor(
-                self._free(name), array.shape, array.dtype.name, data=array,
-                quantization=quantization, last=last,
-            )  # fmt: skip
-        return self._constants[key]
-
-    def numbers(self, values: Sequence[int]) -> Tensor:
-        """Return a tensor that holds axes, lengths and the like."""
-        return self.stored(np.array(values, np.int32), "numbers")
-
-    def scalar(self, value: float) -> Tensor:
-        """Return a tensor that holds one float."""
-        return self.stored(np.array(value, np.float32), "scalar")
-
-    # Operators
-
-    def emit(
-        self,
-        name: str,
-        operands: Sequence[Tensor | None],
-        shape: Sequence[int],
-        dtype: str,
-        options: Any = None,
-        last: bool = False,
-        called: str | None = None,
-        quantization: Quantization | None = None,
-    ) -> Tensor:
-        """Add an operator with one result; return that."""
-        label = self._free(called or name.lower())
-        made = self.file.tensor(label, shape, dtype, quantization=quantization, last=last)
-        self.file.operator(name, operands, [made], options)
-        return made
-
-    def requantized(self, tensor: Tensor, wanted: Quantization) -> Tensor:
-        """Return codes with another scale, or the same where it is that already."""
-        given = tensor.quantization
-        assert given is not None
-        if given.same_as(wanted):
-            return tensor
-        return self.emit(
-            "QUANTIZE", [tensor], tensor.shape, "int8", None, tensor.last, "requantized", wanted
-        )
-
-    def dequantized(self, tensor: Tensor) -> Tensor:
-        """Return codes as floats; what holds floats already as it is."""
-        if tensor.quantization is None:
-            return tensor
-        if tensor.index not in self._floats:
-            self._floats[tensor.index] = self.emit(
-                "DEQUANTIZE", [tensor], tensor.shape, "float32", None, tensor.last, "floats"
-            )
-        return self._floats[tensor.index]
-
-    def reshaped(self, tensor: Tensor, shape: Sequence[int], last: bool = False) -> Tensor:
-        """Return the same elements in another shape."""
-        options = schema.ReshapeOptionsT()
-        options.newShape = np.array(shape, np.int32)
-        operands = [tensor, self.numbers(shape)]
-        return self.emit(
-            "RESHAPE", operands, shape, tensor.dtype, options, last, "reshaped", tensor.quantization
-        )
-
-    def _free(self, name: str) -> str:
-        number = self._numbers.get(name, 0)
-        self._numbers[name] = number + 1
-        return f"{name}_{number}" if number else name
-
-
-def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """Return a value's shape, -1 for samples.
-
-    Raises:
-        SpecError: another axis than the first has no fixed length.
-    """
-    shape = dims(value, symbolic=-1)
-    if shape is None or any(length < 0 for length in shape[1:]):
-        given = "no known shape" if value.shape is None else f"the shape {list(value.shape)}"
-        raise SpecError(
-            f"value {value.name!r}",
-            f"has {given}; in a LiteRT file only the first axis may have any length",
-            "give the inputs fixed lengths in model.inputs, all but the first",
-        )
-    return shape
-
-
-def type_of(value: ir.Value) -> str:
-    """Return the name of a value's type; codes are int8 in the file."""
-    if value.dtype is None:
-        return "float32"
-    return "int8" if value.dtype in _BYTES else value.dtype.numpy().name
-
-
-def turned(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return a shape with its channels last."""
-    if len(shape) < _TURNED:
-        return tuple(shape)
-    return tuple(shape[axis] for axis in _forth(len(shape)))
-
-
-def _forth(rank: int) -> list[int]:
-    return [0, *range(2, rank), 1]
-
-
-def _back(rank: int) -> list[int]:
-    return [0, rank - 1, *range(1, rank - 1)]
+        self.store.keep(node.outputs[0], made)
 
 
 def _live(graph: ir.Graph) -> set[ir.Node]:
@@ -589,3 +303,19 @@ def _live(graph: ir.Graph) -> set[ir.Node]:
         read = node.inputs[:1] if node.op_type in _SHAPED else node.inputs
         waiting.extend(value.producer() for value in read if value is not None)
     return live
+
+
+def bounds(store: Store, clip: ir.Node) -> tuple[float, float]:
+    """Return the least and the greatest value that a Clip, or a Relu, lets through."""
+    if clip.op_type == "Relu":
+        return 0.0, np.inf
+    found = []
+    for place, key, default in ((1, "min", -np.inf), (2, "max", np.inf)):
+        given = clip.inputs[place] if place < len(clip.inputs) else None
+        if given is not None:
+            weight = store.weight(given)
+            found.append(np.nan if weight is None else float(weight.floats))
+        else:
+            attribute = clip.attributes.get(key)
+            found.append(default if attribute is None else float(attribute.as_float()))
+    return found[0], found[1]

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
+from compressor.exporters.litert import moves
 from compressor.exporters.litert.file import Quantization, Tensor
-from compressor.exporters.litert.lowering import Call, Rule, shape_of, turned, type_of
+from compressor.exporters.litert.lowering import Call, Rule, bounds
+from compressor.exporters.litert.store import turned, type_of
 from compressor.exporters.litert.windows import (
     average_pool,
     conv,
@@ -26,43 +28,17 @@ _OF_SHARES = Quantization(np.array([1 / 256], np.float32), -128)  # results from
 _OF_SIGNED_SHARES = Quantization(np.array([1 / 128], np.float32))  # results from -1 to 1
 
 
-def _is_last(call: Call) -> bool:
-    """Whether the operands of single elements lie with their channels last, as the result then."""
-    shapes = []
-    for index, value in enumerate(call.node.inputs):
-        if value is None or call.graph.weight(value) is not None:
-            continue
-        tensor = call.operand(index)
-        shapes.append((tensor.last, len(tensor.shape)))
-    rank = len(call.shape)
-    return any(last for last, _ in shapes) and all(n == rank for _, n in shapes) and rank >= _TURNED
-
-
-def _elements(call: Call, last: bool, indices: Sequence[int] | None = None) -> list[Tensor]:
-    """Return operands of single elements, constants in the same layout."""
-    rank, operands = len(call.shape), []
-    for index in range(len(call.node.inputs)) if indices is None else indices:
-        value = call.node.inputs[index]
-        assert value is not None
-        weight = call.graph.weight(value)
-        if weight is None:
-            operands.append(call.operand(index, last))
-        else:
-            operands.append(call.graph.constant(weight, value.name or "constant", last, rank))
-    return operands
-
-
 def _by_element(
     name: str, options: str = "", written: Quantization | None = None
 ) -> Callable[[Call], None]:
     """Return what writes an operator of single elements, sums and the like included."""
 
     def lower(call: Call) -> None:
-        last = _is_last(call)
+        last = moves.is_last(call)
         made: Any = getattr(schema, options)() if options else None
         if made is not None and hasattr(made, "fusedActivationFunction"):
             made.fusedActivationFunction = call.fused
-        operands = _elements(call, last)
+        operands = moves.elements(call, last)
         call.give(name, operands, made, last=last, written=written)
 
     return lower
@@ -72,8 +48,8 @@ def _of_many(name: str) -> Callable[[Call], None]:
     """Return what writes an operator of any number of inputs as one of pairs."""
 
     def lower(call: Call) -> None:
-        last = _is_last(call)
-        first, *others = _elements(call, last)
+        last = moves.is_last(call)
+        first, *others = moves.elements(call, last)
         if not others:
             _same(call)
             return
@@ -111,7 +87,7 @@ def _elu(call: Call) -> None:
 
 
 def _clip(call: Call) -> None:
-    low, high = call.graph.bounds(call.node)
+    low, high = bounds(call.graph, call.node)
     source = call.operand(0)
     shape = source.shape
     if low == 0 and high == np.inf:
@@ -205,13 +181,6 @@ def _axes(call: Call, rank: int) -> list[int]:
     return sorted(axis % rank for axis in axes) or list(range(rank))
 
 
-def _place(axis: int, rank: int, last: bool) -> int:
-    """Return where an axis of ONNX's order lies."""
-    if not last or rank < _TURNED or axis == 0:
-        return axis
-    return rank - 1 if axis == 1 else axis - 1
-
-
 def _reduce(name: str, call: Call) -> None:
     source = call.operand(0)
     rank = len(source.shape)
@@ -221,7 +190,7 @@ def _reduce(name: str, call: Call) -> None:
     source = call.operand(0, last)
     options = schema.ReducerOptionsT()
     options.keepDims = kept
-    places = call.graph.numbers(sorted(_place(axis, rank, last) for axis in axes))
+    places = call.graph.numbers(sorted(moves.axis_at(axis, rank, last) for axis in axes))
     call.give(name, [source, places], options, last=last and kept)
 
 
@@ -231,134 +200,6 @@ def _global(name: str, call: Call) -> None:
     options.keepDims = True
     places = call.graph.numbers(range(1, len(source.shape) - 1))
     call.give(name, [source, places], options, last=True)
-
-
-def _reshape(call: Call) -> None:
-    source = call.operand(0, last=False)
-    options = schema.ReshapeOptionsT()
-    options.newShape = np.array(call.shape, np.int32)
-    call.give("RESHAPE", [source, call.graph.numbers(call.shape)], options)
-
-
-def _transpose(call: Call) -> None:
-    source = call.operand(0, last=False)
-    rank = len(source.shape)
-    order = call.ints("perm", range(rank)[::-1])
-    call.give("TRANSPOSE", [source, call.graph.numbers(order)], schema.TransposeOptionsT())
-
-
-def _concat(call: Call) -> None:
-    last = _is_last(call)
-    operands = _elements(call, last)
-    if call.codes is not None:
-        operands = [call.graph.requantized(x, call.codes) for x in operands]
-    rank = len(call.shape)
-    options = schema.ConcatenationOptionsT()
-    options.axis = _place(call.node.attributes.get_int("axis", 0) % rank, rank, last)
-    call.give("CONCATENATION", operands, options, last=last)
-
-
-def _split(call: Call) -> None:
-    source = call.operand(0)
-    rank, last = len(source.shape), source.last
-    axis = call.node.attributes.get_int("axis", 0) % rank
-    parts = [shape_of(value) for value in call.node.outputs]
-    lengths = call.graph.numbers([shape[axis] for shape in parts])
-    place = call.graph.stored(np.array(_place(axis, rank, last), np.int32), "axis")
-    options = schema.SplitVOptionsT()
-    options.numSplits = len(parts)
-    made = [
-        call.graph.file.tensor(
-            value.name or "", turned(shape) if last else shape, source.dtype,
-            quantization=source.quantization, last=last,
-        )
-        for value, shape in zip(call.node.outputs, parts, strict=True)
-    ]  # fmt: skip
-    call.graph.file.operator("SPLIT_V", [source, lengths, place], made, options)
-    for value, tensor in zip(call.node.outputs, made, strict=True):
-        call.graph.keep(value, tensor)
-
-
-def _slice(call: Call) -> None:
-    source = call.operand(0)
-    rank, last = len(source.shape), source.last
-    starts, ends = (_integers(call, index) for index in (1, 2))
-    axes = _integers(call, 3) or list(range(len(starts)))
-    steps = _integers(call, 4) or [1] * len(starts)
-    begin, end, stride = [0] * rank, [0] * rank, [1] * rank
-    open_begin = open_end = (1 << rank) - 1
-    for start, stop, axis, step in zip(starts, ends, axes, steps, strict=True):
-        place = _place(axis % rank, rank, last)
-        length = source.shape[place]
-        if length < 0:
-            raise call.refusal("cuts the axis of samples, whose number is chosen later")
-        if step < 0:
-            raise call.refusal("runs backwards")
-        begin[place], stride[place] = max(0, min(length, start + length * (start < 0))), step
-        end[place] = max(0, min(length, stop + length * (stop < 0)))
-        open_begin &= ~(1 << place)
-        open_end &= ~(1 << place)
-    options = schema.StridedSliceOptionsT()
-    options.beginMask, options.endMask = open_begin, open_end
-    operands = [source, *(call.graph.numbers(x) for x in (begin, end, stride))]
-    call.give("STRIDED_SLICE", operands, options, last=last)
-
-
-def _integers(call: Call, index: int) -> list[int]:
-    given = call.constant(index)
-    return [] if given is None else [int(x) for x in given.reshape(-1)]
-
-
-def _pad(call: Call) -> None:
-    attributes = call.node.attributes
-    mode = attributes.get_string("mode", "constant")
-    source = call.operand(0)
-    rank, last = len(source.shape), source.last
-    pads = _integers(call, 1)
-    axes = [axis % rank for axis in _integers(call, 3)] or list(range(rank))
-    if min(pads) < 0:
-        raise call.refusal("cuts elements off, which LiteRT's does not")
-    borders = np.zeros((rank, 2), np.int32)
-    for axis, front, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-        borders[_place(axis, rank, last)] = front, behind
-    operands = [source, call.graph.stored(borders, "borders")]
-    if mode == "reflect":
-        call.give("MIRROR_PAD", operands, schema.MirrorPadOptionsT(), last=last)
-        return
-    fill = call.constant(2)
-    if mode != "constant":
-        raise call.refusal(f"its mode {mode} is none of LiteRT's")
-    if fill is None or not np.any(fill) or source.quantization is not None:
-        call.give("PAD", operands, last=last)
-        return
-    call.give("PADV2", [*operands, call.graph.scalar(float(fill.reshape(-1)[0]))], last=last)
-
-
-def _gather(call: Call) -> None:
-    options = schema.GatherOptionsT()
-    rank = len(shape_of(call.node.inputs[0]))  # type: ignore[arg-type]
-    options.axis = call.node.attributes.get_int("axis", 0) % rank
-    indices = call.operand(1, last=False)
-    call.give("GATHER", [call.operand(0, last=False), indices], options)
-
-
-def _expand(call: Call) -> None:
-    source = call.operand(0, last=False)
-    if any(length < 0 for length in call.shape):
-        if source.shape == call.shape:
-            _same(call)
-            return
-        raise call.refusal("repeats along the axis of samples, whose number is chosen later")
-    call.give("BROADCAST_TO", [source, call.graph.numbers(call.shape)])
-
-
-def _cast(call: Call) -> None:
-    source = call.operand(0)
-    options = schema.CastOptionsT()
-    kind = type_of(call.result)
-    options.inDataType = getattr(schema.TensorType, source.dtype.upper())
-    options.outDataType = getattr(schema.TensorType, kind.upper())
-    call.give("CAST", [source], options, last=source.last)
 
 
 def _scaled(call: Call, values: Tensor, factor: Array, shift: Array) -> None:
@@ -464,10 +305,13 @@ RULES: Mapping[str, Rule] = {
     "ReduceSum": Rule(partial(_reduce, "SUM")), "ReduceMax": Rule(partial(_reduce, "REDUCE_MAX")),
     "ReduceMin": Rule(partial(_reduce, "REDUCE_MIN")),
     "ReduceProd": Rule(partial(_reduce, "REDUCE_PROD")),
-    "Reshape": Rule(_reshape), "Flatten": Rule(_reshape), "Squeeze": Rule(_reshape),
-    "Unsqueeze": Rule(_reshape), "Transpose": Rule(_transpose),
-    "Concat": Rule(_concat, integer=True), "Split": Rule(_split), "Slice": Rule(_slice),
-    "Pad": Rule(_pad), "Gather": Rule(_gather), "Expand": Rule(_expand), "Cast": Rule(_cast),
+    "Reshape": Rule(moves.reshape), "Flatten": Rule(moves.reshape), "Squeeze": Rule(moves.reshape),
+    "Unsqueeze": Rule(moves.reshape), "Transpose": Rule(moves.transpose),
+    "Concat": Rule(moves.concat, integer=True), "Split": Rule(moves.split),
+    "Slice": Rule(moves.cut_out),
+    "Pad": Rule(moves.pad), "Gather": Rule(moves.gather), "Expand": Rule(moves.expand),
+    "Cast": Rule(moves.cast),
+    "CastLike": Rule(moves.cast),
     "Identity": Rule(_same), "Dropout": Rule(_same),
     "BatchNormalization": Rule(_batch_norm), "LayerNormalization": Rule(_layer_norm),
     "InstanceNormalization": Rule(_instance_norm),

@@ -10,7 +10,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from compressor.exporters.litert.file import Quantization, Tensor
-from compressor.exporters.litert.lowering import Call, Weight, turned
+from compressor.exporters.litert.lowering import Call
+from compressor.exporters.litert.store import Weight, turned
 from compressor.types.tensors import Array
 
 _SAME, _VALID = schema.Padding.SAME, schema.Padding.VALID

@@ -20,7 +20,7 @@ from compressor import errors
 from compressor.errors import InputError, SpecError
 from compressor.files import copy, scratch
 from compressor.lab.bench import on_device
-from compressor.models import threads
+from compressor.models import litert, threads
 from compressor.models.onnx import ort_session, runtimes
 from compressor.run import timing
 from compressor.run.artifact_file import ONNX, Artifact
@@ -30,6 +30,7 @@ from compressor.types.tensors import Batch
 
 _SENT: tuple[ModuleType, ...] = (
     errors,
+    litert,
     on_device,
     ort_session,
     runtimes,
@@ -38,7 +39,7 @@ _SENT: tuple[ModuleType, ...] = (
     timing,
 )
 _ROOT = Path(compressor.__file__).parents[1]
-_RUNTIMES = {"ort": "onnxruntime", "openvino": "openvino"}  # by format
+_RUNTIMES = {"ort": "onnxruntime", "openvino": "openvino", "litert": "litert"}  # by format
 _SECONDS = 3600.0  # that a device may take for everything
 _CONNECT = 10  # seconds
 

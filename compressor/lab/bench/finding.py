@@ -21,6 +21,7 @@ _FORMATS: Mapping[str, str] = {
     ".engine": "tensorrt",
     ".plan": "tensorrt",
     ".xml": "openvino",
+    ".tflite": "litert",
     ".safetensors": "safetensors",
     ".json": "safetensors",
 }

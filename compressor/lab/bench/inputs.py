@@ -13,6 +13,7 @@ from compressor.calibration.sources.arrays import NpzSource
 from compressor.errors import DataError, SpecError
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, tensor_spec
+from compressor.models.litert import LitertRunner
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.runtimes import OpenVinoRunner
 from compressor.run.artifact_file import ONNX, Artifact, Machinery
@@ -56,9 +57,9 @@ def declared(artifact: Artifact) -> Declared:
 
     if artifact.format == ONNX:
         return of_graph(read_onnx(artifact.path))
-    if artifact.format in ("ort", "openvino"):
+    if artifact.format in ("ort", "openvino", "litert"):
         runner = artifact.opener(Machinery())()
-        assert isinstance(runner, OrtRunner | OpenVinoRunner)
+        assert isinstance(runner, OrtRunner | OpenVinoRunner | LitertRunner)
         return Declared(runner.inputs)
     packed = packed_format(artifact.path)
     if packed is not None:

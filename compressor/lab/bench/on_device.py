@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import CompressorError
+from compressor.models.litert import LitertRunner
 from compressor.models.onnx.runtimes import OnnxRuntime
 from compressor.models.threads import sessions_on_threads
 from compressor.run.timing import Opener, measure
@@ -51,8 +52,11 @@ def timed(folder: Path) -> dict[str, Any]:
 
 
 def _opener(folder: Path, name: str, entry: Mapping[str, str]) -> Opener:
+    path, subject = folder / entry["file"], f"artifact {name!r}"
+    if entry["runtime"] == "litert":
+        return partial(LitertRunner, path, subject)
     runtime = OnnxRuntime("openvino" if entry["runtime"] == "openvino" else "onnxruntime")
-    return partial(runtime.open, folder / entry["file"], f"artifact {name!r}")
+    return partial(runtime.open, path, subject)
 
 
 def _batches(arrays: Mapping[str, Any]) -> Sequence[Batch]:

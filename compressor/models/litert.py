@@ -1,8 +1,15 @@
-"""Run LiteRT files with LiteRT's interpreter, on the CPU."""
+"""Run LiteRT files with LiteRT's interpreter, on the CPU.
+
+It is sent to devices, and imports little.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,8 +37,9 @@ class LitertRunner:
         self.runtime = f"litert {version(_PACKAGE)} (CPU)"
         self.threads = usual_threads() or 1
         try:
-            self._interpreter: Any = Interpreter(model_path=str(path), num_threads=self.threads)
-            self._interpreter.allocate_tensors()
+            with _without_greeting():
+                self._interpreter: Any = Interpreter(str(path), num_threads=self.threads)
+                self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             raise ArtifactError(
                 subject, f"LiteRT does not load it ({_reason(error)})", "export it again"
@@ -89,6 +97,21 @@ class LitertRunner:
         if changed:
             self._interpreter.allocate_tensors()
             self._inputs = self._interpreter.get_input_details()
+
+
+@contextmanager
+def _without_greeting() -> Iterator[None]:
+    """Keep a line off the screen that LiteRT's C++ prints for each interpreter."""
+    sys.stderr.flush()
+    number = os.dup(2)
+    nobody = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nobody, 2)
+        yield
+    finally:
+        os.dup2(number, 2)
+        os.close(number)
+        os.close(nobody)
 
 
 def _reason(error: Exception) -> str:

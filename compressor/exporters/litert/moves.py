@@ -1,0 +1,196 @@
+"""What moves elements, in LiteRT's operators: joins, cuts, borders, other orders and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+from compressor.exporters.litert.file import Tensor
+from compressor.exporters.litert.lowering import Call
+from compressor.exporters.litert.store import back, forth, shape_of, turned, type_of
+
+_TURNED = 3
+_TO_THE_END = 2**31 - 1  # the end of a slice that keeps all
+
+
+def is_last(call: Call) -> bool:
+    """Whether the operands of single elements lie with their channels last, as the result then."""
+    shapes = []
+    for index, value in enumerate(call.node.inputs):
+        if value is None or call.graph.weight(value) is not None:
+            continue
+        tensor = call.operand(index)
+        shapes.append((tensor.last, len(tensor.shape)))
+    rank = len(call.shape)
+    return any(last for last, _ in shapes) and all(n == rank for _, n in shapes) and rank >= _TURNED
+
+
+def elements(call: Call, last: bool, indices: Sequence[int] | None = None) -> list[Tensor]:
+    """Return operands of single elements, constants in the same layout."""
+    rank, operands = len(call.shape), []
+    for index in range(len(call.node.inputs)) if indices is None else indices:
+        value = call.node.inputs[index]
+        assert value is not None
+        weight = call.graph.weight(value)
+        if weight is None:
+            operands.append(call.operand(index, last))
+        else:
+            operands.append(call.graph.constant(weight, value.name or "constant", last, rank))
+    return operands
+
+
+def axis_at(axis: int, rank: int, last: bool) -> int:
+    """Return where an axis of ONNX's order lies."""
+    if not last or rank < _TURNED or axis == 0:
+        return axis
+    return rank - 1 if axis == 1 else axis - 1
+
+
+def reshape(call: Call) -> None:
+    """Write what leaves the order of elements as it is."""
+    source = call.operand(0, last=False)
+    options = schema.ReshapeOptionsT()
+    options.newShape = np.array(call.shape, np.int32)
+    call.give("RESHAPE", [source, call.graph.numbers(call.shape)], options)
+
+
+def transpose(call: Call) -> None:
+    """Write a Transpose; one that undoes what a layout does needs no operator."""
+    source = call.operand(0)
+    rank = len(source.shape)
+    order = call.ints("perm", range(rank)[::-1])
+    if rank >= _TURNED and order == (forth(rank) if source.last else back(rank)):
+        call.graph.keep(call.result, replace(source, last=not source.last))
+        return
+    source = call.operand(0, last=False)
+    call.give("TRANSPOSE", [source, call.graph.numbers(order)], schema.TransposeOptionsT())
+
+
+def concat(call: Call) -> None:
+    """Write a Concat; codes of another scale are quantized again."""
+    last = is_last(call)
+    operands = elements(call, last)
+    if call.codes is not None:
+        operands = [call.graph.requantized(x, call.codes) for x in operands]
+    rank = len(call.shape)
+    options = schema.ConcatenationOptionsT()
+    options.axis = axis_at(call.node.attributes.get_int("axis", 0) % rank, rank, last)
+    call.give("CONCATENATION", operands, options, last=last)
+
+
+def split(call: Call) -> None:
+    """Write a Split; each part is a value of its own."""
+    source = call.operand(0)
+    rank, last = len(source.shape), source.last
+    axis = call.node.attributes.get_int("axis", 0) % rank
+    parts = [shape_of(value) for value in call.node.outputs]
+    lengths = call.graph.numbers([shape[axis] for shape in parts])
+    place = call.graph.stored(np.array(axis_at(axis, rank, last), np.int32), "axis")
+    options = schema.SplitVOptionsT()
+    options.numSplits = len(parts)
+    made = [
+        call.graph.file.tensor(
+            value.name or "", turned(shape) if last else shape, source.dtype,
+            quantization=source.quantization, last=last,
+        )
+        for value, shape in zip(call.node.outputs, parts, strict=True)
+    ]  # fmt: skip
+    call.graph.file.operator("SPLIT_V", [source, lengths, place], made, options)
+    for value, tensor in zip(call.node.outputs, made, strict=True):
+        call.graph.keep(value, tensor)
+
+
+def cut_out(call: Call) -> None:
+    """Write a Slice of constant ends."""
+    source = call.operand(0)
+    rank, last = len(source.shape), source.last
+    starts, ends = (_integers(call, index) for index in (1, 2))
+    axes = _integers(call, 3) or list(range(len(starts)))
+    steps = _integers(call, 4) or [1] * len(starts)
+    begin, end, stride = [0] * rank, [0] * rank, [1] * rank
+    open_begin = open_end = (1 << rank) - 1
+    for start, stop, axis, step in zip(starts, ends, axes, steps, strict=True):
+        place = axis_at(axis % rank, rank, last)
+        length = source.shape[place]
+        if length < 0 and (start, step) == (0, 1) and stop >= _TO_THE_END:
+            continue
+        if length < 0:
+            raise call.refusal("cuts the axis of samples, whose number is chosen later")
+        if step < 0:
+            raise call.refusal("runs backwards")
+        begin[place], stride[place] = max(0, min(length, start + length * (start < 0))), step
+        end[place] = max(0, min(length, stop + length * (stop < 0)))
+        open_begin &= ~(1 << place)
+        open_end &= ~(1 << place)
+    options = schema.StridedSliceOptionsT()
+    options.beginMask, options.endMask = open_begin, open_end
+    operands = [source, *(call.graph.numbers(x) for x in (begin, end, stride))]
+    call.give("STRIDED_SLICE", operands, options, last=last)
+
+
+def pad(call: Call) -> None:
+    """Write a Pad of zeros, of another constant, or of what is reflected."""
+    attributes = call.node.attributes
+    mode = attributes.get_string("mode", "constant")
+    source = call.operand(0)
+    rank, last = len(source.shape), source.last
+    pads = _integers(call, 1)
+    axes = [axis % rank for axis in _integers(call, 3)] or list(range(rank))
+    if min(pads) < 0:
+        raise call.refusal("cuts elements off, which LiteRT's does not")
+    borders = np.zeros((rank, 2), np.int32)
+    for axis, front, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        borders[axis_at(axis, rank, last)] = front, behind
+    operands = [source, call.graph.stored(borders, "borders")]
+    if mode == "reflect":
+        call.give("MIRROR_PAD", operands, schema.MirrorPadOptionsT(), last=last)
+        return
+    fill = call.constant(2)
+    if mode != "constant":
+        raise call.refusal(f"its mode {mode} is none of LiteRT's")
+    if fill is None or not np.any(fill) or source.quantization is not None:
+        call.give("PAD", operands, last=last)
+        return
+    call.give("PADV2", [*operands, call.graph.scalar(float(fill.reshape(-1)[0]))], last=last)
+
+
+def gather(call: Call) -> None:
+    """Write a Gather."""
+    options = schema.GatherOptionsT()
+    rank = len(shape_of(call.node.inputs[0]))  # type: ignore[arg-type]
+    options.axis = call.node.attributes.get_int("axis", 0) % rank
+    indices = call.operand(1, last=False)
+    call.give("GATHER", [call.operand(0, last=False), indices], options)
+
+
+def expand(call: Call) -> None:
+    """Write an Expand; what is repeated for each sample is added to a zero for each."""
+    source = call.operand(0, last=False)
+    if any(length < 0 for length in call.shape):
+        if source.shape == call.shape:
+            call.graph.keep(call.result, source)
+            return
+        if source.shape[1:] != call.shape[1:] or source.dtype != "float32":
+            raise call.refusal("repeats along the axis of samples, whose number is chosen later")
+        zeros = call.graph.zeros_for_samples(len(call.shape))
+        call.give("ADD", [source, zeros], schema.AddOptionsT())
+        return
+    call.give("BROADCAST_TO", [source, call.graph.numbers(call.shape)])
+
+
+def cast(call: Call) -> None:
+    """Write a Cast, or a CastLike."""
+    source = call.operand(0)
+    options = schema.CastOptionsT()
+    kind = type_of(call.result)
+    options.inDataType = getattr(schema.TensorType, source.dtype.upper())
+    options.outDataType = getattr(schema.TensorType, kind.upper())
+    call.give("CAST", [source], options, last=source.last)
+
+
+def _integers(call: Call, index: int) -> list[int]:
+    given = call.constant(index)
+    return [] if given is None else [int(x) for x in given.reshape(-1)]

@@ -1,0 +1,255 @@
+"""LiteRT files: every operator against PyTorch, codes against the graph, bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as fn
+from torch import nn
+
+from compressor.errors import ArtifactError, SpecError
+from compressor.exporters.litert import LitertExporter
+from compressor.exporters.litert import exporter as litert_exporter
+from compressor.models.litert import LitertRunner
+from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.torch.carrier import TorchCarrier, open_module
+from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types.carrier import Carrier
+from compressor.types.passes import PassContext
+from compressor.types.tensors import TensorSpec
+from tests.compressor.exporters.hand_made import CONTEXT
+from tests.compressor.passes.quantize.static_models import statistics
+
+TARGET = PassContext(0, frozenset({"litert"}))
+
+
+class Function(nn.Module):
+    """A function of one tensor as a module."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def opened(module: nn.Module, *shape: int, batch: str | int = "batch") -> TorchCarrier:
+    torch.manual_seed(5)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    module.eval()
+    return open_module(lambda: module, {}, [TensorSpec("x", (batch, *shape), "float32")], "model")
+
+
+def noise(count: int, *shape: int, seed: int = 0) -> dict[str, np.ndarray]:
+    values = np.random.default_rng(seed).standard_normal((count, *shape))
+    return {"x": values.astype(np.float32)}
+
+
+def written(carrier: Carrier, folder: Path) -> Path:
+    exporter = LitertExporter()
+    exporter.check(carrier)
+    return exporter.write(carrier, folder, CONTEXT)[0]
+
+
+IMAGE, SOUND, ROWS = (6, 9, 8), (6, 20), (5, 12)
+UNARY = {
+    "relu": fn.relu, "relu6": fn.relu6, "leaky": lambda x: fn.leaky_relu(x, 0.3), "elu": fn.elu,
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "hard-swish": fn.hardswish,
+    "hard-sigmoid": fn.hardsigmoid, "swish": fn.silu, "gelu": fn.gelu,
+    "gelu-tanh": lambda x: fn.gelu(x, approximate="tanh"), "softplus": fn.softplus, "mish": fn.mish,
+    "clip": lambda x: x.clamp(-0.5, 0.7), "at least": lambda x: x.clamp(min=-0.5),
+    "abs": torch.abs, "neg": torch.neg, "exp": torch.exp, "sqrt": lambda x: x.abs().sqrt(),
+    "log": lambda x: (x.abs() + 1).log(), "floor": torch.floor, "reciprocal": lambda x: 1 / (x + 9),
+    "power": lambda x: (x.abs() + 1) ** 1.5, "sine": torch.sin, "round": torch.round,
+}  # fmt: skip
+FUNCTIONS = {
+    "softmax of channels": lambda x: x.softmax(1), "softmax of rows": lambda x: x.softmax(-1),
+    "log softmax": lambda x: x.log_softmax(-1),
+    "mean": lambda x: x.mean((2, 3)), "mean kept": lambda x: x.mean((2, 3), keepdim=True) * x,
+    "mean of channels": lambda x: x.mean(1, keepdim=True) + x, "mean of rows": lambda x: x.mean(2),
+    "sum": lambda x: x.sum(-1), "max": lambda x: x.amax((2, 3)), "min": lambda x: x.amin(1),
+    "transpose": lambda x: x.transpose(1, 3), "flatten": lambda x: x.flatten(1),
+    "view": lambda x: x.reshape(x.shape[0], 3, -1), "cut": lambda x: x[:, 1:5:2, :, 2:-1],
+    "pad": lambda x: fn.pad(x, (1, 2, 0, 3)),
+    "pad with": lambda x: fn.pad(x, (1, 2, 0, 3), value=2),
+    "concat": lambda x: torch.cat([x, x * 2], 1), "concat rows": lambda x: torch.cat([x, -x], -1),
+    "split": lambda x: x.split([2, 4], 1)[1] * 2, "chunk": lambda x: x.chunk(2, -1)[0] + 1,
+    "where": lambda x: torch.where(x > 0.2, x, x * 0.1), "least": lambda x: torch.minimum(x, -x),
+    "twice as large": lambda x: fn.interpolate(x, scale_factor=2, mode="nearest"),
+    "smooth": lambda x: fn.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False),
+    "corners": lambda x: fn.interpolate(x, size=(13, 15), mode="bilinear", align_corners=True),
+    "attention": lambda x: fn.scaled_dot_product_attention(x, x, x),
+    "squeezed": lambda x: x.mean((2, 3), keepdim=True).squeeze(3).squeeze(2),
+    "product": lambda x: x @ x.transpose(2, 3), "as it is": lambda x: x,
+    "a constant each": lambda x: x * torch.arange(1, 7).reshape(1, 6, 1, 1) + torch.ones(8),
+}  # fmt: skip
+MODULES = {
+    "conv": lambda: nn.Conv2d(6, 7, 3), "same": lambda: nn.Conv2d(6, 7, 3, padding=1),
+    "strided": lambda: nn.Conv2d(6, 7, 3, padding=1, stride=2),
+    "even kernel": lambda: nn.Conv2d(6, 7, (2, 4), padding=(1, 2), stride=(2, 1)),
+    "dilated": lambda: nn.Conv2d(6, 7, 3, padding=2, dilation=2, bias=False),
+    "depthwise": lambda: nn.Conv2d(6, 6, 3, padding=1, groups=6),
+    "depthwise, twice": lambda: nn.Conv2d(6, 12, 3, stride=2, groups=6),
+    "grouped": lambda: nn.Conv2d(6, 9, 3, padding=1, groups=3),
+    "pool": lambda: nn.MaxPool2d(2), "pool, padded": lambda: nn.MaxPool2d(3, 2, 1),
+    "pool, whole": lambda: nn.MaxPool2d(2, ceil_mode=True),
+    "average": lambda: nn.AvgPool2d(2), "average, padded": lambda: nn.AvgPool2d(3, 2, 1),
+    "average, same": lambda: nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+    "global": lambda: nn.AdaptiveAvgPool2d(1), "global max": lambda: nn.AdaptiveMaxPool2d(1),
+    "batch norm": lambda: nn.BatchNorm2d(6), "instance": lambda: nn.InstanceNorm2d(6, affine=True),
+    "layer norm": lambda: nn.LayerNorm(8), "dense": lambda: nn.Linear(8, 5),
+    "prelu": lambda: nn.PReLU(6),
+    "gated": lambda: nn.Sequential(nn.Conv2d(6, 6, 1), nn.ReLU6(), nn.Conv2d(6, 4, 3), nn.ReLU()),
+}  # fmt: skip
+CASES = [
+    *((name, Function(function), IMAGE) for name, function in {**UNARY, **FUNCTIONS}.items()),
+    *((name, build(), IMAGE) for name, build in MODULES.items()),
+    ("sound", nn.Conv1d(6, 4, 5, stride=2, padding=2), SOUND),
+    ("sound, dilated", nn.Conv1d(6, 6, 3, dilation=2, groups=6), SOUND),
+    ("rows", nn.Sequential(nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)), ROWS),
+    ("row", nn.Linear(12, 7), ROWS[1:]),
+]
+
+
+@pytest.mark.parametrize(("module", "shape"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_an_operator_computes_what_pytorch_does(
+    module: nn.Module, shape: tuple[int, ...], tmp_path: Path
+):
+    carrier = opened(module, *shape)
+    runner = LitertExporter().open(written(carrier, tmp_path))
+    for count in (1, 3, 2):
+        given = noise(count, *shape, seed=count)
+        (ours,) = runner.run(given).values()
+        with torch.no_grad():
+            theirs = module(torch.from_numpy(given["x"])).numpy()
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("pads", [(0, 0), (1, 0), (1, 1)])
+def test_a_transposed_convolution_of_one_image(pads: tuple[int, int], tmp_path: Path):
+    module = nn.ConvTranspose2d(6, 4, 3, stride=2, padding=pads[0], output_padding=pads[1])
+    carrier = opened(module, *IMAGE, batch=1)
+    given = noise(1, *IMAGE)
+    (ours,) = LitertExporter().open(written(carrier, tmp_path)).run(given).values()
+    with torch.no_grad():
+        theirs = module(torch.from_numpy(given["x"])).numpy()
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+class Network(nn.Module):
+    """What codes meet: residual sums, activations of all kinds, joins, pools, one of each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.deep = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.point = nn.Conv2d(8, 8, 1)
+        self.gate = nn.Conv2d(8, 8, 1)
+        self.wide = nn.Conv2d(16, 12, 3)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = fn.max_pool2d(fn.relu6(self.stem(x)), 3, 2, 1)
+        y = fn.hardswish(self.deep(x))
+        x = fn.relu(x + self.point(y))
+        gate = torch.sigmoid(self.gate(fn.adaptive_avg_pool2d(x, 1)))
+        x = torch.cat([x * gate, fn.avg_pool2d(y, 3, 1, 1)], 1)
+        x = fn.leaky_relu(self.wide(x), 0.1)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def network() -> Carrier:
+    return Fuse().apply(opened(Network(), 3, 24, 24), TARGET, {}).carrier
+
+
+@pytest.fixture(scope="module")
+def in_codes(network: Carrier) -> Carrier:
+    declared = QuantizeStatic()
+    found = statistics(declared, network, TARGET, [noise(16, 3, 24, 24, seed=3)])
+    return declared.apply(network, TARGET, found).carrier
+
+
+def test_codes_are_computed_with_as_they_are(network: Carrier, in_codes: Carrier, tmp_path: Path):
+    """Integers from the first layer to the last, and as near to the floats as ONNX Runtime's."""
+    path = written(in_codes, tmp_path)
+    runner = LitertExporter().open(path)
+    assert isinstance(runner, LitertRunner)
+    counts = runner.operators()
+    assert (counts["CONV_2D"], counts["DEPTHWISE_CONV_2D"], counts["FULLY_CONNECTED"]) == (4, 1, 1)
+    assert counts["DEQUANTIZE"] == 1  # of the result
+    given = noise(40, 3, 24, 24, seed=4)
+    exact, ours, theirs = (
+        next(iter(r.run(given).values()))
+        for r in (network.runner(), runner, graph_runner(in_codes.graph(), optimize=False))
+    )
+    lost, lost_by_graph = (np.square(exact - x).sum() for x in (ours, theirs))
+    assert lost < 1.5 * lost_by_graph
+    assert lost < 1e-3 * np.square(exact).sum()
+
+
+def test_the_size_is_predicted(network: Carrier, in_codes: Carrier, tmp_path: Path):
+    for model in (network, in_codes):
+        size = written(model, tmp_path).stat().st_size
+        assert LitertExporter().predict(model) == pytest.approx(size, rel=0.02)
+
+
+def test_the_same_model_gives_the_same_bytes(in_codes: Carrier, tmp_path: Path):
+    first = written(in_codes, tmp_path).read_bytes()
+    assert written(in_codes, tmp_path).read_bytes() == first
+
+
+def test_weights_alone_stay_codes(tmp_path: Path):
+    """They are dequantized when the file is opened."""
+    module = nn.Sequential(nn.Conv2d(6, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3))
+    floats = opened(module, *IMAGE)
+    declared = QuantizeWeights(bits=8, group=None)
+    model = declared.apply(floats, TARGET, {}).carrier
+    path = written(model, tmp_path)
+    weights = 6 * 64 * 9 + 64 * 8 * 9
+    assert weights < path.stat().st_size < 2 * weights
+    given = noise(3, *IMAGE)
+    ours, theirs = (
+        next(iter(r.run(given).values())) for r in (LitertExporter().open(path), model.runner())
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+def test_what_litert_cannot_take_is_named(network: Carrier, tmp_path: Path):
+    erf = opened(Function(torch.erf), *IMAGE)
+    any_height = open_module(
+        lambda: Function(fn.relu),
+        {},
+        [TensorSpec("x", ("n", 3, "height", 8), "float32")],
+        "model",
+    )
+    grouped = QuantizeWeights(bits=4, group=8).apply(opened(nn.Linear(16, 4), 16), TARGET, {})
+    for model, message in (
+        (erf, r"node '.*' \(Erf\): LiteRT has no operator for ONNX's Erf"),
+        (any_height, r"'x': has the shape .*height.*only the first axis may have any length"),
+        (grouped.carrier, "has scales for groups of a row.*set granularity: channel"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            LitertExporter().check(model)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, 5000])
+def test_a_damaged_file_is_refused(in_codes: Carrier, tmp_path: Path, kept: int):
+    path = written(in_codes, tmp_path)
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ArtifactError, match="LiteRT does not load it"):
+        LitertExporter().open(path)
+
+
+def test_litert_has_to_be_installed(network: Carrier, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(litert_exporter, "find_spec", lambda _: None)
+    with pytest.raises(SpecError, match=r'run pip install "compressor\[litert\]"'):
+        LitertExporter().check(network)
