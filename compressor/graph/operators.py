@@ -59,8 +59,7 @@ Kernel = Literal["layer", "layer-to-codes", "layer-with-zero", "join", "carrier"
 
 ``layer``: it has an integer kernel for a constant weight; ``-to-codes``: only where the output is
 quantized as well; ``-with-zero``: only where the weight's zero point is written out. ``join``: it
-has an integer kernel without a weight. ``carrier``: codes pass through as they are. ``absorbed``:
-the kernel before it takes it in.
+has an integer kernel without a weight. ``carrier``: codes pass. ``absorbed``: it is taken in.
 """
 
 
@@ -194,29 +193,22 @@ class Operator:
 OTHER = Operator("")
 """The row of every operator that has none."""
 
-_LAYER: Mapping[Target, Kernel] = dict.fromkeys(get_args(Target), "layer")
+_TO_CODES: Mapping[Target, Kernel] = {"litert": "layer-to-codes"}
+_LAYER: Mapping[Target, Kernel] = {**dict.fromkeys(get_args(Target), "layer"), **_TO_CODES}
 _JOIN: Mapping[Target, Kernel] = {"ort-cpu": "join", "litert": "join"}
 _SUM: Mapping[Target, Kernel] = {**_JOIN, "openvino": "join", "tensorrt": "join"}
-_CARRIER: Mapping[Target, Kernel] = {
-    "ort-cpu": "carrier",
-    "openvino": "carrier",
-    "litert": "carrier",
-}
+_CARRIER: Mapping[Target, Kernel] = dict.fromkeys(("ort-cpu", "openvino", "litert"), "carrier")
 _MS = "com.microsoft"
 
 # fmt: off
 _ROWS = (  # products and lookups first
     Operator("Conv", "product", layer="Conv", zeros="biased",
-             kernels={**_LAYER, "ort-cpu": "layer-to-codes", "litert": "layer-to-codes"},
-             int8_form=True),
+             kernels={**_LAYER, "ort-cpu": "layer-to-codes"}, int8_form=True),
     Operator("ConvTranspose", "product", layer="ConvTranspose", zeros="biased",
-             kernels={"tensorrt": "layer", "openvino": "layer", "litert": "layer-to-codes"},
-             int8_form=True),
+             kernels={"tensorrt": "layer", "openvino": "layer", **_TO_CODES}, int8_form=True),
     Operator("Gemm", "product", layer="Gemm", zeros="biased",
-             kernels={**_LAYER, "ort-cpu": "layer-with-zero", "litert": "layer-to-codes"},
-             int8_form=True),
-    Operator("MatMul", "product", layer="MatMul", zeros="factors",
-             kernels={**_LAYER, "litert": "layer-to-codes"}, int8_form=True),
+             kernels={**_LAYER, "ort-cpu": "layer-with-zero"}, int8_form=True),
+    Operator("MatMul", "product", layer="MatMul", zeros="factors", kernels=_LAYER, int8_form=True),
     Operator("Einsum", "product", zeros="factors"), Operator("QLinearConv", codes=Codes(3, 4, 5)),
     Operator("ConvInteger", layer="Conv", integer=True, codes=Codes(1, None, 3), unscaled=True),
     Operator("MatMulInteger", layer="MatMul", integer=True, codes=Codes(1, None, 3, axis=-1),
@@ -242,16 +234,14 @@ _ROWS = (  # products and lookups first
     Operator("Sigmoid", "unary", activation=True, zeros="lost", folds=True, float16="cheap",
              bounded=True, between_codes=True, kernels=_JOIN, int8_form=True),
     Operator("HardSigmoid", "unary", activation=True, zeros="lost", between_codes=True),
-    Operator("HardSwish", "unary", activation=True, between_codes=True,
-             kernels={"litert": "join"}),
+    Operator("HardSwish", "unary", activation=True, between_codes=True, kernels={"litert": "join"}),
     Operator("Mish", "unary", activation=True), Operator("Swish", "unary", activation=True),
     Operator("Softplus", "unary", activation=True, zeros="lost", folds=True),
     Operator("Tanh", "unary", activation=True, folds=True, float16="cheap", bounded=True,
              between_codes=True),
     Operator("Clip", "unary", activation=True, zeros="bounds", fused=True, float16="cheap",
              bounded=True, between_codes=True,
-             kernels={"ort-cpu": "absorbed", "openvino": "absorbed", "litert": "absorbed"},
-             int8_form=True),
+             kernels=dict.fromkeys(("ort-cpu", "openvino", "litert"), "absorbed"), int8_form=True),
     # other functions of one element
     Operator("Abs", "unary", folds=True, float16="cheap"),
     Operator("Neg", "unary", folds=True, follows=True, float16="cheap"),
@@ -360,7 +350,6 @@ _ROWS = (  # products and lookups first
     Operator("Range", "source", float16="place"),
     Operator("RandomNormal", "source", float16="typed"),
     Operator("RandomUniform", "source", float16="typed"),
-    # control flow
     Operator("If", "control", branches=True), Operator("Loop", "control", branches=True),
     Operator("Scan", "control"),
     # known for what float16 does to them

@@ -305,14 +305,15 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
     """Return a value's shape, -1 for samples.
 
     Raises:
-        SpecError: another axis than the first has no fixed length.
+        SpecError: two axes have no fixed length, or one that is not that of samples.
     """
     shape = dims(value, symbolic=-1)
-    if shape is None or any(length < 0 for length in shape[1:]):
+    free = () if shape is None else [axis for axis, length in enumerate(shape) if length < 0]
+    if shape is None or len(free) > 1 or (value.is_graph_input() and any(free)):
         given = "no known shape" if value.shape is None else f"the shape {list(value.shape)}"
         raise SpecError(
             f"value {value.name!r}",
-            f"has {given}; in a LiteRT file only the first axis may have any length",
+            f"has {given}; in a LiteRT file only the axis of samples may have any length",
             "give the inputs fixed lengths in model.inputs, all but the first",
         )
     return shape

@@ -234,7 +234,7 @@ def test_what_litert_cannot_take_is_named(network: Carrier, tmp_path: Path):
     grouped = QuantizeWeights(bits=4, group=8).apply(opened(nn.Linear(16, 4), 16), TARGET, {})
     for model, message in (
         (erf, r"node '.*' \(Erf\): LiteRT has no operator for ONNX's Erf"),
-        (any_height, r"'x': has the shape .*height.*only the first axis may have any length"),
+        (any_height, r"'x': has the shape .*height.*only the axis of samples may have any length"),
         (grouped.carrier, "has scales for groups of a row.*set granularity: channel"),
     ):
         with pytest.raises(SpecError, match=message):
