@@ -75,6 +75,7 @@ def run_beside_own_files(folder: Path, form: str, site: Path) -> subprocess.Comp
 
 
 @pytest.mark.parametrize("form", TRANSFORM)
+@pytest.mark.slow
 def test_files_of_the_users_own_may_have_our_folders_names(tmp_path: Path, form: str):
     site = tmp_path / "site"
     site.mkdir()

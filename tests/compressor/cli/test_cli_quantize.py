@@ -234,6 +234,7 @@ def test_one_file(source: Path, tmp_path: Path):
         assert "model.layers.0.mlp.up_proj.weight_packed" in opened.keys()  # noqa: SIM118
 
 
+@pytest.mark.slow
 def test_killed_and_called_again(tmp_path: Path):
     """A process that dies half-way leaves whole shards; the next one ends in the same bytes."""
     source = llama(tmp_path / "llama", layers=10, hidden=1024)

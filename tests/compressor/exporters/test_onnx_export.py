@@ -184,6 +184,7 @@ print("\\n".join(exported(Path(sys.argv[1]))))
 """
 
 
+@pytest.mark.slow
 def test_the_same_bytes_in_every_process(tmp_path: Path) -> None:
     """Strings are hashed in another way there than here, where it is by chance."""
     seed = "7" if os.environ.get("PYTHONHASHSEED") != "7" else "0"

@@ -145,6 +145,7 @@ print(peak[0] - start, sum(s.read_bytes for s in plan.shards))
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path) -> None:
     source, out = tmp_path / "m", tmp_path / "out"
     source.mkdir()

@@ -261,6 +261,7 @@ def test_blocks_one_by_one_give_what_the_network_gives(tmp_path: Path, config: A
     torch.testing.assert_close(hidden, last)
 
 
+@pytest.mark.slow
 def test_the_perplexity_is_that_of_the_run_in_memory(llama: Path, tmp_path: Path):
     tokens = np.load(llama / "tokens.npz")["input_ids"]
     labels = np.concatenate([tokens[:, 1:], np.full((len(tokens), 1), -100)], axis=1)

@@ -190,6 +190,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_the_system_does_not_let_grow(on_torch: Project, tmp_path: Path):
     """A pass's result is a safetensors file here, whose writer fails in a way of its own."""
     on_torch.spec["passes"] = [{"pass": "nudge"}]

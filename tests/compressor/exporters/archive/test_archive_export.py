@@ -55,6 +55,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("model", [digits, clustered, transformer, grouped])
+@pytest.mark.slow
 def test_it_holds_what_the_safetensors_exporter_writes(model, tmp_path: Path) -> None:
     carrier = model()
     other = SafetensorsExporter(layout="graph")

@@ -90,6 +90,7 @@ def test_a_run_with_openvino_takes_no_numbers_of_one_without(
     assert artifact["deployed"]
 
 
+@pytest.mark.slow
 def test_bfloat16_is_timed_in_pytorch(on_onnx: Project, quick: None):
     on_onnx.spec["passes"] = [{"pass": "cast", "dtype": "bf16"}]
     on_onnx.spec["exports"] = [{"format": "onnx", "target": "tensorrt", "opset": 22}]

@@ -104,6 +104,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.slow
 def test_opening_reads_no_weights(saved: Path, large: Path) -> None:
     def grown(how: str) -> int:
         done = subprocess.run(

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +65,7 @@ def test_the_module_keeps_its_class_and_all_layers_one_state() -> None:
     assert small.module.head.in_features == 5
 
 
+@pytest.mark.slow
 def test_a_second_recurrent_module_is_lowered_with_any_length() -> None:
     """The smaller module, as any other; its sequences are longer than the first one's."""
     small = halved()

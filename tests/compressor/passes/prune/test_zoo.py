@@ -124,6 +124,7 @@ def check_positions(
             assert static_shape(value) == static_shape(old), name
 
 
+@pytest.mark.slow
 def test_both_directions_of_a_recurrence_are_zeroed_for_the_proof() -> None:
     _, channels = mapped("recurrent")
     roles = {m.parameter: m.role for g in channels.groups for m in g.members}

@@ -136,6 +136,7 @@ def test_artifacts_hold_it(
 
 
 @pytest.mark.parametrize("model", [digits, transformer])
+@pytest.mark.slow
 def test_floats_that_remain_are_shortened_on_request(
     model: Callable[[], Carrier], tmp_path: Path
 ) -> None:
