@@ -147,11 +147,12 @@ def _check_codes(model: ir.Model) -> None:
                 subject, "has scales for groups of a row, which LiteRT has not",
                 "set granularity: channel",
             )  # fmt: skip
-        allowed = [ir.DataType.INT8, ir.DataType.UINT8, *([ir.DataType.INT32] if stored else [])]
+        other = ir.DataType.INT32 if stored else ir.DataType.UINT8
+        allowed = (ir.DataType.INT8, other)
         if dtype is not None and dtype not in allowed:
             raise SpecError(
                 subject, f"its {kind} are {dtype.name.lower()}, and LiteRT's are int8",
-                "set bits: 8",
+                "set bits: 8, and leave symmetric out",
             )  # fmt: skip
 
 

@@ -250,21 +250,18 @@ class Lowering:
         return readers if all(x.same_as(alike[0]) for x in alike[1:]) else []
 
     def _reads_codes(self, node: ir.Node) -> bool:
-        """Whether all that a node computes with is dequantized, and its weight symmetric."""
-        for value in node.inputs:
-            if value is None:
-                continue
-            weight = self.store.weight(value)
-            if weight is None and not operator(value.producer()).dequantizes:
+        """Whether a node computes with codes alone: activations, or one and a weight."""
+        row, given = operator(node), [v for v in node.inputs if v is not None]
+        read = given if row.family in ("binary", "concat") else given[:1]
+        if row.layer and len(given) > row.weight:
+            weight = self.store.weight(given[row.weight])
+            if weight is None:
+                read = given
+            elif weight.scale is None:
                 return False
-            if (
-                weight is not None
-                and value is node.inputs[operator(node).weight]
-                and (operator(node).layer and weight.scale is None)
-            ):
-                return False
-        first = node.inputs[0]
-        return first is not None and self.store.weight(first) is None
+        return all(
+            operator(v.producer()).dequantizes and self.store.weight(v) is None for v in read
+        )
 
     def _quantization(self, node: ir.Node) -> Quantization:
         """Return what a QuantizeLinear or DequantizeLinear of activations does, for int8."""

@@ -168,11 +168,17 @@ def gather(call: Call) -> None:
 
 def expand(call: Call) -> None:
     """Write an Expand; what is repeated for each sample is added to a zero for each."""
+    value = call.node.inputs[0]
+    assert value is not None
+    weight = call.graph.weight(value)
     source = call.operand(0, last=False)
     if any(length < 0 for length in call.shape):
         if source.shape == call.shape:
             call.graph.keep(call.result, source)
             return
+        if weight is not None:
+            array = np.broadcast_to(weight.floats, (1, *call.shape[1:]))
+            source = call.graph.stored(array, value.name or "repeated")
         if source.shape[1:] != call.shape[1:] or source.dtype != "float32":
             raise call.refusal("repeats along the axis of samples, whose number is chosen later")
         zeros = call.graph.zeros_for_samples(len(call.shape))

@@ -149,9 +149,12 @@ class Store:
             return None
         array, scale = self.array(codes), self.array(node.inputs[1]).astype(np.float32)
         zero = node.inputs[2] if len(node.inputs) > 2 else None
-        if zero is not None and array.dtype == np.uint8:
-            array = (array.astype(np.int16) - self.array(zero).reshape(-1)[0]).clip(-128, 127)
-            array = array.astype(np.int8)
+        if zero is not None and self.array(zero).any():
+            raise SpecError(
+                f"weight {codes.name!r}",
+                "has a zero point, and LiteRT's weights have none",
+                "leave weights.symmetric out, or set it to true",
+            )
         axis = node.attributes.get_int("axis", 1) % max(1, array.ndim)
         return Weight(array, scale.reshape(-1), axis if scale.size > 1 else 0)
 
@@ -188,7 +191,8 @@ class Store:
         missing = max(0, rank - array.ndim)
         if last and max(rank, array.ndim) >= _TURNED:
             array = array.reshape((1,) * missing + array.shape)
-            weight = Weight(array, weight.scale, weight.axis + missing)
+            axis = 0 if weight.scale is None else weight.axis + missing
+            weight = Weight(array, weight.scale, axis)
             weight = weight.turned(forth(array.ndim))
         else:
             last = False

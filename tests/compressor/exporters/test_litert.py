@@ -18,6 +18,7 @@ from compressor.models.litert import LitertRunner
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.carrier import TorchCarrier, open_module
 from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.quantize.static.options import WeightOptions
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Carrier
@@ -194,6 +195,42 @@ def test_codes_are_computed_with_as_they_are(network: Carrier, in_codes: Carrier
     lost, lost_by_graph = (np.square(exact - x).sum() for x in (ours, theirs))
     assert lost < 1.5 * lost_by_graph
     assert lost < 1e-3 * np.square(exact).sum()
+
+
+class Among(nn.Module):
+    """Constants of several ranks among codes, and a class token for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1)
+        self.rows = nn.Linear(8, 6)
+        self.token = nn.Parameter(torch.ones(1, 1, 8))
+        self.register_buffer("shift", torch.linspace(-1, 1, 8).reshape(8, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = fn.relu(self.second(self.first(x) * 0.5 + self.shift))
+        x = x.flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+        return self.rows(x).softmax(-1)
+
+
+def test_constants_among_codes(tmp_path: Path):
+    network = Fuse().apply(opened(Among(), 3, 9, 9), TARGET, {}).carrier
+    declared = QuantizeStatic()
+    found = statistics(declared, network, TARGET, [noise(16, 3, 9, 9, seed=3)])
+    model = declared.apply(network, TARGET, found).carrier
+    given = noise(7, 3, 9, 9, seed=4)
+    runner = LitertExporter().open(written(model, tmp_path))
+    exact, ours = (next(iter(r.run(given).values())) for r in (network.runner(), runner))
+    assert np.square(exact - ours).sum() < 1e-3 * np.square(exact).sum()
+
+
+def test_weights_with_a_zero_point_are_refused(network: Carrier, tmp_path: Path):
+    declared = QuantizeStatic(weights=WeightOptions(symmetric=False))
+    found = statistics(declared, network, TARGET, [noise(16, 3, 24, 24, seed=3)])
+    model = declared.apply(network, TARGET, found).carrier
+    with pytest.raises(SpecError, match="has a zero point, and LiteRT's weights have none"):
+        written(model, tmp_path)
 
 
 def test_the_size_is_predicted(network: Carrier, in_codes: Carrier, tmp_path: Path):

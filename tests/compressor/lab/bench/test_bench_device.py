@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import InputError, SpecError
+from compressor.exporters.litert import LitertExporter
 from compressor.lab.bench.bench import BenchOptions, bench
 from compressor.lab.bench.device import Device
+from compressor.models.onnx.carrier import open_onnx
 from compressor.progress import Silent
 from compressor.run import timing
+from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.compressor.lab.bench.test_bench_command import invoke
 
@@ -137,14 +140,17 @@ def test_files_are_timed_over_adb(
 ):
     """A stand-in for the program ``adb``, which takes the arguments that it takes."""
     path = save()
+    lite = LitertExporter().write(open_onnx(path, 21), tmp_path, CONTEXT)[0]
     programs = tmp_path / "programs"
     programs.mkdir()
     put_on_path(
         programs, "adb", '[ "$1 $2 $3" = "-s A1 shell" ] || exit 1\nexec sh -c "$4"', monkeypatch
     )
-    found = bench([path], BenchOptions(seconds=0, device=Device("adb", "A1", elsewhere)), Silent())
+    options = BenchOptions(seconds=0, device=Device("adb", "A1", elsewhere))
+    found = bench([path, lite], options, Silent())
     assert found["device"] == "adb A1"
-    assert found["artifacts"][0]["latency"][0]["p50"] > 0
+    assert [x["runtime"].split()[0] for x in found["artifacts"]] == ["onnxruntime", "litert"]
+    assert all(x["latency"][0]["p50"] > 0 for x in found["artifacts"])
     with pytest.raises(InputError, match="did not time the files"):
         bench([path], BenchOptions(device=Device("adb", "A2", elsewhere)), Silent())
     with pytest.raises(InputError, match="not found"):
