@@ -107,7 +107,8 @@ def profile_for(targets: frozenset[str]) -> Profile:
     named = [profile for target, profile in PROFILES.items() if target in targets]
     if not named:
         return ORT_CPU
-    return replace(named[0], saturates=any(profile.saturates for profile in named))
+    saturates = any(profile.saturates for profile in named)
+    return named[0] if named[0].saturates == saturates else replace(named[0], saturates=saturates)
 
 
 def kernel_notes(targets: frozenset[str], bits: int, symmetric: bool) -> tuple[str, ...]:
