@@ -30,6 +30,7 @@ os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE
 
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.gettempdir())  # ultralytics writes settings
 
+from compressor.models.torch.translations import translations
 from compressor.run import timing
 from compressor.spec.user_code import code_digest
 from tests.paths import ROOT
@@ -136,6 +137,7 @@ def _preload() -> None:
     """
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+    translations()  # what it adds to the table
     table = ONNXRegistry.from_torchlib()
     ONNXRegistry.from_torchlib = staticmethod(lambda *_, **__: table)  # type: ignore[method-assign]
     (case,) = (case for case in cases() if case.name == _WARMING)

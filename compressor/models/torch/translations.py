@@ -7,6 +7,7 @@ symbolic lengths, and with Python numbers for the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from math import sqrt
 from typing import Any, TypeAlias
 
@@ -20,12 +21,31 @@ _USUAL_RANK = 4  # of attention: batch, heads, positions, features
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
-    """Return the functions by operator."""
+    """Return the functions by operator, but for those of complex values."""
+    _add_complex()
     aten = torch.ops.aten
     return {
         aten.as_strided.default: _as_strided,
         aten.scaled_dot_product_attention.default: _attention,
     }
+
+
+@cache
+def _add_complex() -> None:
+    """Add what the exporter lacks for complex values, which are pairs in a last axis of a graph.
+
+    It takes no functions for these with a module, only in the table of all operators. Llama 4 and
+    DeepSeek-V2 turn positions by complex numbers.
+    """
+    from onnxscript.function_libs.torch_lib.registration import torch_op
+
+    torch_op("aten::unsqueeze", complex=True, trace_only=True)(_complex_unsqueeze)
+
+
+def _complex_unsqueeze(self: Value, dim: int) -> Value:
+    from onnxscript import opset18
+
+    return opset18.Unsqueeze(self, [dim if dim >= 0 else dim - 1])
 
 
 def _as_strided(

@@ -259,5 +259,5 @@ def _unreadable(network: Any, why: str) -> SpecError:
         "layout compressed-tensors",
         f"transformers {library().__version__} reads no codes into a {type(network).__name__} "
         f"({why})",
-        "give model.factory and export another format",
+        "write a spec with model.factory and the export format safetensors or onnx",
     )

@@ -142,3 +142,18 @@ def test_inputs_parameters_and_one_result_twice_are_outputs():
     assert [value.name for value in carrier.graph().graph.inputs] == ["a", "b"]
     names = ["y", "again", "state", "bias", "output_4"]  # "b" is an input
     assert [value.name for value in carrier.outputs] == names
+
+
+class Turned(nn.Module):
+    """Positions as angles of complex numbers, as in Llama 4, with axes added before and after."""
+
+    def forward(self, a: Tensor) -> list[Tensor]:
+        pairs = torch.view_as_complex(a.unflatten(-1, (-1, 2)))
+        angles = torch.arange(a.shape[2])[:, None] * torch.tensor([1.0, 0.1])
+        turns = torch.polar(torch.ones_like(angles), angles)
+        turned = pairs * turns[None, None]
+        return [torch.view_as_real(x) for x in (turned, turned.unsqueeze(-1), turned.unsqueeze(-3))]
+
+
+def test_complex_values_get_axes():
+    agree(Turned(), normal(2, 3, 5, 4))
