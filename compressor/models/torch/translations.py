@@ -43,9 +43,10 @@ def _add_complex() -> None:
 
 
 def _complex_unsqueeze(self: Value, dim: int) -> Value:
-    from onnxscript import opset18
+    import onnxscript
 
-    return opset18.Unsqueeze(self, [dim if dim >= 0 else dim - 1])
+    op: Any = onnxscript.opset18
+    return op.Unsqueeze(self, [dim if dim >= 0 else dim - 1])
 
 
 def _as_strided(
