@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compressor.models.onnx.ort_session import exact_products
 from compressor.progress import Silent, Steps
 from compressor.run.anatomy import layer_graph
 from compressor.run.artifacts import (
@@ -33,6 +34,7 @@ from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import ALONE, Ranks
+from compressor.types.exporter import Exporter
 from compressor.types.training import OwnLoop, TrainingStep
 
 
@@ -111,9 +113,17 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
+@contextmanager
+def computing_for(exports: Sequence[Exporter]) -> Iterator[None]:
+    """Let graphs with codes compute as the exports' targets do, if none of them saturates."""
+    exact = [exporter.exact for exporter in exports if exporter.targets]
+    with exact_products(bool(exact) and all(exact)):
+        yield
+
+
 def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
-    with settled():
+    with settled(), computing_for(workspace.plan.spec.exports):
         return _executed(workspace)
 
 

@@ -96,6 +96,14 @@ class Exporter(Options, ABC):
         return False
 
     @property
+    def exact(self) -> bool:
+        """Whether what runs the artifact adds the products of codes in 32 bits on every device.
+
+        ONNX Runtime and OpenVINO do not on x86 CPUs without VNNI.
+        """
+        return False
+
+    @property
     def not_judged(self) -> str:
         """Why latency limits do not apply: what is timed here is not what will be deployed.
 

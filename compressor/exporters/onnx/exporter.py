@@ -30,7 +30,7 @@ from compressor.graph.blocks import sink_initializers
 from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER, TARGET
-from compressor.models.onnx.runtimes import runtime_for, versions_of, why_elsewhere
+from compressor.models.onnx.runtimes import GPU, runtime_for, versions_of, why_elsewhere
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
 
@@ -76,6 +76,11 @@ class OnnxExporter(Exporter):
     def targets(self) -> frozenset[str]:
         """The runtime whose rules passes should follow."""
         return frozenset({self.target})
+
+    @property
+    def exact(self) -> bool:
+        """Whether it is meant for a GPU."""
+        return self.target in GPU
 
     @property
     def not_judged(self) -> str:

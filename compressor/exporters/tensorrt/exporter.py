@@ -131,6 +131,11 @@ class TensorrtExporter(Exporter):
         return frozenset({TARGET})
 
     @property
+    def exact(self) -> bool:
+        """TensorRT adds in 32 bits."""
+        return True
+
+    @property
     def not_judged(self) -> str:
         """Why latency is not judged: the float model it is compared with runs on the CPU."""
         return "" if self.cannot_run else "timed on the GPU, the float model on the CPU"

@@ -26,7 +26,7 @@ from compressor.report.pages.tune import tune_page
 from compressor.report.result import check_free, stale_files
 from compressor.report.tune_front import tune_html
 from compressor.run.artifacts import manifest, stage_artifacts
-from compressor.run.execute import settled
+from compressor.run.execute import computing_for, settled
 from compressor.run.plan import Plan
 from compressor.spec.load import Spec
 from compressor.types.proofs import sealed_text
@@ -80,7 +80,12 @@ def tune(
             gone += stale_files(bench.spec.output, [str(o["name"]) for o in entry["outputs"]])
             (staged / MANIFEST).write_text(sealed_text(entry), encoding="utf-8")
 
-    with bench.store.locked(), settled(), dask_crew(spec, goal, *crew, progress) as workers:
+    with (
+        bench.store.locked(),
+        settled(),
+        computing_for(bench.spec.exports),
+        dask_crew(spec, goal, *crew, progress) as workers,
+    ):
         journal = Journal(bench, goal, path=_read_as(spec, bench.plan))
         answer = Tuning(bench, goal, publish, journal, workers).answer()
     written = None if answer.chosen is None else file

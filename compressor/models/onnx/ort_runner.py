@@ -15,7 +15,7 @@ from compressor.graph.operators import operator
 from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
 from compressor.models.executor import GraphModule
-from compressor.models.onnx.ort_session import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner, products_are_exact
 from compressor.models.onnx.turned_weights import turn_weights
 from compressor.models.resident_memory import forget_pages, return_freed_memory
 from compressor.models.torch.matching import TorchRunner
@@ -66,6 +66,7 @@ def _graph_opener(
         arena=arena,
         patterns=not taps,
         optimize=optimize,
+        exact=products_are_exact(),
     )
     if size >= _INLINE_LIMIT:
         return partial(_opened_as_file, model, started, shared)

@@ -7,7 +7,9 @@ wait for it in vain.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,26 @@ _DTYPES = {
     }.items()
 }
 _TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
+_EXACT: ContextVar[bool] = ContextVar("exact", default=False)
 EXECUTED = "executed.onnx"
+
+
+@contextmanager
+def exact_products(wanted: bool) -> Iterator[None]:
+    """Let graphs that are opened inside multiply what codes stand for, as ``exact`` does.
+
+    Files are not meant: each is opened as its own target computes.
+    """
+    token = _EXACT.set(wanted)
+    try:
+        yield
+    finally:
+        _EXACT.reset(token)
+
+
+def products_are_exact() -> bool:
+    """Whether a graph that is opened now multiplies what codes stand for."""
+    return _EXACT.get()
 
 
 class OrtRunner:
@@ -45,6 +66,8 @@ class OrtRunner:
         provider: the execution provider, by our name.
         weights: values of the model's external initializers, which are shared, not copied.
         arena: keep the memory of a run for the next.
+        exact: multiply what codes stand for, and not the codes: on x86 CPUs without VNNI,
+            integer kernels saturate where those of the device that is meant do not.
         patterns: take the memory of a run at once, as one of the same shapes before it did.
         profile: an empty folder for the optimized graph, :data:`EXECUTED`, and the times of its
             operators, which :meth:`end_profile` writes.
@@ -65,6 +88,7 @@ class OrtRunner:
         weights: Mapping[str, Array] | None = None,
         arena: bool = True,
         patterns: bool = True,
+        exact: bool = False,
     ):
         import onnxruntime as ort
 
@@ -83,6 +107,8 @@ class OrtRunner:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # Products with 4-bit weights would otherwise round activations to 8 bits (level 4).
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        if exact:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         options.intra_op_num_threads = threads or usual_threads() or 0
         if profile is not None:
             _profiled(options, profile)

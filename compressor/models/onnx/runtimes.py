@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from compressor.types.carrier import Runner
 
 
+GPU = ("tensorrt", "ort-cuda")  # targets, on devices that add products in 32 bits
+
+
 @cache
 def usable_providers() -> tuple[str, ...]:
     """Return the names of the providers that start on this machine, found by starting them."""
@@ -54,10 +57,12 @@ class OnnxRuntime:
     Attributes:
         library: the Python module of the runtime.
         provider: execution provider of ONNX Runtime; the other libraries compute on the CPU.
+        exact: ONNX Runtime stands in for another device, whose sums do not saturate.
     """
 
     library: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     provider: str = "cpu"
+    exact: bool = False
 
     def open(self, path: Path, subject: str) -> Runner:
         """Open a file.
@@ -69,7 +74,7 @@ class OnnxRuntime:
             return _in_torch(path)
         if self.library == "openvino":
             return OpenVinoRunner(path, subject)
-        return OrtRunner(path, subject, provider=self.provider)
+        return OrtRunner(path, subject, provider=self.provider, exact=self.exact)
 
 
 def _in_torch(path: Path) -> Runner:
@@ -115,7 +120,7 @@ def runtime_for(target: str, path: Path) -> OnnxRuntime:
     if target == "tensorrt" and _computes_in_bfloat16(path):
         return OnnxRuntime("torch")
     if why_elsewhere(target):
-        return OnnxRuntime()
+        return OnnxRuntime(exact=target in GPU)
     if target == "openvino":
         return OnnxRuntime("openvino")
     return OnnxRuntime(provider="cuda" if target == "ort-cuda" else "cpu")

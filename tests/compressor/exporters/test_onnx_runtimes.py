@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters.tensorrt import TensorrtExporter
 from compressor.models.onnx import runtimes as onnx_runtimes
-from compressor.models.onnx.ort_session import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner, exact_products, products_are_exact
 from compressor.models.onnx.runtimes import OpenVinoRunner, usable_providers
 from compressor.models.threads import on_threads
 from compressor.passes.fuse.fuse import Fuse
@@ -21,7 +24,9 @@ from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.static.placement import ORT_CPU, ORT_CUDA, TENSORRT, profile_for
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.run import execute
 from compressor.types.carrier import Carrier
+from compressor.types.exporter import Exporter
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.hand_made import CONTEXT, images, quantized, rows, sample
 from tests.compressor.passes.quantize.static_models import statistics
@@ -127,7 +132,8 @@ def test_without_a_gpu_its_provider_is_not_judged(tmp_path: Path) -> None:
     made = OnnxExporter(target="ort-cuda")
     assert made.not_judged.startswith("meant for ONNX Runtime's CUDA provider")
     path = written(quantized(activation_zero=3), tmp_path, made)
-    want = quantized(activation_zero=3).runner().run(rows())
+    with exact_products(True):
+        want = quantized(activation_zero=3).runner().run(rows())
     assert worst(made.open(path).run(rows()), want) < 1e-4
     with pytest.raises(ModelError, match=r"CUDAExecutionProvider|CUDA"):
         OrtRunner(path, "artifact", provider="cuda")
@@ -153,3 +159,38 @@ def test_the_strictest_target_is_followed() -> None:
     assert profile_for(frozenset({"ort-cuda", "ort-cpu"})) is ORT_CPU
     assert profile_for(frozenset({"ort-cuda"})) is ORT_CUDA
     assert profile_for(frozenset()) is ORT_CPU
+
+
+def test_what_stands_in_for_a_gpu_does_not_saturate(tmp_path: Path) -> None:
+    """On CPUs without VNNI, integer kernels gave 24 dB for a file that has 39."""
+    context = PassContext(0, frozenset({"tensorrt"}))
+    fused = Fuse().apply(sample("cifar"), context, {}).carrier
+    declared = QuantizeStatic()
+    found = statistics(declared, fused, context, [images("cifar", 16)])
+    carrier = declared.apply(fused, context, found).carrier
+    made = OnnxExporter(target="tensorrt")
+    runner = made.open(written(carrier, tmp_path, made))
+    (exact,), (ours,) = (r.run(images("cifar")).values() for r in (fused.runner(), runner))
+    assert np.square(exact - ours).sum() < 10**-3.2 * np.square(exact).sum()
+
+
+@pytest.mark.parametrize(
+    ("exports", "wanted"),
+    [
+        ([OnnxExporter(target="tensorrt")], True),
+        ([SafetensorsExporter(), OnnxExporter(target="ort-cuda")], True),
+        ([OnnxExporter(target="ort-cpu")], False),
+        ([OnnxExporter(target="openvino")], False),
+        ([TensorrtExporter(), OnnxExporter()], False),
+        ([SafetensorsExporter()], False),
+    ],
+)
+def test_a_run_computes_as_its_targets_do(
+    exports: list[Exporter], wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(execute, "_executed", lambda _: seen.append(products_are_exact()))
+    spec = SimpleNamespace(exports=exports)
+    execute.execute(SimpleNamespace(plan=SimpleNamespace(spec=spec)))  # type: ignore[arg-type]
+    assert seen == [wanted]
+    assert not products_are_exact()
