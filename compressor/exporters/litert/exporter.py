@@ -52,6 +52,11 @@ class LitertExporter(Exporter):
         return self.run_by
 
     @property
+    def exact(self) -> bool:
+        """Its kernels add in 32 bits."""
+        return True
+
+    @property
     def not_judged(self) -> str:
         """Why latency is not judged: the kernels for this machine's processor are others."""
         if platform.machine() in _PHONES:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.litert import LitertExporter
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.exporters.tensorrt import TensorrtExporter
@@ -179,6 +180,7 @@ def test_what_stands_in_for_a_gpu_does_not_saturate(tmp_path: Path) -> None:
     [
         ([OnnxExporter(target="tensorrt")], True),
         ([SafetensorsExporter(), OnnxExporter(target="ort-cuda")], True),
+        ([LitertExporter()], True),
         ([OnnxExporter(target="ort-cpu")], False),
         ([OnnxExporter(target="openvino")], False),
         ([TensorrtExporter(), OnnxExporter()], False),
