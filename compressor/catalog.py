@@ -17,6 +17,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "fuse": "compressor.passes.fuse.fuse:Fuse",
         "equalize": "compressor.passes.prepare.equalize:Equalize",
         "smooth": "compressor.passes.prepare.equalize:Smooth",
+        "rotate": "compressor.passes.prepare.rotate:Rotate",
         "prune-magnitude": "compressor.passes.prune.magnitude.magnitude:PruneMagnitude",
         "prune-nm": "compressor.passes.prune.sparse.passes:PruneNm",
         "prune-wanda": "compressor.passes.prune.sparse.passes:PruneWanda",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from compressor.passes.fuse.fuse import Fuse as Fuse
     from compressor.passes.prepare.equalize import Equalize as Equalize
     from compressor.passes.prepare.equalize import Smooth as Smooth
+    from compressor.passes.prepare.rotate import Rotate as Rotate
     from compressor.passes.prune.magnitude.magnitude import PruneMagnitude as PruneMagnitude
     from compressor.passes.prune.sparse.passes import PruneNm as PruneNm
     from compressor.passes.prune.sparse.passes import PruneSparsegpt as PruneSparsegpt

@@ -1,0 +1,134 @@
+"""Orthogonal matrices that spread a vector over all of its channels.
+
+A randomized Hadamard matrix is ``diag(signs) @ H / sqrt(n)``; QuIP# (Tseng et al. 2024,
+arXiv:2402.04396) and QuaRot (Ashkboos et al. 2024, arXiv:2404.00456) rotate weights and activations
+by it. Where no matrix of Sylvester and Paley has a size, an odd factor of it is turned by a random
+orthogonal matrix instead, and the power of two by Hadamard's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+_LARGEST_PALEY = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """An orthogonal matrix ``diag(signs) @ (H kron small)``, never stored as a whole.
+
+    Attributes:
+        signs: float64 ``[n]``, each 1 or -1.
+        small: orthogonal, float64 ``[m, m]``; ``n / m`` is a power of two, and ``H`` the orthogonal
+            matrix of Sylvester of that size.
+    """
+
+    signs: Tensor
+    small: Tensor
+
+    def times(self, rows: Tensor) -> Tensor:
+        """Return ``rows @ R``, float64 ``[..., n]``; takes ``n log n`` additions a row."""
+        size, width = len(self.signs), len(self.small)
+        turned = (rows.to(torch.float64) * self.signs).reshape(-1, size // width, width)
+        return sylvester(turned @ self.small).reshape(rows.shape)
+
+    def back(self, rows: Tensor) -> Tensor:
+        """Return ``rows @ R.T``, float64 ``[..., n]``."""
+        size, width = len(self.signs), len(self.small)
+        turned = rows.to(torch.float64).reshape(-1, size // width, width) @ self.small.T
+        return sylvester(turned).reshape(rows.shape) * self.signs
+
+    def turned_rows(self, matrix: Tensor) -> Tensor:
+        """Return ``R.T @ matrix``, float64, for a matrix ``[n, columns]``."""
+        return self.times(matrix.T).T
+
+
+def rotation(size: int, seed: int) -> Rotation:
+    """Return a randomized Hadamard matrix, or what comes nearest to one of a size.
+
+    >>> made = rotation(24, seed=0)
+    >>> bool(made.times(torch.eye(24)).abs().sub(24**-0.5).abs().max() < 1e-12)
+    True
+    """
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (size,), generator=generator).to(torch.float64) * 2 - 1
+    width = size
+    while width % 2 == 0:
+        width //= 2
+    small = torch.ones((1, 1), dtype=torch.float64)
+    if width > 1:
+        found = _smallest_paley(size, width)
+        if found is None:
+            normal = torch.randn((width, width), generator=generator, dtype=torch.float64)
+            small = torch.linalg.qr(normal)[0]
+        else:
+            small = found / len(found) ** 0.5
+    return Rotation(signs, small)
+
+
+def sylvester(values: Tensor) -> Tensor:
+    """Multiply the second-last axis, a power of two, with Sylvester's matrix, made orthogonal.
+
+    Args:
+        values: ``[..., 2^k, columns]``.
+    """
+    count, columns = values.shape[-2:]
+    flat = values.reshape(-1, count * columns)
+    half = 1
+    while half < count:
+        pairs = flat.reshape(len(flat), -1, 2, half * columns)
+        both = (pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1])
+        flat = torch.stack(both, 2).reshape(len(flat), -1)
+        half *= 2
+    whole: Tensor = flat.reshape(values.shape) / count**0.5
+    return whole
+
+
+def _smallest_paley(size: int, odd: int) -> Tensor | None:
+    """Return the smallest Hadamard matrix of Paley of a size between ``odd`` and ``size``."""
+    width = odd
+    while width <= min(size, _LARGEST_PALEY):
+        if size % width == 0 and (found := paley(width)) is not None:
+            return found
+        width *= 2
+    return None
+
+
+def paley(size: int) -> Tensor | None:
+    """Return a matrix of 1 and -1 with orthogonal rows, by squares modulo a prime.
+
+    Paley 1933: sizes ``q + 1`` for primes ``q`` of the form ``4 k + 3``, and ``2 (q + 1)`` for
+    those of the form ``4 k + 1``. ``None`` for others.
+    """
+    prime = size - 1
+    if _is_prime(prime) and prime % 4 == 3:
+        bordered = _bordered(prime)
+        bordered[1:, 0] = -1
+        return torch.eye(size, dtype=torch.float64) + bordered
+    prime = size // 2 - 1
+    if size % 4 == 0 and _is_prime(prime) and prime % 4 == 1:
+        symmetric, one = _bordered(prime), torch.eye(prime + 1, dtype=torch.float64)
+        first = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+        second = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
+        return torch.kron(symmetric, first) + torch.kron(one, second)
+    return None
+
+
+def _bordered(prime: int) -> Tensor:
+    """Return Jacobsthal's matrix with a border of ones, ``[prime + 1, prime + 1]``."""
+    numbers = torch.arange(prime)
+    character = torch.full((prime,), -1.0, dtype=torch.float64)
+    character[numbers * numbers % prime] = 1.0
+    character[0] = 0.0
+    matrix = torch.zeros((prime + 1, prime + 1), dtype=torch.float64)
+    matrix[0, 1:] = matrix[1:, 0] = 1.0
+    matrix[1:, 1:] = character[(numbers[:, None] - numbers) % prime]
+    return matrix
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % other for other in range(2, isqrt(number) + 1))

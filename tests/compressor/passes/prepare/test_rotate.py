@@ -1,0 +1,122 @@
+"""``rotate``: the network computes the same, and its channels are alike."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compressor.errors import SpecError
+from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.block_checkpoint import open_blocks
+from compressor.models.transformers.carrier import open_pretrained
+from compressor.passes.prepare.rotate import Rotate
+from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types.passes import PassContext
+from tests.compressor.exporters.gguf.folders import WORDS, save
+
+CONTEXT = PassContext(seed=3)
+TOKENS = torch.from_numpy(np.random.default_rng(0).integers(2, WORDS, (2, 24)))
+
+
+def saved(folder: Path, kind: str) -> Any:
+    """Save a network whose norms have scales of their own."""
+    save(folder, kind)
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    for name, tensor in tensors.items():
+        if "norm" in name:
+            tensors[name] = torch.rand(tensor.shape, generator=generator) + 0.5
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def network(folder: Path) -> TorchCarrier:
+    return open_pretrained("AutoModelForCausalLM", folder, {}, ())
+
+
+def logits(module: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        values: torch.Tensor = module(input_ids=TOKENS).logits
+    return values
+
+
+@pytest.mark.parametrize("kind", ["llama-linear", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("heads", [True, False])
+def test_the_network_computes_the_same(kind: str, heads: bool, tmp_path: Path) -> None:
+    folder = saved(tmp_path / kind, kind)
+    before = network(folder)
+    want = logits(before.module)
+    stream = open_checkpoint(folder)
+    after = Rotate(heads=heads).apply(stream, CONTEXT, {}).carrier
+    assert isinstance(after, CheckpointCarrier)
+    changed = {name: tensor.read() for name, tensor in after.tensors().items()}
+    norms = [t for n, t in changed.items() if n.endswith(("layernorm.weight", "model.norm.weight"))]
+    assert len(norms) == 5
+    assert all(torch.equal(norm, torch.ones_like(norm)) for norm in norms)
+    original = stream.tensors()
+    same = [n for n, t in changed.items() if torch.equal(t, original[n].read())]
+    assert not [n for n in same if n.endswith("proj.weight")]
+    before.module.load_state_dict(changed)
+    error = (logits(before.module) - want).abs().max() / want.abs().max()
+    assert error < 1e-5
+
+
+def test_rows_alone_are_those_of_the_whole(tmp_path: Path) -> None:
+    carrier = open_checkpoint(saved(tmp_path / "m", "qwen2"))
+    after = Rotate().apply(carrier, CONTEXT, {}).carrier.tensors()
+    for name in ("model.layers.1.self_attn.v_proj.weight", "model.embed_tokens.weight"):
+        read: Any = after[name].read
+        whole = read()
+        assert torch.equal(read.rows(5, 23), whole[5:23])
+
+
+@pytest.mark.slow  # the module is lowered
+def test_the_module_gets_the_same_weights(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", "qwen3")
+    stream = Rotate().apply(open_checkpoint(folder), CONTEXT, {}).carrier.tensors()
+    module = Rotate().apply(network(folder), CONTEXT, {}).carrier.tensors()
+    assert stream.keys() == module.keys()
+    assert all(torch.equal(t.read(), module[n].read()) for n, t in stream.items())
+
+
+def test_another_seed_is_another_rotation(tmp_path: Path) -> None:
+    carrier = open_checkpoint(saved(tmp_path / "m", "mistral"))
+    name = "model.layers.0.mlp.up_proj.weight"
+    found = [
+        Rotate().apply(carrier, PassContext(seed), {}).carrier.tensors()[name].read()
+        for seed in (3, 3, 4)
+    ]
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def refusal(carrier: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        Rotate().survey(carrier, CONTEXT)
+    return str(caught.value)
+
+
+def test_what_cannot_be_rotated_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "tied", "llama-3")
+    assert "cannot turn tied embeddings" in refusal(open_checkpoint(tmp_path / "tied"))
+    assert "cannot turn tied embeddings" in refusal(network(tmp_path / "tied"))
+    save(tmp_path / "gemma", "gemma")
+    assert "a model of type 'gemma'" in refusal(open_checkpoint(tmp_path / "gemma"))
+    save(tmp_path / "biased", "llama")
+    assert "has no place for" in refusal(open_checkpoint(tmp_path / "biased"))
+    save(tmp_path / "m", "mistral")
+    assert "give the written directory" in refusal(open_blocks(tmp_path / "m"))
+    coded = QuantizeWeights(preset="int8").apply(open_checkpoint(tmp_path / "m"), CONTEXT, {})
+    assert "is codes; put it before the pass" in refusal(coded.carrier)
+    shutil.copytree(tmp_path / "m", tmp_path / "deeper")
+    config = tmp_path / "deeper" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "strange"}))
+    assert "a model of type 'strange'" in refusal(open_checkpoint(tmp_path / "deeper"))

@@ -1,0 +1,40 @@
+"""Hadamard matrices of Sylvester and Paley, and rotations made of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressor.passes.prepare.maths.rotation import paley, rotation
+
+
+@pytest.mark.parametrize("size", [4, 12, 20, 24, 28, 36, 44, 60, 76])
+def test_paley_gives_hadamard_matrices(size: int) -> None:
+    found = paley(size)
+    assert found is not None
+    assert torch.equal(found.abs(), torch.ones_like(found))
+    assert torch.equal(found @ found.T, size * torch.eye(size, dtype=torch.float64))
+
+
+def test_sizes_that_paley_has_not() -> None:
+    assert [size for size in range(4, 100, 4) if paley(size) is None] == [
+        *(16, 40, 52, 56, 64, 88, 92, 96),
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 200), seed=st.integers(0, 5))
+def test_rotations_are_orthogonal(size: int, seed: int) -> None:
+    made, one = rotation(size, seed), torch.eye(size, dtype=torch.float64)
+    matrix = made.times(one)
+    assert torch.allclose(matrix @ matrix.T, one, atol=1e-12)
+    assert torch.allclose(made.back(one), matrix.T, atol=1e-12)
+    assert torch.allclose(made.turned_rows(one), matrix.T, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [64, 96, 160, 448, 896])
+def test_a_single_channel_is_spread_over_all(size: int) -> None:
+    spread = rotation(size, 1).times(torch.eye(size))
+    assert torch.allclose(spread.abs(), torch.full_like(spread, size**-0.5))
