@@ -137,13 +137,14 @@ def _read(
     turned = turn.times(wide if scale is None else wide * scale)
     if heads is not None:
         turned = _each_head(heads, turned.T).T
-    return turned.to(matrix.dtype)
+    return turned.to(matrix.dtype).contiguous()
 
 
 def _written(turn: Rotation, heads: Rotation | None, matrix: Tensor, _: int) -> Tensor:
     """Return a weight that writes to the residual stream."""
     wide = matrix.to(torch.float64)
-    return turn.turned_rows(wide if heads is None else _each_head(heads, wide)).to(matrix.dtype)
+    turned = turn.turned_rows(wide if heads is None else _each_head(heads, wide))
+    return turned.to(matrix.dtype).contiguous()
 
 
 def _each_head(heads: Rotation, rows: Tensor) -> Tensor:
