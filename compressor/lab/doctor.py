@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,6 +30,8 @@ _RUNTIMES = (
     "onnxruntime-directml",
     "onnxruntime-openvino",
 )
+_OF_DEVELOPERS = frozenset({"dev", "docs", "mutants", "test"})
+_REQUIREMENT = re.compile(r'([\w.-]+).*extra == "([\w-]+)"')
 _CPU_INFO = Path("/proc/cpuinfo")
 _MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
@@ -93,6 +96,7 @@ class Machine:
         cores: how many this process may use.
         memory: bytes that this process may use.
         disk_free: free bytes in the current folder.
+        extras: for each extra of this package that lacks something, what it lacks.
         features: features of the processor that matter for int8, the best first.
         warnings: what should be fixed.
     """
@@ -107,6 +111,7 @@ class Machine:
     cores: int
     memory: int | None
     disk_free: int
+    extras: Mapping[str, tuple[str, ...]]
     features: tuple[str, ...]
     int8: str
     warnings: tuple[str, ...]
@@ -129,10 +134,28 @@ def examine() -> Machine:
         cores=usable_cores(),
         memory=_memory(),
         disk_free=shutil.disk_usage(Path.cwd()).free,
+        extras=missing_extras(requires("compressor") or ()),
         features=features,
         int8=int8_meaning(features),
         warnings=tuple(runtime_warnings(tuple(runtimes))),
     )
+
+
+def missing_extras(requirements: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the extras that lack packages, and which they lack.
+
+    Args:
+        requirements: as a package's metadata has them, such as ``gguf>=0.19; extra == "gguf"``.
+    """
+    missing: dict[str, tuple[str, ...]] = {}
+    for requirement in requirements:
+        found = _REQUIREMENT.match(requirement)
+        if found is None or found[1] == "compressor" or found[2] in _OF_DEVELOPERS:
+            continue
+        elsewhere = "platform_machine" in requirement and platform.machine() not in requirement
+        if not elsewhere and _version(found[1]) is None:
+            missing[found[2]] = (*missing.get(found[2], ()), found[1])
+    return missing
 
 
 def int8_features(cpu_info: str) -> tuple[str, ...]:

@@ -61,6 +61,7 @@ def doctor_page(machine: Machine) -> Page:
         ("cores", str(machine.cores)),
         ("memory", "not known" if machine.memory is None else formats.size(machine.memory)),
         ("free disk here", formats.size(machine.disk_free)),
+        *((f"extra {name}", _extra(name, lacks)) for name, lacks in machine.extras.items()),
         ("processor features", ", ".join(machine.features) or "not known"),
         ("int8", machine.int8),
     ]
@@ -69,6 +70,10 @@ def doctor_page(machine: Machine) -> Page:
     ]
     warnings = [line(f"warning: {warning}", "bad") for warning in machine.warnings]
     return [Table(left("", ""), rows), *([GAP, *warnings] if warnings else [])]
+
+
+def _extra(name: str, lacks: Sequence[str]) -> str:
+    return f'{_MISSING} ({", ".join(lacks)}): pip install "compressor[{name}]"'
 
 
 def _builder(builder: Builder) -> str:

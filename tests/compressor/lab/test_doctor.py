@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 
 from compressor.lab import doctor
-from compressor.lab.doctor import examine, int8_features, int8_meaning, runtime_warnings
+from compressor.lab.doctor import (
+    examine,
+    int8_features,
+    int8_meaning,
+    missing_extras,
+    runtime_warnings,
+)
 from compressor.report.pages.catalog import doctor_page
 from compressor.report.terminal import plain_text
 
@@ -49,6 +55,25 @@ def test_warnings_are_shown_last(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = plain_text(doctor_page(examine())).splitlines()
     assert lines[-2] == ""
     assert lines[-1].startswith("warning: onnxruntime and onnxruntime-gpu and ")
+
+
+def test_extras_that_lack_a_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda p: None if p in ("gguf", "tokenizers") else "1")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "aarch64")
+    wanted = [
+        "torch>=2.10",
+        'gguf>=0.19; extra == "gguf"',
+        'tokenizers>=0.22; extra == "transformers"',
+        'transformers>=5.23; extra == "transformers"',
+        'openvino>=2025.2; extra == "openvino"',
+        'compressor[gguf]; extra == "test"',
+        'tokenizers; extra == "test"',
+        'tokenizers; (platform_machine == "x86_64") and extra == "tensorrt"',
+    ]
+    lacking = missing_extras(wanted)
+    assert lacking == {"gguf": ("gguf",), "transformers": ("tokenizers",)}
+    text = plain_text(doctor_page(replace(examine(), extras=lacking)))
+    assert 'not installed (tokenizers): pip install "compressor[transformers]"' in text
 
 
 def test_a_machine_with_gpus() -> None:
