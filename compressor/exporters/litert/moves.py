@@ -176,12 +176,13 @@ def expand(call: Call) -> None:
         if source.shape == call.shape:
             call.graph.keep(call.result, source)
             return
+        one = tuple(max(1, length) for length in call.shape)
         if weight is not None:
-            array = np.broadcast_to(weight.floats, (1, *call.shape[1:]))
+            array = np.broadcast_to(weight.floats, one)
             source = call.graph.stored(array, value.name or "repeated")
-        if source.shape[1:] != call.shape[1:] or source.dtype != "float32":
+        if source.shape != one or source.dtype != "float32" or call.graph.counted is None:
             raise call.refusal("repeats along the axis of samples, whose number is chosen later")
-        zeros = call.graph.zeros_for_samples(len(call.shape))
+        zeros = call.graph.zeros_for_samples([min(1, length) for length in call.shape])
         call.give("ADD", [source, zeros], schema.AddOptionsT())
         return
     call.give("BROADCAST_TO", [source, call.graph.numbers(call.shape)])

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from compressor.errors import SpecError
 from compressor.exporters.litert.file import FileBuilder, Quantization, Tensor
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_of, dims, is_stored
+from compressor.graph.values import DEFAULT_DOMAINS, constant_of, dims, is_stored
 from compressor.types.tensors import Array
 
 _TURNED = 3  # axes from which on the two layouts differ
@@ -161,7 +161,10 @@ class Store:
     def _folded(self, value: ir.Value) -> Weight | None:
         """Return what an operator makes of constants alone; ``None`` where it does not."""
         node = value.producer()
-        if node is None or not node.inputs or operator(node).random or len(node.outputs) > 1:
+        row = operator(node)
+        if node is None or not node.inputs or len(node.outputs) > 1:
+            return None
+        if row.random or row.family == "control" or node.domain not in DEFAULT_DOMAINS:
             return None
         if value not in self._made:
             given = {v.name or "": self.weight(v) for v in node.inputs if v is not None}
@@ -232,10 +235,19 @@ class Store:
         """Return a tensor that holds one float."""
         return self.stored(np.array(value, np.float32), "scalar")
 
-    def zeros_for_samples(self, rank: int) -> Tensor:
-        """Return a zero for each sample, ``[samples, 1, ...]``: the number is that of an input."""
-        shape = (-1,) + (1,) * (rank - 1)
-        value = next(v for v in self.model.graph.inputs if shape_of(v)[:1] == (-1,))
+    @property
+    def counted(self) -> ir.Value | None:
+        """An input whose first axis is that of samples, if there is one."""
+        return next((v for v in self.model.graph.inputs if shape_of(v)[:1] == (-1,)), None)
+
+    def zeros_for_samples(self, shape: Sequence[int]) -> Tensor:
+        """Return a zero for each sample: their number is that of an input.
+
+        Args:
+            shape: -1 at the axis of samples, 1 at all others.
+        """
+        value = self.counted
+        assert value is not None
         source = self.tensor(value, last=False)
         if source.dtype != "float32":
             options = schema.CastOptionsT()
@@ -314,13 +326,19 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
     shape = dims(value, symbolic=-1)
     free = () if shape is None else [axis for axis, length in enumerate(shape) if length < 0]
     if shape is None or len(free) > 1 or (value.is_graph_input() and any(free)):
-        given = "no known shape" if value.shape is None else f"the shape {list(value.shape)}"
+        given = "no known shape" if value.shape is None else f"the shape {axes_of(value.shape)}"
         raise SpecError(
             f"value {value.name!r}",
             f"has {given}; in a LiteRT file only the axis of samples may have any length",
             "give the inputs fixed lengths in model.inputs, all but the first",
         )
     return shape
+
+
+def axes_of(shape: ir.Shape) -> str:
+    """Return a shape as specs have it, such as ``[batch, 3, height, 8]``."""
+    lengths = (axis if isinstance(axis, int) else axis.value or "?" for axis in shape)
+    return f"[{', '.join(map(str, lengths))}]"
 
 
 def type_of(value: ir.Value) -> str:
