@@ -330,7 +330,8 @@ def shape_of(value: ir.Value) -> tuple[int, ...]:
         raise SpecError(
             f"value {value.name!r}",
             f"has {given}; in a LiteRT file only the axis of samples may have any length",
-            "give the inputs fixed lengths in model.inputs, all but the first",
+            "give the inputs fixed lengths, all but the first: a network in Python by "
+            "model.inputs, an ONNX file where it is exported",
         )
     return shape
 

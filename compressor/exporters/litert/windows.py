@@ -64,7 +64,8 @@ def conv_transpose(call: Call) -> None:
     if samples < 0:
         raise call.refusal(
             "computes any number of samples, and LiteRT's needs a fixed one",
-            "give the inputs a fixed number of samples in model.inputs, such as 1",
+            "give the inputs a fixed number of samples, such as 1: a network in Python by "
+            "model.inputs, an ONNX file where it is exported",
         )
     options = schema.TransposeConvOptionsT()
     options.padding, options.fusedActivationFunction = _VALID, 0
