@@ -37,7 +37,7 @@ class LitertRunner:
         self.runtime = f"litert {version(_PACKAGE)} (CPU)"
         self.threads = usual_threads() or 1
         try:
-            with _without_greeting():
+            with without_greeting():
                 self._interpreter: Any = Interpreter(str(path), num_threads=self.threads)
                 self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
@@ -100,8 +100,8 @@ class LitertRunner:
 
 
 @contextmanager
-def _without_greeting() -> Iterator[None]:
-    """Keep a line off the screen that LiteRT's C++ prints for each interpreter."""
+def without_greeting() -> Iterator[None]:
+    """Keep off the screen what C++ prints when a runtime opens a file."""
     sys.stderr.flush()
     number = os.dup(2)
     nobody = os.open(os.devnull, os.O_WRONLY)

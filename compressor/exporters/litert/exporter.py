@@ -12,9 +12,8 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from compressor.errors import SpecError
+from compressor.exporters.byte_codes import check_codes
 from compressor.files import disk_errors
-from compressor.graph.operators import operator
-from compressor.graph.values import all_nodes, constant_of
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
 
@@ -77,7 +76,7 @@ class LitertExporter(Exporter):
                 "give model.factory or model.onnx",
             )
         model = carrier.graph()
-        _check_codes(model)
+        check_codes(model, "LiteRT")
         size = len(_content(model, USUAL, planned=True))
         if size >= _LIMIT:
             raise SpecError(
@@ -130,35 +129,6 @@ def _content(model: ir.Model, context: ExportContext, *, planned: bool) -> bytes
     release = version("compressor")
     note = f"compressor {release}, {context.name}, spec {context.spec_digest}"
     return store.file.content(inputs, outputs, f"compressor {release}", {_NOTE: note.encode()})
-
-
-def _check_codes(model: ir.Model) -> None:
-    """Refuse codes that LiteRT has no type or no kernel for.
-
-    Raises:
-        SpecError: naming the node, and what to change.
-    """
-    for node in all_nodes(model.graph):
-        row = operator(node)
-        if row.family != "quantization":
-            continue
-        codes = node.outputs[0] if row.quantizes else node.inputs[0]
-        stored = codes is not None and constant_of(codes) is not None
-        kind = "weights" if stored else "activations"
-        dtype = None if codes is None else codes.dtype
-        subject = f"node {node.name!r} ({node.op_type})"
-        if node.attributes.get_int("block_size", 0):
-            raise SpecError(
-                subject, "has scales for groups of a row, which LiteRT has not",
-                "set granularity: channel",
-            )  # fmt: skip
-        other = ir.DataType.INT32 if stored else ir.DataType.UINT8
-        allowed = (ir.DataType.INT8, other)
-        if dtype is not None and dtype not in allowed:
-            raise SpecError(
-                subject, f"its {kind} are {dtype.name.lower()}, and LiteRT's are int8",
-                "set bits: 8, and leave symmetric out",
-            )  # fmt: skip
 
 
 def _check_installed() -> None:

@@ -22,6 +22,7 @@ _FORMATS: Mapping[str, str] = {
     ".plan": "tensorrt",
     ".xml": "openvino",
     ".tflite": "litert",
+    ".pte": "executorch",
     ".safetensors": "safetensors",
     ".json": "safetensors",
 }

@@ -13,6 +13,7 @@ from compressor.calibration.sources.arrays import NpzSource
 from compressor.errors import DataError, SpecError
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, tensor_spec
+from compressor.models.executorch import ExecutorchRunner
 from compressor.models.litert import LitertRunner
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.runtimes import OpenVinoRunner
@@ -57,9 +58,9 @@ def declared(artifact: Artifact) -> Declared:
 
     if artifact.format == ONNX:
         return of_graph(read_onnx(artifact.path))
-    if artifact.format in ("ort", "openvino", "litert"):
+    if artifact.format in ("ort", "openvino", "litert", "executorch"):
         runner = artifact.opener(Machinery())()
-        assert isinstance(runner, OrtRunner | OpenVinoRunner | LitertRunner)
+        assert isinstance(runner, OrtRunner | OpenVinoRunner | LitertRunner | ExecutorchRunner)
         return Declared(runner.inputs)
     packed = packed_format(artifact.path)
     if packed is not None:

@@ -59,6 +59,7 @@ class Compiler:
     Args:
         opsets: the model's opset versions by domain.
         operators: further operators, by domain and name, beside the executor's own.
+        joins: a value that is quantized and dequantized at once is computed without its codes.
 
     Attributes:
         constants: the values of ``Constant`` nodes met so far, which become part of the module.
@@ -67,9 +68,10 @@ class Compiler:
         ModelError: the opset is not supported.
     """
 
-    def __init__(self, opsets: Mapping[str, int], operators: Operators):
+    def __init__(self, opsets: Mapping[str, int], operators: Operators, *, joins: bool = True):
         self.constants: dict[ir.Value, torch.Tensor] = {}
         self._operators = {**OPERATORS, **operators}
+        self._joins = joins
         self._opsets = {_domain(name): version for name, version in opsets.items()}
         version = self._opsets.get("", NEWEST_OPSET)
         if not OLDEST_OPSET <= version <= NEWEST_OPSET:
@@ -104,7 +106,9 @@ class Compiler:
         outputs = tuple(_slot(slots, value) for value in graph.outputs)
         captured = tuple(v for v in slots if v is not None and v not in given)
         taken = tuple(slots[value] for value in (*inputs, *captured))
-        steps = rounded_at_once(_ordered(steps, graph), outputs)
+        steps = _ordered(steps, graph)
+        if self._joins:
+            steps = rounded_at_once(steps, outputs)
         return Program(len(slots), taken, outputs, tuple(steps)).with_lifetimes(), captured
 
     def _opset(self, node: ir.Node) -> int:

@@ -224,6 +224,7 @@ class Operator:
         otherwise: runs the nodes that the function does not, instead of refusing them.
 
     Attributes:
+        function: the function.
         host: positions of inputs that are read in Python; ``None`` if it has subgraphs.
         otherwise: runs the nodes that the function does not.
     """
@@ -239,7 +240,7 @@ class Operator:
         train: Op | None = None,
         otherwise: Operator | None = None,
     ):
-        self._function, self._outputs, self._ignored = function, outputs, ignored
+        self.function, self._outputs, self._ignored = function, outputs, ignored
         self._check, self.otherwise = check, otherwise
         builtin = inspect.isbuiltin(function)
         parameters = [] if builtin else list(inspect.signature(function).parameters.values())
@@ -281,7 +282,7 @@ class Operator:
         if self._check is not None:
             self._check(node)
         attributes = {name: read(node) for name, read in self._attributes.items()}
-        return partial(self._function, **attributes) if attributes else self._function
+        return partial(self.function, **attributes) if attributes else self.function
 
 
 Table: TypeAlias = dict[str, Operator]

@@ -69,7 +69,7 @@ class Program:
             values[slot] = argument
         for step in self.steps:
             run = step.train if training and step.train is not None else step.run
-            results = _execute(step, run, [values[slot] for slot in step.inputs])
+            results = run_step(step, run, [values[slot] for slot in step.inputs])
             for slot, result in zip(step.outputs, results, strict=False):
                 if slot:
                     values[slot] = result
@@ -145,7 +145,12 @@ class Body:
         return self.program([*inputs, *(captured[position] for position in self.captures)])
 
 
-def _execute(step: Step, run: Op, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+def run_step(step: Step, run: Op, arguments: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Run what a step calls on one device, and return its results.
+
+    Raises:
+        ModelError: it fails; the node and the shapes are named.
+    """
     if step.host is not None:  # otherwise it has subgraphs, of which not all need run
         arguments = _aligned(
             [x if x is None or type(x) is Tensor else computed(x) for x in arguments], step.host

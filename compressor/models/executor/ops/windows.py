@@ -107,7 +107,8 @@ def convolution(
     padding: Sequence[int] = pads.before
     if not pads.symmetric:
         x, padding = pads.apply(x), zeros
-    if x.dim() == _PICTURES and x.is_cpu:  # as oneDNN computes; else it would turn values each time
+    if x.dim() == _PICTURES and x.is_cpu and not torch.compiler.is_exporting():
+        # As oneDNN computes; else it would turn values each time.
         x = x.contiguous(memory_format=torch.channels_last)
     return torch.convolution(x, weight, bias, strides, padding, dilations, False, zeros, group)
 
@@ -223,11 +224,19 @@ _POOL: Any = settings(_Pool)
 _INDICES = wanted(1)
 
 
+def _pads_itself(pads: Pads, kernel: Sequence[int], extra: Sequence[int]) -> bool:
+    """Whether PyTorch's pools take these pads."""
+    halves = all(2 * rows <= width for rows, width in zip(pads.before, kernel, strict=True))
+    return pads.symmetric and halves and not any(extra)
+
+
 def _max_pool(
     x: Tensor, *, pool: _Pool = _POOL, storage_order: bool = False, indices: bool = _INDICES
 ) -> Result:
     kernel, pads, extra = pool.placed(x)
     strides, dilations = pool.moves(len(kernel))
+    if x.is_floating_point() and not indices and _pads_itself(pads, kernel, extra):
+        return _MAX_POOLS[len(kernel)](x, kernel, strides, pads.before, dilations)[0]
     lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
     padded = (pads + extra if any(extra) else pads).apply(x, lowest)
     if x.dtype.itemsize == 1:  # with channels last, PyTorch counts the places in the same type
@@ -254,8 +263,9 @@ def _average_pool(x: Tensor, *, pool: _Pool = _POOL, count_include_pad: bool = F
     kernel, pads, extra = pool.placed(x)
     strides, dilations = pool.moves(len(kernel))
     around = pads + extra
-    if not any(around.before + around.after) and all(dilation == 1 for dilation in dilations):
-        return _AVERAGE_POOLS[len(kernel)](x, kernel, strides)
+    if _pads_itself(pads, kernel, extra) and all(dilation == 1 for dilation in dilations):
+        pool_of = _AVERAGE_POOLS[len(kernel)]
+        return pool_of(x, kernel, strides, pads.before, False, count_include_pad)
     total = pool.sums(around.apply(x), kernel)
     counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
     if count_include_pad:

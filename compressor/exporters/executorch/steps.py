@@ -1,0 +1,81 @@
+"""What the steps of a graph say of operators and codes."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from compressor.errors import SpecError
+from compressor.exporters.executorch.calls import Codes, Stored
+from compressor.models.executor.ops import OPERATORS
+from compressor.models.executor.program import Op, Step
+
+_OFFSET = 128  # between codes of uint8 and of int8
+GEMM, MATMUL, CLIP, RELU, SHAPE, SIZE, QUANTIZE, DEQUANTIZE = (
+    OPERATORS["", name].function
+    for name in (
+        "Gemm",
+        "MatMul",
+        "Clip",
+        "Relu",
+        "Shape",
+        "Size",
+        "QuantizeLinear",
+        "DequantizeLinear",
+    )
+)
+ALIKE = frozenset(
+    OPERATORS["", name].function
+    for name in ("Concat", "Relu", "MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
+                 "Transpose", "Slice", "Split", "Pad", "Resize", "Identity")
+)  # fmt: skip
+"""What XNNPACK computes on codes only if those of the result mean the same."""
+
+
+def function_of(step: Step) -> Op:
+    """Return what runs a step, without its attributes."""
+    function: Op = getattr(step.run, "func", step.run)
+    return function
+
+
+def codes_of(step: Step, scale: Tensor, zero: Tensor | None) -> Codes:
+    """Return how a QuantizeLinear or DequantizeLinear of activations does it, for int8."""
+    assert isinstance(step.run, partial)
+    if scale.numel() > 1:
+        raise refusal(step, "has more than one scale, and XNNPACK wants one for an activation")
+    unsigned = step.run.keywords.get("target") == ir.DataType.UINT8 or (
+        zero is not None and zero.dtype == torch.uint8
+    )
+    offset = (0 if zero is None else int(zero.reshape(-1)[0])) - _OFFSET * unsigned
+    return Codes(float(scale.reshape(-1)[0]) or 1.0, offset)
+
+
+def stored_of(step: Step, array: Tensor, scale: Tensor, zero: Tensor | None) -> Stored:
+    """Return the codes of a weight as int8, of a DequantizeLinear.
+
+    Args:
+        zero: its zero points, if they are to be looked at.
+
+    Raises:
+        SpecError: one is not in the middle.
+    """
+    assert isinstance(step.run, partial)
+    middle = _OFFSET if array.dtype == torch.uint8 else 0
+    if zero is not None and bool((zero.to(torch.int32) != middle).any()):
+        raise refusal(
+            step, "has weights whose codes have a zero point", "set symmetric: true for weights"
+        )
+    if middle:
+        array = (array.to(torch.int16) - middle).to(torch.int8)
+    axis = step.run.keywords["axis"] % max(1, array.dim())
+    return Stored(array, scale.to(torch.float32).reshape(-1), axis)
+
+
+def refusal(step: Step, problem: str, remedy: str = "") -> SpecError:
+    """Return the error that names a node."""
+    return SpecError(
+        step.label, f"{problem}; ExecuTorch does not take that", remedy or "export onnx instead"
+    )
