@@ -6,9 +6,7 @@ import onnx_ir as ir
 
 from compressor.errors import SpecError
 from compressor.graph.operators import operator
-from compressor.graph.values import all_nodes, constant_of
-
-_WHILE_RUNNING = frozenset({"DynamicQuantizeLinear", "MatMulInteger", "ConvInteger"})
+from compressor.graph.values import all_nodes, computes_scale, constant_of
 
 
 def check_codes(model: ir.Model, runtime: str) -> None:
@@ -23,7 +21,7 @@ def check_codes(model: ir.Model, runtime: str) -> None:
     """
     for node in all_nodes(model.graph):
         row = operator(node)
-        if node.op_type in _WHILE_RUNNING:
+        if computes_scale(node) or row.integer:
             raise SpecError(
                 f"node {node.name!r} ({node.op_type})", f"{runtime} does not take it",
                 "use quantize-static, which fixes scales before",

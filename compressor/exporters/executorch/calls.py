@@ -5,6 +5,7 @@ Quantized values are written in the words that ExecuTorch knows, with int8 codes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from compressor.models.executor.program import Op
 
 _LEAST, _GREATEST = -128, 127
+_CUBIC = 0.044715
 _WORDS = torch.ops.quantized_decomposed
 assert _decomposed.quantized_decomposed_lib  # the import registers them
 
@@ -145,3 +147,9 @@ def from_channel_codes(axis: int, codes: Tensor, scales: Tensor, zeros: Tensor) 
 def bounded(low: float | None, high: float | None, x: Tensor) -> Tensor:
     """Limit elements by numbers."""
     return x if low is None and high is None else torch.clamp(x, low, high)
+
+
+def gelu_by_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of GELU as a formula; XNNPACK's GELU is always the exact one."""
+    inner = math.sqrt(2 / math.pi) * (x + _CUBIC * x * x * x)
+    return 0.5 * x * (1 + torch.tanh(inner))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,7 +126,9 @@ class ExecutorchExporter(Exporter):
 def _lowering() -> ModuleType:
     """Import what writes programs; ExecuTorch's packages warn of each other."""
     with quiet_libraries():
-        return import_module("compressor.exporters.executorch.lowering")
+        from compressor.exporters.executorch import lowering
+
+    return lowering
 
 
 def _check_installed() -> None:

@@ -84,13 +84,14 @@ def check_kernels(lowered: Lowered) -> None:
     with quiet_libraries():
         kernels = Runtime.get().operator_registry.operator_names
         graph = lowered.program.run_decompositions().graph
-    bases = {name.partition(".")[0].removesuffix("_copy") for name in kernels}
+    bases = {name.partition(".")[0] for name in kernels}
+    bases |= {name.removesuffix("_copy") for name in bases} | _TAKEN
     for node in graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if node.op != "call_function" or schema is None:
             continue
         name = str(schema.name)
-        if name.startswith("aten::") and name not in bases | _TAKEN:
+        if name.startswith("aten::") and name not in bases:
             raise SpecError(
                 "export executorch", f"the runtime has no kernel for {name}",
                 "export onnx or litert instead, or change the network",

@@ -27,6 +27,7 @@ from compressor.exporters.executorch.calls import (
     bounded,
     from_channel_codes,
     from_codes,
+    gelu_by_tanh,
     quantized,
     to_codes,
 )
@@ -34,12 +35,14 @@ from compressor.exporters.executorch.steps import (
     ALIKE,
     CLIP,
     DEQUANTIZE,
+    GELU,
     GEMM,
     MATMUL,
     QUANTIZE,
     RELU,
     SHAPE,
     SIZE,
+    by_tanh,
     codes_of,
     function_of,
     refusal,
@@ -132,6 +135,8 @@ class Recorder:
             function is CLIP and self._clip(step)
         ):
             return
+        elif function is GELU and by_tanh(step):
+            self._call(step, gelu_by_tanh, [self._operand(step, 0)])
         elif any(slot in self._codes for slot in step.inputs):
             self._through(step)
         elif function in ALIKE:
@@ -151,9 +156,13 @@ class Recorder:
             raise refusal(step, "has a scale that is computed")
         if array.dtype not in _BYTES:
             return False
-        self._stored[step.outputs[0]] = stored_of(
-            step, array, scale, None if self.planned else zero
-        )
+        looked_at = torch.zeros(1) if zero is None else zero
+        unknown = self._unknown.intersection(step.inputs[2:])
+        stored = stored_of(step, array, scale, None if unknown else looked_at)
+        if stored is None:
+            self.widened.add(step.outputs[0])
+            return False
+        self._stored[step.outputs[0]] = stored
         return True
 
     def _quantize(self, step: Step) -> None:

@@ -14,11 +14,12 @@ from compressor.models.executor.ops import OPERATORS
 from compressor.models.executor.program import Op, Step
 
 _OFFSET = 128  # between codes of uint8 and of int8
-GEMM, MATMUL, CLIP, RELU, SHAPE, SIZE, QUANTIZE, DEQUANTIZE = (
+GEMM, MATMUL, GELU, CLIP, RELU, SHAPE, SIZE, QUANTIZE, DEQUANTIZE = (
     OPERATORS["", name].function
     for name in (
         "Gemm",
         "MatMul",
+        "Gelu",
         "Clip",
         "Relu",
         "Shape",
@@ -41,6 +42,11 @@ def function_of(step: Step) -> Op:
     return function
 
 
+def by_tanh(step: Step) -> bool:
+    """Whether a Gelu is the approximation."""
+    return isinstance(step.run, partial) and step.run.keywords["approximate"] == "tanh"
+
+
 def codes_of(step: Step, scale: Tensor, zero: Tensor | None) -> Codes:
     """Return how a QuantizeLinear or DequantizeLinear of activations does it, for int8."""
     assert isinstance(step.run, partial)
@@ -53,21 +59,19 @@ def codes_of(step: Step, scale: Tensor, zero: Tensor | None) -> Codes:
     return Codes(float(scale.reshape(-1)[0]) or 1.0, offset)
 
 
-def stored_of(step: Step, array: Tensor, scale: Tensor, zero: Tensor | None) -> Stored:
+def stored_of(step: Step, array: Tensor, scale: Tensor, zero: Tensor | None) -> Stored | None:
     """Return the codes of a weight as int8, of a DequantizeLinear.
 
     Args:
         zero: its zero points, if they are to be looked at.
 
-    Raises:
-        SpecError: one is not in the middle.
+    Returns:
+        ``None`` where a zero point is not in the middle, which XNNPACK's weights do not have.
     """
     assert isinstance(step.run, partial)
     middle = _OFFSET if array.dtype == torch.uint8 else 0
     if zero is not None and bool((zero.to(torch.int32) != middle).any()):
-        raise refusal(
-            step, "has weights whose codes have a zero point", "set symmetric: true for weights"
-        )
+        return None
     if middle:
         array = (array.to(torch.int16) - middle).to(torch.int8)
     axis = step.run.keywords["axis"] % max(1, array.dim())
