@@ -40,6 +40,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "onnx": "compressor.exporters.onnx.exporter:OnnxExporter",
         "tensorrt": "compressor.exporters.tensorrt.exporter:TensorrtExporter",
         "archive": "compressor.exporters.archive.exporter:ArchiveExporter",
+        "coreml": "compressor.exporters.coreml.exporter:CoremlExporter",
         "executorch": "compressor.exporters.executorch.exporter:ExecutorchExporter",
         "gguf": "compressor.exporters.gguf.exporter:GgufExporter",
         "genai": "compressor.exporters.genai.exporter:GenaiExporter",

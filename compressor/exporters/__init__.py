@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressor.exporters.archive.exporter import ArchiveExporter as ArchiveExporter
+    from compressor.exporters.coreml.exporter import CoremlExporter as CoremlExporter
     from compressor.exporters.executorch.exporter import ExecutorchExporter as ExecutorchExporter
     from compressor.exporters.genai.exporter import GenaiExporter as GenaiExporter
     from compressor.exporters.gguf.exporter import GgufExporter as GgufExporter

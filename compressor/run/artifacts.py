@@ -100,7 +100,9 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
             again = planned.estimate and not exporter.estimated  # now that the sizes are known
             predicted = exporter.predict(carrier) if again else planned.bytes
         files, tensors = stored["files"], stored.get("tensors", {})
-        path = folder / str(files[0]["name"])
+        path = (
+            folder / str(files[0]["name"]).partition("/")[0]
+        )  # or the folder that is one artifact
         made.append(Artifact(key, exporter, path, files, tensors, predicted))
     return made
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from compressor.errors import SpecError
 from compressor.exporters.byte_codes import check_codes
+from compressor.exporters.torch_program.export import exported
 from compressor.files import disk_errors
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Carrier, Runner
@@ -81,11 +82,11 @@ class ExecutorchExporter(Exporter):
         model = carrier.graph()
         check_codes(model, "ExecuTorch")
         lowering = _lowering()
-        lowering.check_kernels(lowering.exported(model, planned=True))
+        lowering.check_kernels(exported(model, planned=True))
 
     def remarks(self, carrier: Carrier) -> tuple[str, ...]:
         """Return how many layers have lost their codes."""
-        count = _lowering().exported(carrier.graph(), planned=True).widened
+        count = exported(carrier.graph(), planned=True).widened
         if not count:
             return ()
         layers = "1 layer has its" if count == 1 else f"{count} layers have their"
@@ -96,7 +97,7 @@ class ExecutorchExporter(Exporter):
 
     def predict(self, carrier: Carrier) -> int:
         """Return about the bytes of the file; no weight is evaluated."""
-        return int(_lowering().exported(carrier.graph(), planned=True).size)
+        return exported(carrier.graph(), planned=True).size
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
         """Write the file.

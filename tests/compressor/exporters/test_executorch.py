@@ -13,7 +13,7 @@ from torch import nn
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.executorch import ExecutorchExporter
 from compressor.exporters.executorch import exporter as executorch_exporter
-from compressor.exporters.executorch.recording import Recorder
+from compressor.exporters.torch_program.recording import Recorder
 from compressor.models.executorch import ExecutorchRunner
 from compressor.models.torch.carrier import open_module
 from compressor.passes.fuse.fuse import Fuse

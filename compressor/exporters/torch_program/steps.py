@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import SpecError
-from compressor.exporters.executorch.calls import Codes, Stored
+from compressor.exporters.torch_program.calls import Codes, Stored
 from compressor.models.executor.ops import OPERATORS
 from compressor.models.executor.program import Op, Step
 
@@ -81,5 +81,5 @@ def stored_of(step: Step, array: Tensor, scale: Tensor, zero: Tensor | None) -> 
 def refusal(step: Step, problem: str, remedy: str = "") -> SpecError:
     """Return the error that names a node."""
     return SpecError(
-        step.label, f"{problem}; ExecuTorch does not take that", remedy or "export onnx instead"
+        step.label, f"{problem}; this format does not take that", remedy or "export onnx instead"
     )

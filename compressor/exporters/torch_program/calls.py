@@ -1,6 +1,6 @@
 """Calls of PyTorch operators that a module repeats, for PyTorch to export it.
 
-Quantized values are written in the words that ExecuTorch knows, with int8 codes.
+Quantized values are written in the words that PyTorch's own tools know, with int8 codes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Record what one run of a graph calls.
 
 What depends on no input is computed here, once. Each reader of codes dequantizes for itself, as
-ExecuTorch expects it.
+the tools expect that read such programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compressor.errors import SpecError
-from compressor.exporters.executorch.calls import (
+from compressor.exporters.torch_program.calls import (
     Call,
     Codes,
     Known,
@@ -31,7 +31,7 @@ from compressor.exporters.executorch.calls import (
     quantized,
     to_codes,
 )
-from compressor.exporters.executorch.steps import (
+from compressor.exporters.torch_program.steps import (
     ALIKE,
     CLIP,
     DEQUANTIZE,
@@ -63,6 +63,7 @@ class Recorder:
 
     Args:
         planned: constants that are not computed yet are taken as zeros: only sizes count.
+        alone: weights keep their codes also where activations have none.
 
     Attributes:
         widened: slots of quantized weights that are written as floats.
@@ -70,6 +71,7 @@ class Recorder:
 
     model: ir.Model
     planned: bool = False
+    alone: bool = False
     widened: set[int] = field(default_factory=set)
     _buffers: dict[str, Tensor] = field(default_factory=dict)
     _names: dict[object, str] = field(default_factory=dict)  # of buffers
@@ -87,7 +89,7 @@ class Recorder:
         """Return a module that computes the graph for inputs of these shapes.
 
         Raises:
-            SpecError: ExecuTorch cannot hold a node, named.
+            SpecError: a node cannot be exported; it is named.
             ModelError: the graph does not run on such inputs.
         """
         model = flattened(self.model)
@@ -248,6 +250,8 @@ class Recorder:
 
     def _integer(self, step: Step) -> bool:
         """Whether XNNPACK computes a layer with codes: it reads, and gives, nothing else."""
+        if self.alone:
+            return True
         activations = [slot for slot in step.inputs if not (slot in self._known or slot == ABSENT)]
         if any(x not in self._dequantized and x not in self._stored for x in activations):
             return False
@@ -377,9 +381,7 @@ class Recorder:
             self._calls.append(Call(torch.clone, (name,), (made,)))
             return made
         if slot in self._codes:
-            raise SpecError(
-                "export executorch", "an output of the model is codes", "let it return floats"
-            )
+            raise SpecError("the graph", "an output of the model is codes", "let it return floats")
         return slot
 
     def _fresh(self) -> int:
