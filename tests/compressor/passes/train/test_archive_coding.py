@@ -84,7 +84,7 @@ def test_gradients_reach_values_and_weights() -> None:
     weight = torch.zeros(2, 2, requires_grad=True)
     book = torch.tensor([1.0, 5.0], requires_grad=True)
     codes = torch.tensor([[0, 1], [1, 1]], dtype=torch.uint8)
-    decode = OPERATORS["compressor.coding", "Decode"]._function
+    decode = OPERATORS["compressor.coding", "Decode"].function
     result = decode(weight, book, codes)
     assert torch.equal(result, torch.tensor([[1.0, 5.0], [5.0, 5.0]]))
     factors = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
