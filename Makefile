@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ZOO := .venv-zoo
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all check setup bench results mutants fuzz zoo lint types docs site clean
+.PHONY: demo test test-all check setup bench results mutants fuzz zoo lint types docs notebooks site clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -68,6 +68,9 @@ zoo: $(ZOO)/.ready  ## many architectures through everything, into docs/zoo.md; 
 
 docs: $(VENV)/.dev  ## the generated reference pages
 	$(BIN)/python docs/generate.py
+
+notebooks: $(VENV)/.dev  ## the guide's notebooks, run again and kept with their output
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python docs/notebooks.py
 
 site: $(VENV)/.dev  ## the user guide as web pages
 	$(BIN)/python -m sphinx -W -q -b html docs out/site

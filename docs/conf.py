@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 project = "compressor"
 release = version = __version__
-extensions = ["myst_parser"]
+# Pages in Markdown, and notebooks with the output that they are kept with.
+extensions = ["myst_nb"]
+nb_execution_mode = "off"
 html_theme = "furo"
 html_title = f"compressor {__version__}"
 myst_heading_anchors = 4
@@ -21,7 +23,7 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.xref_missing"]
 
 _TABLE = re.compile(r"^## (.+)\n\n\| page \|.*\n(?:\|.*\n)+", re.M)
-_PAGE = re.compile(r"\]\(([\w/-]+)\.md\)")
+_PAGE = re.compile(r"\]\(([\w/-]+)\.(?:md|ipynb)\)")
 
 
 def setup(app: Sphinx) -> None:

@@ -46,7 +46,7 @@ def show(page: Page, stream: TextIO) -> None:
     from rich.console import Console
 
     if stream.isatty():
-        Console(file=stream, highlight=False).print(_rendered(page))
+        Console(file=stream, highlight=False, force_jupyter=False).print(_rendered(page))
     else:
         stream.write(plain_text(page))
 
@@ -62,6 +62,7 @@ def plain_text(page: Page) -> str:
         width=_UNBOUNDED,
         color_system=None,
         force_terminal=False,
+        force_jupyter=False,
         highlight=False,
         emoji=False,
         markup=False,

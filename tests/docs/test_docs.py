@@ -189,8 +189,9 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     index = (tmp_path / "index.html").read_text(encoding="utf-8")
-    for page in (ROOT / "docs").rglob("*.md"):
-        name = page.relative_to(ROOT / "docs").with_suffix(".html").as_posix()
+    docs = ROOT / "docs"
+    for page in [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]:
+        name = page.relative_to(docs).with_suffix(".html").as_posix()
         assert f'href="{name}"' in index or name == "index.html"
 
 
