@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -165,16 +165,16 @@ def _needed_sources(module_name: str) -> dict[str, bytes]:
     waiting = [n for n in sys.modules if n == root or n.startswith(root + ".")]
     sources: dict[str, bytes] = {}
     seen: set[str] = set()
+    folders: dict[str, bool] = {}
     while waiting:
         name = waiting.pop()
         if name in seen:
             continue
         seen.add(name)
-        for path in _files_of(folder, name):
+        for path in _files_of(folder, name, folders):
             dotted = ".".join(path.relative_to(folder).with_suffix("").parts)
-            if dotted not in sources:
-                sources[dotted] = path.read_bytes()
-                waiting += _imports(sources[dotted], dotted)
+            sources[dotted] = path.read_bytes()
+            waiting += _imports(sources[dotted], dotted)
     return sources
 
 
@@ -189,16 +189,25 @@ def _folder_of(module: ModuleType | None) -> Path | None:
     return None if installed or folder == Path(hashlib.__file__).parent else folder
 
 
-def _files_of(folder: Path, name: str) -> Iterator[Path]:
+def _files_of(folder: Path, name: str, folders: dict[str, bool]) -> Iterator[Path]:
+    """Yield the files of a module and of the packages around it, each once.
+
+    Args:
+        folders: whether there is a folder of a dotted name; those that are known have been yielded.
+    """
     parts = name.split(".")
     for count in range(1, len(parts) + 1):
-        place = folder.joinpath(*parts[:count])
-        for path in (place.with_name(place.name + ".py"), place / "__init__.py"):
-            if path.is_file():
-                yield path
+        dotted = ".".join(parts[:count])
+        if dotted not in folders:
+            place = folder.joinpath(*parts[:count])
+            folders[dotted] = place.is_dir()
+            files = (place.with_name(place.name + ".py"), place / "__init__.py")
+            yield from (path for path in files if path.is_file())
+        if not folders[dotted]:  # what follows is no module
+            return
 
 
-@lru_cache(1024)
+@cache  # without a limit: a large repository would drive out each file before it is asked for again
 def _imports(source: bytes, module: str) -> tuple[str, ...]:
     """Return the dotted names that a module's source imports, wherever the statements stand."""
     try:
@@ -209,7 +218,7 @@ def _imports(source: bytes, module: str) -> tuple[str, ...]:
     if not module.endswith(".__init__"):
         package = package[:-1]
     names: list[str] = []
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -217,3 +226,16 @@ def _imports(source: bytes, module: str) -> tuple[str, ...]:
             start = ".".join([*above, *([node.module] if node.module else [])])
             names += [f"{start}.{alias.name}" if start else alias.name for alias in node.names]
     return tuple(names)
+
+
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yield all statements; to walk through expressions, too, takes most of the time."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        for block in _BLOCKS:
+            waiting += getattr(node, block, ())
+        yield node

@@ -1,5 +1,6 @@
 """Import of the user's modules, and the digest that says whether they changed."""
 
+import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterator
@@ -184,6 +185,53 @@ def test_a_function_without_a_file_is_told_by_its_code_and_what_it_holds():
     assert code_digest(partial(made, 1.0)) != code_digest(partial(made, 2.0))
     # Of some objects nothing is known: then no result is taken for that of another.
     assert code_digest(made(1.0, object())) != code_digest(made(1.0, object()))
+
+
+def test_files_of_a_large_repository_are_parsed_once(folder: Path, monkeypatch):
+    names = [f"uc_part{number}" for number in range(1100)]
+    for name in names:
+        (folder / f"{name}.py").write_text(f"NAME = '{name}'\n")
+    (folder / "uc_model.py").write_text(f"def build():\n    import {', '.join(names)}\n")
+    function = load(folder)
+    before = code_digest(function)
+    monkeypatch.setattr(ast, "parse", lambda *_: pytest.fail("a file is parsed again"))
+    assert code_digest(function) == before
+
+
+def test_imports_are_found_wherever_they_stand(folder: Path):
+    text = """
+class Net:
+    def run(self, kind):
+        with open(kind):
+            for _ in kind:
+                while kind:
+                    import uc_a
+        try:
+            pass
+        except OSError:
+            import uc_b
+        else:
+            import uc_c
+        finally:
+            import uc_d
+        match kind:
+            case 1:
+                import uc_e
+            case _ if kind:
+                from uc_package import other
+        async def inner(): import uc_f
+        if kind: pass
+        elif kind: import uc_g
+"""
+    (folder / "uc_model.py").write_text(text)
+    for letter in "abcdefg":
+        (folder / f"uc_{letter}.py").write_text("x = 1\n")
+    net = load(folder, "uc_model:Net")
+    digests = {code_digest(net)}
+    for file in (*(f"uc_{letter}.py" for letter in "abcdefg"), "uc_package/other.py"):
+        (folder / file).write_text("x = 2\n")
+        digests.add(code_digest(net))
+    assert len(digests) == 9
 
 
 def test_what_can_be_imported_has_a_reference():
