@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from compressor.errors import DataError
-from compressor.files import damage, disk_errors, json_text, seal, staging, sync
+from compressor.files import json_text
 from compressor.models.torch.lowering import NamedModule
 from compressor.passes.train.archive.coded_network import (
     CodedNetwork,
@@ -27,11 +27,13 @@ from compressor.passes.train.archive.rounds import Round, Step, next_step
 from compressor.passes.train.distill.distilling import distilled_loss
 from compressor.passes.train.engine import train
 from compressor.passes.train.job import Job, Micro, ParameterGroup, Steps
+from compressor.passes.train.kept_parts import kept_part, part_folder
 from compressor.passes.train.recipe import Course
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array, answers, samples_in
+from compressor.types.training import Training
 
 if TYPE_CHECKING:
     from compressor.passes.train.archive.archive import Archive
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 _FELT = 8  # samples whose gradient is taken together where errors are priced
 _PRICED = 128  # such gradients
 _BOOK_RATE = 0.1  # of the learning rate: a value moves with all weights that take it
-_STATE, _DONE, _TENSORS, _ROUND = "state", "done", "model.safetensors", "round.json"
+_TENSORS, _ROUND = "model.safetensors", "round.json"
 _APART = 1_000_003  # between the seeds of rounds
 
 
@@ -92,48 +94,32 @@ class Search:
         self._network.load(self._left_by(number))
         return self._network
 
-    def _folder(self, number: int) -> Path:
-        return self._course.training.folder / f"round-{number:02d}"
-
     def _left_by(self, number: int) -> Mapping[str, Tensor]:
-        return self._start if number < 0 else load_file(self._folder(number) / _DONE / _TENSORS)
+        if number < 0:
+            return self._start
+        return load_file(part_folder(self._course.training, _name(number)) / _TENSORS)
 
     def _round(self, number: int, step: Step) -> Round:
         """Do a round, or read one that an earlier run has finished."""
-        folder, training = self._folder(number), self._course.training
-        done, state = folder / _DONE, folder / _STATE
-        problem = damage(done) if done.is_dir() else ""
-        finished = done.is_dir() and not problem
-        training.ranks.wait()  # all have looked before the first one writes
-        if problem:
-            training.note(f"round {number + 1} of the search is damaged ({problem}): it is redone")
-        if not finished:
-            with disk_errors(state):
-                state.mkdir(parents=True, exist_ok=True)
-            result = self._done(number, step, state)
-            if training.ranks.rank == 0:
-                shutil.rmtree(done, ignore_errors=True)
-                self._store(result, done)
-                shutil.rmtree(state)
-            training.ranks.wait()
+        done = kept_part(
+            self._course.training,
+            _name(number),
+            f"round {number + 1} of the search",
+            partial(self._done, number, step),
+            self._write,
+        )
         return Round(**json.loads((done / _ROUND).read_text(encoding="utf-8")))
 
-    def _store(self, result: Round, target: Path) -> None:
-        with staging(target.parent) as staged:
-            folder = staged / target.name
-            folder.mkdir()
-            save_file(self._network.state(), folder / _TENSORS)
-            (folder / _ROUND).write_text(json_text(asdict(result)), encoding="utf-8")
-            seal(folder)
-            folder.rename(target)
-            sync(target.parent)
+    def _write(self, result: Round, folder: Path) -> None:
+        save_file(self._network.state(), folder / _TENSORS)
+        (folder / _ROUND).write_text(json_text(asdict(result)), encoding="utf-8")
 
-    def _done(self, number: int, step: Step, state: Path) -> Round:
+    def _done(self, number: int, step: Step, training: Training) -> Round:
         """Code at a price, train and judge."""
         network, base, options = self._network, self._course, self._options
         network.load(self._left_by(step.start))
         order = replace(base.order, seed=base.order.seed + _APART * (number + 1))
-        course = replace(base, order=order, training=replace(base.training, folder=state))
+        course = replace(base, order=order, training=training)
         loss = distilled_loss(
             options.distill, self._teacher, self._inner, network.module, course, self._context
         )
@@ -187,6 +173,11 @@ class Search:
         if not parts:
             raise DataError("data.search", "has no samples", "check the source")
         return np.concatenate(parts)
+
+
+def _name(number: int) -> str:
+    """Return the name of a round's folder."""
+    return f"round-{number:02d}"
 
 
 def _few(course: Course) -> Iterator[tuple[int, Micro]]:

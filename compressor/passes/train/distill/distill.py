@@ -7,7 +7,6 @@ section 3: a teacher that is far larger than its student teaches worse than one 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import Field, model_validator
 
 from compressor.errors import SpecError
-from compressor.files import damage, disk_errors, json_text, seal, staging, sync
+from compressor.files import json_text
 from compressor.passes.train.distill.distilling import (
     Distillation,
     distilled_loss,
@@ -27,6 +26,7 @@ from compressor.passes.train.distill.distilling import (
 from compressor.passes.train.distill.taps import LayerPair, Pairs, check_layer, make_student
 from compressor.passes.train.engine import train_model
 from compressor.passes.train.finetune import check_smoothing, loss_name
+from compressor.passes.train.kept_parts import kept_part
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Capability, Carrier
@@ -50,19 +50,14 @@ class AssistantKeys(ModelKeys):
         return self
 
 
-_MODEL, _NOTES, _STATE = "model", "notes.json", "state"
+_MODEL, _NOTES = "model", "notes.json"
 
 
-def _store(outcome: Outcome, target: Path) -> None:
-    """Write a taught assistant, whole or not at all."""
-    with staging(target.parent) as staged:
-        folder = staged / target.name
-        (folder / _MODEL).mkdir(parents=True)
-        outcome.carrier.save(folder / _MODEL)
-        (folder / _NOTES).write_text(json_text(list(outcome.notes)), encoding="utf-8")
-        seal(folder)
-        folder.rename(target)
-        sync(target.parent)
+def _write(outcome: Outcome, folder: Path) -> None:
+    """Write a taught assistant."""
+    (folder / _MODEL).mkdir()
+    outcome.carrier.save(folder / _MODEL)
+    (folder / _NOTES).write_text(json_text(list(outcome.notes)), encoding="utf-8")
 
 
 class Distill(Recipe, Distillation):
@@ -176,24 +171,13 @@ class Distill(Recipe, Distillation):
         training: Training,
     ) -> tuple[Carrier, list[str]]:
         """Teach an assistant, in a folder of its own; one taught by an earlier run is kept."""
-        folder = training.folder / f"assistant-{index}"
-        done, state = folder / "taught", folder / _STATE
-        problem = damage(done) if done.is_dir() else ""
-        taught = done.is_dir() and not problem
-        training.ranks.wait()  # all have looked before the first one writes
-        if problem:
-            training.note(f"taught assistant {index} is damaged ({problem}): it is taught again")
-        if not taught:
-            with disk_errors(state):
-                state.mkdir(parents=True, exist_ok=True)
-            options, inner = self._for_assistant(index), replace(training, folder=state)
+
+        def taught(inner: Training) -> Outcome:
+            options = self._for_assistant(index)
             course = options.course(inner, assistant.inputs, context.seed)
-            outcome = options._taught(assistant, teacher, context, course)
-            if training.ranks.rank == 0:
-                shutil.rmtree(done, ignore_errors=True)  # it is there if it is damaged
-                _store(outcome, done)
-                shutil.rmtree(state)
-            training.ranks.wait()
+            return options._taught(assistant, teacher, context, course)
+
+        done = kept_part(training, f"assistant-{index}", f"assistant {index}", taught, _write)
         notes: list[str] = json.loads((done / _NOTES).read_text(encoding="utf-8"))
         return assistant.restore(done / _MODEL), notes
 

@@ -159,7 +159,7 @@ def test_a_kill_in_any_training_changes_nothing(tmp_path: Path, number: int) -> 
     whole = assisted(tmp_path / "whole")
     with pytest.raises(Killed):
         assisted(tmp_path / "broken", stage=killed_at(3, number))
-    done = [p.parent.name for p in (tmp_path / "broken").glob("state/*/taught")]
+    done = [p.parent.name for p in (tmp_path / "broken").glob("state/*/done")]
     assert sorted(done) == [f"assistant-{i}" for i in range(number)]
     resumed = assisted(tmp_path / "broken")
     assert same(resumed, whole)
