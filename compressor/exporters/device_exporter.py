@@ -1,15 +1,88 @@
-"""What runtimes for phones take of codes: int8 for weights, one byte for activations."""
+"""What exports for the runtimes of phones have in common."""
 
 from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from compressor.errors import SpecError
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, computes_scale, constant_of
+from compressor.types.carrier import Carrier
+from compressor.types.exporter import ExportContext, Exporter
+
+_PHONES = ("aarch64", "arm64", "armv7l", "armv8l")
 
 
-def check_codes(model: ir.Model, runtime: str) -> None:
+class DeviceExporter(Exporter):
+    """A format whose runtime computes with int8 weights and activations of one byte.
+
+    Class attributes:
+        runtime: its name, for messages.
+        package: the package that writes the format, or runs it.
+        module: its name in Python.
+    """
+
+    runtime: ClassVar[str]
+    package: ClassVar[str]
+    module: ClassVar[str]
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """LiteRT, whose rules the others share: operators between codes read and write int8."""
+        return frozenset({"litert"})
+
+    @property
+    def tools(self) -> Mapping[str, str]:
+        """The version of the package."""
+        self.need_package(self.package, self.module)
+        return {self.package: version(self.package)}
+
+    @property
+    def run_by(self) -> Mapping[str, str]:
+        """The version of the package."""
+        return self.tools
+
+    @property
+    def exact(self) -> bool:
+        """Kernels of phones add in 32 bits."""
+        return True
+
+    @property
+    def estimated(self) -> bool:
+        """What the runtime's compiler takes, or equal scales save, is known later."""
+        return True
+
+    @property
+    def not_judged(self) -> str:
+        """Why latency is not judged: the kernels for this machine's processor are others."""
+        if platform.machine() in _PHONES:
+            return ""
+        return "meant for phones, timed on this machine's processor"
+
+    def taken_graph(self, carrier: Carrier) -> ir.Model:
+        """Return a model's graph, whose codes the runtime takes.
+
+        Raises:
+            SpecError: the package is not installed, there is no graph, or a node's codes are of a
+                type that the runtime has not.
+        """
+        self.need_package(self.package, self.module)
+        model = self.needed_graph(carrier)
+        _check_codes(model, self.runtime)
+        return model
+
+
+def note_of(context: ExportContext) -> str:
+    """Return what a file says of where it comes from."""
+    return f"compressor {version('compressor')}, {context.name}, spec {context.spec_digest}"
+
+
+def _check_codes(model: ir.Model, runtime: str) -> None:
     """Refuse codes that a runtime for phones has no type or no kernel for.
 
     Args:

@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
+import onnx_ir as ir
+
+from compressor.errors import SpecError
 from compressor.progress import Progress
-from compressor.types.carrier import Carrier, Runner
+from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
 
@@ -134,6 +138,32 @@ class Exporter(Options, ABC):
     def tools(self) -> Mapping[str, str]:
         """Versions that written bytes depend on, besides those that every result depends on."""
         return {}
+
+    def needed_graph(
+        self, carrier: Carrier, remedy: str = "give model.factory or model.onnx"
+    ) -> ir.Model:
+        """Return the graph of a model; raise ``SpecError`` where there is none."""
+        if Capability.GRAPH not in carrier.offers:
+            raise SpecError(
+                f"export {self.format}",
+                f"needs a graph, but a {carrier.kind} model has none",
+                remedy,
+            )
+        return carrier.graph()
+
+    def need_package(self, package: str, module: str = "") -> None:
+        """Raise ``SpecError`` where a package of the extra named like the format is missing.
+
+        Args:
+            package: its name for pip.
+            module: its name in Python, where that is another.
+        """
+        if find_spec(module or package) is None:
+            raise SpecError(
+                f"export {self.format}",
+                f"needs the package {package}, which is not installed",
+                f'run pip install "compressor[{self.format}]"',
+            )
 
     @abstractmethod
     def check(self, carrier: Carrier) -> None:

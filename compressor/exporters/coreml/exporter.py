@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.byte_codes import check_codes
+from compressor.errors import ArtifactError
+from compressor.exporters.device_exporter import DeviceExporter, note_of
 from compressor.exporters.torch_program.export import exported
 from compressor.files import disk_errors
 from compressor.progress import quiet_libraries
-from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.exporter import ExportContext, Exporter
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.exporter import ExportContext
 
 NAME = "model.mlpackage"
-_PACKAGE = "coremltools"
 
 
-class CoremlExporter(Exporter):
+class CoremlExporter(DeviceExporter):
     """Writes ``model.mlpackage``, for Core ML on Apple's devices from iOS 17 and macOS 14.
 
     The codes and scales that passes have found are written as they are; ``uint8`` activations
@@ -32,27 +28,14 @@ class CoremlExporter(Exporter):
     """
 
     format: ClassVar[str] = "coreml"
+    runtime: ClassVar[str] = "Core ML"
+    package: ClassVar[str] = "coremltools"
+    module: ClassVar[str] = "coremltools"
 
     precision: Literal["float32", "float16"] = Field(
         "float32",
         description="Type of all that is not codes; the neural engine computes in float16 alone.",
     )
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """LiteRT, whose rules have int8 activations between operators, too."""
-        return frozenset({"litert"})
-
-    @property
-    def tools(self) -> Mapping[str, str]:
-        """The version of Core ML Tools."""
-        _check_installed()
-        return {_PACKAGE: version(_PACKAGE)}
-
-    @property
-    def estimated(self) -> bool:
-        """Core ML Tools decide how a program is written."""
-        return True
 
     @property
     def cannot_run(self) -> str:
@@ -65,16 +48,7 @@ class CoremlExporter(Exporter):
         Raises:
             SpecError: naming the node or value, and what to change.
         """
-        _check_installed()
-        if Capability.GRAPH not in carrier.offers:
-            raise SpecError(
-                "export coreml",
-                f"needs a graph, but a {carrier.kind} model has none",
-                "give model.factory or model.onnx",
-            )
-        model = carrier.graph()
-        check_codes(model, "Core ML")
-        exported(model, planned=True, alone=True)
+        exported(self.taken_graph(carrier), planned=True, alone=True)
 
     def predict(self, carrier: Carrier) -> int:
         """Return about the bytes of the package; no weight is evaluated."""
@@ -87,8 +61,7 @@ class CoremlExporter(Exporter):
             SpecError: Core ML Tools do not convert a node.
             InputError: the disk is full.
         """
-        notes = f"compressor {version('compressor')}, {context.name}, spec {context.spec_digest}"
-        files = _package().content(carrier.graph(), notes, self.precision)
+        files = _package().content(carrier.graph(), note_of(context), self.precision)
         written = []
         for name, data in files.items():
             path = directory / NAME / name
@@ -125,12 +98,3 @@ def _package() -> ModuleType:
         from compressor.exporters.coreml import package
 
     return package
-
-
-def _check_installed() -> None:
-    if find_spec(_PACKAGE) is None:
-        raise SpecError(
-            "export coreml",
-            f"needs the package {_PACKAGE}, which is not installed",
-            'run pip install "compressor[coreml]"',
-        )

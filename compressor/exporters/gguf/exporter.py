@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -129,11 +128,13 @@ class GgufExporter(Exporter):
 
     def open(self, path: Path) -> Runner:
         """Open the network that the file describes; the library decodes its tensors."""
-        _check_installed()
+        self.need_package("gguf")
+        self.need_package("transformers")
         return GgufRunner(path if path.is_file() else path / NAME)
 
     def _plan(self, carrier: Carrier) -> FilePlan:
-        _check_installed()
+        self.need_package("gguf")
+        self.need_package("transformers")
         rounds = self.floats not in ("keep", "f32")
         if rounds and Capability.RUN not in carrier.offers:
             raise SpecError(
@@ -144,16 +145,6 @@ class GgufExporter(Exporter):
                 "transformers.AutoModelForCausalLM",
             )
         return plan_file(carrier, self.floats, self.pre_tokenizer)
-
-
-def _check_installed() -> None:
-    for package, extra in (("gguf", "gguf"), ("transformers", "transformers")):
-        if find_spec(package) is None:
-            raise SpecError(
-                "export gguf",
-                f"needs the package {package}, which is not installed",
-                f'run pip install "compressor[{extra}]"',
-            )
 
 
 def _sample(plan: FilePlan) -> list[PlannedTensor]:

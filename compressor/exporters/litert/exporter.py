@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
 import onnx_ir as ir
 
 from compressor.errors import SpecError
-from compressor.exporters.byte_codes import check_codes
+from compressor.exporters.device_exporter import DeviceExporter, note_of
 from compressor.files import disk_errors
-from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.exporter import USUAL, ExportContext, Exporter
+from compressor.types.carrier import Carrier, Runner
+from compressor.types.exporter import USUAL, ExportContext
 
 NAME = "model.tflite"
-_PACKAGE = "ai-edge-litert"
 _LIMIT = 2**31  # bytes, of a flatbuffer
 _NOTE = "compressor"
-_PHONES = ("aarch64", "arm64", "armv7l", "armv8l")
 
 
-class LitertExporter(Exporter):
+class LitertExporter(DeviceExporter):
     """Writes ``model.tflite``, for LiteRT (TensorFlow Lite) on phones.
 
     The codes and scales that passes have found are written as they are: ``uint8`` activations
@@ -33,34 +28,9 @@ class LitertExporter(Exporter):
     """
 
     format: ClassVar[str] = "litert"
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """LiteRT, whose rules passes should follow."""
-        return frozenset({"litert"})
-
-    @property
-    def run_by(self) -> Mapping[str, str]:
-        """The version of LiteRT."""
-        _check_installed()
-        return {_PACKAGE: version(_PACKAGE)}
-
-    @property
-    def tools(self) -> Mapping[str, str]:
-        """The version of the package whose schema is written."""
-        return self.run_by
-
-    @property
-    def exact(self) -> bool:
-        """Its kernels add in 32 bits."""
-        return True
-
-    @property
-    def not_judged(self) -> str:
-        """Why latency is not judged: the kernels for this machine's processor are others."""
-        if platform.machine() in _PHONES:
-            return ""
-        return "meant for phones, timed on this machine's processor"
+    runtime: ClassVar[str] = "LiteRT"
+    package: ClassVar[str] = "ai-edge-litert"
+    module: ClassVar[str] = "ai_edge_litert"
 
     def check(self, carrier: Carrier) -> None:
         """Check that LiteRT is installed, and has what the model needs.
@@ -68,16 +38,7 @@ class LitertExporter(Exporter):
         Raises:
             SpecError: naming the node or value, and what to change.
         """
-        _check_installed()
-        if Capability.GRAPH not in carrier.offers:
-            raise SpecError(
-                "export litert",
-                f"needs a graph, but a {carrier.kind} model has none",
-                "give model.factory or model.onnx",
-            )
-        model = carrier.graph()
-        check_codes(model, "LiteRT")
-        size = len(_content(model, USUAL, planned=True))
+        size = len(_content(self.taken_graph(carrier), USUAL, planned=True))
         if size >= _LIMIT:
             raise SpecError(
                 "export litert",
@@ -88,11 +49,6 @@ class LitertExporter(Exporter):
     def predict(self, carrier: Carrier) -> int:
         """Return about the bytes of the file; no weight is evaluated."""
         return len(_content(carrier.graph(), USUAL, planned=True))
-
-    @property
-    def estimated(self) -> bool:
-        """Equal scales, which are known later, save an operator."""
-        return True
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
         """Write the file.
@@ -112,7 +68,7 @@ class LitertExporter(Exporter):
         Raises:
             ArtifactError: it does not load.
         """
-        _check_installed()
+        self.need_package(self.package, self.module)
         from compressor.models.litert import LitertRunner
 
         return LitertRunner(path if path.is_file() else path / NAME, f"artifact {path.name!r}")
@@ -126,15 +82,5 @@ def _content(model: ir.Model, context: ExportContext, *, planned: bool) -> bytes
 
     store = Store(model, planned)
     inputs, outputs = Lowering(store, RULES).run()
-    release = version("compressor")
-    note = f"compressor {release}, {context.name}, spec {context.spec_digest}"
-    return store.file.content(inputs, outputs, f"compressor {release}", {_NOTE: note.encode()})
-
-
-def _check_installed() -> None:
-    if find_spec("ai_edge_litert") is None:
-        raise SpecError(
-            "export litert",
-            f"needs the package {_PACKAGE}, which is not installed",
-            'run pip install "compressor[litert]"',
-        )
+    written_by = f"compressor {version('compressor')}"
+    return store.file.content(inputs, outputs, written_by, {_NOTE: note_of(context).encode()})

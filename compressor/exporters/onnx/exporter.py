@@ -31,7 +31,7 @@ from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER, TARGET
 from compressor.models.onnx.runtimes import GPU, runtime_for, versions_of, why_elsewhere
-from compressor.types.carrier import Capability, Carrier, Runner
+from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
 
 
@@ -104,12 +104,7 @@ class OnnxExporter(Exporter):
         Raises:
             SpecError: naming the layer or node, and what to change.
         """
-        if Capability.GRAPH not in carrier.offers:
-            raise SpecError(
-                f"export {self.format}",
-                f"needs a graph, but a {carrier.kind} model has none",
-                "give model.factory or model.onnx",
-            )
+        graph = self.needed_graph(carrier)
         newest = opsets.newest_opset()
         if self.opset > newest:
             raise SpecError(
@@ -117,7 +112,7 @@ class OnnxExporter(Exporter):
                 f"{self.opset} is not known to the installed onnx and ONNX Runtime",
                 f"set opset: {newest} or lower",
             )
-        breach = first_breach(carrier.graph(), TARGETS[self.target], evaluate=False)
+        breach = first_breach(graph, TARGETS[self.target], evaluate=False)
         if breach is not None:
             raise SpecError(*breach)
         model = self._in_form(carrier)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.errors import ArtifactError, ModelError
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.files import disk_errors, scratch
 from compressor.graph.values import all_nodes
@@ -53,7 +52,7 @@ class OpenvinoExporter(Exporter):
     @property
     def tools(self) -> Mapping[str, str]:
         """The version of OpenVINO, which writes the files."""
-        _check_installed()
+        self.need_package("openvino")
         return {"openvino": version("openvino")}
 
     def check(self, carrier: Carrier) -> None:
@@ -62,7 +61,7 @@ class OpenvinoExporter(Exporter):
         Raises:
             SpecError: naming the layer or node, and what to change.
         """
-        _check_installed()
+        self.need_package("openvino")
         _ONNX.check(carrier)
 
     def predict(self, carrier: Carrier) -> int:
@@ -97,7 +96,7 @@ class OpenvinoExporter(Exporter):
 
     def open(self, path: Path) -> Runner:
         """Open the files in OpenVINO's CPU plugin."""
-        _check_installed()
+        self.need_package("openvino")
         path = path if path.is_file() else path / NAME
         try:
             return OpenVinoRunner(path, f"artifact {path.name!r}")
@@ -113,12 +112,3 @@ def _name_operators(model: openvino.Model) -> None:
     for place, node in enumerate(model.get_ordered_ops()):
         names: list[Any] = sorted(name for output in node.outputs() for name in output.names)
         node.set_friendly_name(names[0] if names else f"{node.get_type_name()}_{place}")
-
-
-def _check_installed() -> None:
-    if find_spec("openvino") is None:
-        raise SpecError(
-            "export openvino",
-            "needs the package openvino, which is not installed",
-            'run pip install "compressor[openvino]"',
-        )

@@ -183,12 +183,9 @@ class SafetensorsExporter(Exporter):
                 f"is {self.consumer!r}, which does not read layout graph",
                 "set layout: compressed-tensors, or leave consumer out",
             )
-        if Capability.GRAPH not in carrier.offers:
-            raise SpecError(
-                f"export {self.format}",
-                f"needs a graph, but a {carrier.kind} model has none",
-                "give model.factory or model.onnx, or layout: compressed-tensors",
-            )
+        self.needed_graph(
+            carrier, "give model.factory or model.onnx, or layout: compressed-tensors"
+        )
         parts = self._plan_graph(carrier, USUAL).parts
         try:
             check_graph(ir.from_proto(parts.proto), without_data(parts.tensors))

@@ -163,6 +163,7 @@ class TensorrtExporter(Exporter):
         capabilities = building.known_capabilities(package)
         self._check_options(capabilities)
         settings = self._settings(carrier)
+        self.needed_graph(carrier)
         form = form_of(carrier)
         form.onnx.check(form.carrier)
         needs_gpu = building.BUILDERS[self.builder].needs_gpu

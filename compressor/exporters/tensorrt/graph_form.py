@@ -23,7 +23,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
 from compressor.graph.skeleton import Skeleton
 from compressor.graph.values import all_nodes, constant_array, constant_of, moved
-from compressor.types.carrier import Capability, Carrier
+from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array
 
 _MIDDLE = 128
@@ -208,15 +208,9 @@ def form_of(carrier: Carrier) -> Form:
     """Return the form of a model; no weight is evaluated.
 
     Raises:
-        SpecError: there is no graph, no opset has all of it, or it is quantized in a way that
+        SpecError: no opset has all of it, or it is quantized in a way that
             TensorRT does not take.
     """
-    if Capability.GRAPH not in carrier.offers:
-        raise SpecError(
-            "export tensorrt",
-            f"needs a graph, but a {carrier.kind} model has none",
-            "give model.factory or model.onnx",
-        )
     graph = carrier.graph()
     changed = with_node_names(in_terms_of_tensorrt(graph))
     changed_carrier = carrier if changed is graph else carrier.with_graph(changed)

@@ -9,10 +9,10 @@ from torch import nn
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.coreml import CoremlExporter
-from compressor.exporters.coreml import exporter as coreml_exporter
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types import exporter as exporters
 from compressor.types.carrier import Carrier
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.exporters.test_litert import TARGET, Network, noise, opened
@@ -117,7 +117,7 @@ def test_what_cannot_be_written_is_named(network: Carrier, monkeypatch: pytest.M
         CoremlExporter().check(grouped.carrier)
     with pytest.raises(ArtifactError, match="only Apple's systems run Core ML"):
         CoremlExporter().open(Path("model.mlpackage"))
-    monkeypatch.setattr(coreml_exporter, "find_spec", lambda _: None)
+    monkeypatch.setattr(exporters, "find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r'run pip install "compressor\[coreml\]"'):
         CoremlExporter().check(network)
 

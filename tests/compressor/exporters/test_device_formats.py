@@ -11,12 +11,12 @@ import pytest
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.openvino import OpenvinoExporter
-from compressor.exporters.openvino import exporter as openvino_exporter
 from compressor.exporters.ort import OrtExporter
 from compressor.exporters.ort.sorted_file import with_sorted_kernels
 from compressor.lab.bench.finding import find_artifacts
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
+from compressor.types import exporter as exporters
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import Exporter
 from compressor.types.passes import PassContext
@@ -107,6 +107,6 @@ def test_damaged_files_are_refused(carrier: Carrier, tmp_path: Path):
 
 
 def test_openvino_has_to_be_installed(carrier: Carrier, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(openvino_exporter, "find_spec", lambda _: None)
+    monkeypatch.setattr(exporters, "find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r'run pip install "compressor\[openvino\]"'):
         OpenvinoExporter().check(carrier)

@@ -12,7 +12,6 @@ from torch import nn
 
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.executorch import ExecutorchExporter
-from compressor.exporters.executorch import exporter as executorch_exporter
 from compressor.exporters.torch_program.recording import Recorder
 from compressor.models.executorch import ExecutorchRunner
 from compressor.models.torch.carrier import open_module
@@ -21,6 +20,7 @@ from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.passes.quantize.static.options import WeightOptions
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types import exporter as exporters
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import TensorSpec
 from tests.compressor.exporters.hand_made import CONTEXT
@@ -199,6 +199,6 @@ def test_a_damaged_file_is_refused(file: Path, tmp_path: Path, kept: int):
 
 
 def test_executorch_has_to_be_installed(network: Carrier, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(executorch_exporter, "find_spec", lambda _: None)
+    monkeypatch.setattr(exporters, "find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r'run pip install "compressor\[executorch\]"'):
         ExecutorchExporter().check(network)

@@ -13,7 +13,6 @@ from torch import nn
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.litert import LitertExporter
-from compressor.exporters.litert import exporter as litert_exporter
 from compressor.models.litert import LitertRunner
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.carrier import TorchCarrier, open_module
@@ -21,6 +20,7 @@ from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.options import WeightOptions
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types import exporter as exporters
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
@@ -292,6 +292,6 @@ def test_a_damaged_file_is_refused(in_codes: Carrier, tmp_path: Path, kept: int)
 
 
 def test_litert_has_to_be_installed(network: Carrier, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(litert_exporter, "find_spec", lambda _: None)
+    monkeypatch.setattr(exporters, "find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r'run pip install "compressor\[litert\]"'):
         LitertExporter().check(network)

@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters.gguf import exporter as module
 from compressor.exporters.gguf.exporter import GgufExporter
 from compressor.exporters.gguf.reading import GgufFile, network_of
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
@@ -23,6 +22,7 @@ from compressor.models.onnx.carrier import open_onnx
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.types import exporter as exporters
 from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.gguf.folders import KINDS, WORDS, save
@@ -222,7 +222,7 @@ def test_nan_is_refused(copy: Path, tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_remedy_is_named(llama: Path, monkeypatch) -> None:
-    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    monkeypatch.setattr(exporters, "find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r"compressor\[gguf\]"):
         GgufExporter().check(open_checkpoint(llama))
 
