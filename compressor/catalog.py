@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, Literal
 
 from compressor.errors import SpecError, suggestion
@@ -115,12 +115,11 @@ def load(kind: Kind, name: str) -> Any:
     Raises:
         SpecError: there is no such name, or its package does not import.
     """
-    extra = _third_party(kind)
     try:
         if name in BUILT_IN[kind]:
             return resolve(BUILT_IN[kind][name])
-        if name in extra:
-            return extra[name].load()
+        if name in _third_party(kind):
+            return _third_party(kind)[name].load()
     except (ImportError, AttributeError) as error:
         raise SpecError(
             f"{kind} {name!r}", f"does not import ({error})", "reinstall its package"
@@ -134,6 +133,12 @@ def resolve(reference: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _third_party(kind: Kind) -> dict[str, Any]:
-    entries = {e.name: e for e in entry_points(group=GROUPS[kind])}
+def _third_party(kind: Kind) -> Mapping[str, EntryPoint]:
+    entries = {entry.name: entry for entry in installed().select(group=GROUPS[kind])}
     return {name: entry for name, entry in entries.items() if name not in BUILT_IN[kind]}
+
+
+@cache
+def installed() -> EntryPoints:
+    """Return the entry points of all packages; to read them takes as long as to plan."""
+    return entry_points()

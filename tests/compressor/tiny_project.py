@@ -253,5 +253,5 @@ def forget_modules() -> None:
 
 def forget_catalog() -> None:
     """Let the catalog look again for what there is."""
-    catalog.names.cache_clear()
-    catalog.load.cache_clear()
+    for memory in (catalog.names, catalog.load, catalog.installed):
+        memory.cache_clear()
