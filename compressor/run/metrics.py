@@ -11,6 +11,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
+from compressor.run.scores import holds_scores, scores_first
 from compressor.run.statistics import Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
@@ -39,7 +40,7 @@ class Metric:
         needs_labels: it cannot take the float model's outputs as the target.
         against_float: the target is the float model's output, not a label.
         exponential: per-sample values are logarithms; the mean is exponentiated.
-        about_classes: the first output's last axis holds the scores of classes.
+        about_classes: it reads scores of classes, which :meth:`sampled` puts first, classes last.
         figure: for a figure of the whole corpus, makes one value a sample of what the function
             returns, ``[N, parts]``; their mean is the figure.
         of_tokens: tokens that the attention mask leaves out do not count.
@@ -104,12 +105,15 @@ class Metric:
         """
         chosen = {n: a for n, a in outputs.items() if a.ndim and len(a) == samples}
         if chosen:
-            return chosen
+            return scores_first(chosen) if self.about_classes else chosen
         name, array = next(iter(outputs.items()))
         raise self._without_samples(f"{samples} samples", name, array.shape)
 
     def check_fit(
-        self, shapes: Mapping[str, Sequence[object] | None], target: Array | None = None
+        self,
+        shapes: Mapping[str, Sequence[object] | None],
+        target: Array | None = None,
+        dtypes: Mapping[str, str] | None = None,
     ) -> None:
         """Check that outputs of these shapes, and the target of one sample, are what it takes.
 
@@ -118,6 +122,7 @@ class Metric:
         Args:
             shapes: of the outputs, with the axis of samples; an axis that is no number is open.
             target: of one sample, ``[1, ...]``; ``None`` without labels.
+            dtypes: of the outputs; those that are not named are floats.
 
         Raises:
             DataError: they are not.
@@ -135,14 +140,21 @@ class Metric:
                     "cosine of two numbers of one sign is 1",
                     "use mse, or a metric of your own",
                 )
-        sizes = next(iter(shapes.values()))
-        if target is not None and sizes and all(isinstance(size, int) for size in sizes[1:]):
-            outputs = {
-                name: np.ones((1, *(d if isinstance(d, int) else _SEVERAL for d in shape[1:])))
-                for name, shape in shapes.items()
-                if shape
-            }
-            self.per_sample(outputs, target, 1)
+        if target is None and not (self.about_classes and self.against_float):
+            return
+        types = {name: t for name, t in (dtypes or {}).items() if t in np.sctypeDict}
+        outputs: Batch = {
+            name: np.ones(
+                (1, *(d if isinstance(d, int) else _SEVERAL for d in shape[1:])),
+                types.get(name, "float64"),
+            )
+            for name, shape in shapes.items()
+            if shape
+        }
+        outputs = scores_first(outputs) if self.about_classes else outputs
+        sizes = shapes[next(iter(outputs))] if outputs else None
+        if sizes and all(isinstance(size, int) for size in sizes[1:]):
+            self.per_sample(outputs, outputs if target is None else target, 1)
 
     def _without_samples(self, samples: str, name: str, shape: Sequence[object]) -> DataError:
         return DataError(
@@ -261,10 +273,16 @@ def _plain(outputs: Any) -> Any:
 
 
 def scores_of(outputs: Batch) -> Array:
-    """Return scores ``[..., classes]``, of which the largest decides."""
-    scores = first_of(outputs)
-    if scores.shape[-1] == 1:
-        raise ValueError("one score is always the largest: give a metric of your own")
+    """Return scores ``[N, ..., classes]``, of which the largest decides."""
+    name, scores = next(iter(outputs.items()))
+    if not holds_scores(scores):
+        raise UnfitError(
+            f"needs scores of two classes at least, and output {name!r} is {scores.dtype}"
+            f"{list(scores.shape)}: one score is always the largest"
+            if scores.dtype.kind == "f"
+            else f"needs scores of classes, and output {name!r} is {scores.dtype}, not scores",
+            "give a metric of your own",
+        )
     return scores
 
 

@@ -294,7 +294,7 @@ def _metric(
     metric = resolve_metric(spec.metric, bool(target), spec.symbol, where, numbers=numbers)
     labels = None if metric.against_float or not target else samples["evaluation"].get(target)
     with located(where if labels is None else evaluation.where):
-        metric.check_fit(shapes, labels)
+        metric.check_fit(shapes, labels, {o.name: o.dtype for o in carrier.outputs})
     return metric
 
 

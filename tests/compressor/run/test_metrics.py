@@ -267,6 +267,62 @@ def test_a_target_that_fits_or_cannot_be_known_to_do_is_taken():
     own.check_fit(CLASSES, np.array([3]))
 
 
+AGREEMENT = metric_named("agreement")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtypes", "problem"),
+    [
+        ({"value": ("n", 1)}, {}, "'value'.*one score is always the largest"),
+        ({"class": ("n",)}, {"class": "int64"}, "'class' is int64, not scores"),
+    ],
+)
+def test_without_labels_outputs_that_are_no_scores_are_found_by_shapes(
+    shapes: dict[str, Any], dtypes: dict[str, str], problem: str
+):
+    """The plan passed, and the run refused them; a class in integers was a ``TypeError``."""
+    with pytest.raises(DataError, match=problem):
+        AGREEMENT.check_fit(shapes, None, dtypes)
+    logits = {"logits": ("n", 10), **shapes}
+    AGREEMENT.check_fit(logits, None, dtypes)
+    AGREEMENT.check_fit({**shapes, "logits": ("n", "classes")}, None, dtypes)
+
+
+def test_scores_are_found_behind_the_number_of_the_class():
+    """As classifiers of scikit-learn have it: the label first, then the probabilities."""
+    outputs = {"label": np.array([1, 0]), "probabilities": np.array([[0.2, 0.8], [0.9, 0.1]])}
+    judged = ACCURACY.sampled(outputs, 2)
+    assert ACCURACY.per_sample(judged, np.array([1, 1]), 2).tolist() == [1, 0]
+    ACCURACY.check_fit(
+        {"label": ("n",), "probabilities": ("n", 2)}, np.array([1]), {"label": "int64"}
+    )
+
+
+PIXELS = np.random.default_rng(0).normal(size=(3, 5, 4, 4))  # [N, classes, height, width]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "agreement", "token-accuracy"])
+@pytest.mark.parametrize("scores", [PIXELS, np.moveaxis(PIXELS, 1, -1)])
+def test_each_pixel_of_an_image_has_its_scores(name: str, scores: np.ndarray):
+    """Along the width there are no classes: agreement was that of the best columns."""
+    metric, labels = metric_named(name), PIXELS.argmax(axis=1)
+    labels[0, 0] += 1
+    labels[0, 0] %= 5
+    other = scores.copy()
+    other[1] = 0  # class 0 everywhere
+    outputs = metric.sampled({"y": scores}, 3)
+    target: Any = metric.sampled({"y": other}, 3) if name == "agreement" else labels
+    expected = [1, float((labels[1] == 0).mean()), 1] if name == "agreement" else [0.75, 1, 1]
+    values = metric.settled(metric.per_sample(outputs, target, 3))
+    assert values.mean() == pytest.approx(np.mean(expected))
+
+
+def test_images_that_are_no_squares_have_more_pixels_than_classes():
+    for shape in ((2, 3, 4, 6), (2, 6, 4, 3), (2, 1001, 1, 1), (2, 1, 1, 1001)):
+        outputs = ACCURACY.sampled({"y": np.zeros(shape)}, 2)
+        assert outputs["y"].shape[-1] in (3, 1001)
+
+
 def test_labels_that_start_at_one_are_known_by_their_range():
     scores = np.zeros((3, 3), np.float32)
     with pytest.raises(DataError, match="they start at 1: subtract 1"):
@@ -308,5 +364,5 @@ def test_one_score_is_no_decision(name: str):
     """It was the largest of all one scores: 100 % agreement, whatever the model."""
     outputs = np.array([[0.1], [0.9]])
     target = {"y": outputs[::-1]} if name == "agreement" else np.zeros(2, np.int64)
-    with pytest.raises(DataError, match="one score is always the largest: give a metric of"):
+    with pytest.raises(DataError, match="one score is always the largest; give a metric of"):
         per_sample(name, outputs, target)
