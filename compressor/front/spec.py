@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -131,7 +131,9 @@ class _Writer:
         if isinstance(value, nn.Module) and path[-1:] != (FACTORY,):
             value = {FACTORY: value}
         if path[:1] == ("data",) and path[2:] == (FACTORY,) and not isinstance(value, str):
-            return self._reference(value, path)
+            # An iterator can be read once, and data are read several times.
+            once = isinstance(value, Iterator)
+            return self._reference(list(reader(value, dotted(path[:2]))()) if once else value, path)
         if isinstance(value, Mapping):
             return {str(key): self.plain(item, (*path, str(key))) for key, item in value.items()}
         if isinstance(value, list | tuple):

@@ -13,7 +13,7 @@ answers that are far from any other, costs nothing. So layers are ranked by what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,12 +31,12 @@ class Feeling:
     """What a metric feels.
 
     Attributes:
-        targets: of the samples that noise is measured on, ``[N, ...]``; ``None`` where the float
-            model's outputs are the target.
+        targets: of the samples that noise is measured on, ``[N, ...]``, or several by name;
+            ``None`` where the float model's outputs are the target.
     """
 
     metric: Metric
-    targets: Array | None
+    targets: Array | Mapping[str, Array] | None
 
     @property
     def by(self) -> FeltBy:
@@ -55,8 +55,11 @@ class Feeling:
             wanted = _log_softmax(_decisions(exact))
             return lambda noisy: size * _divergence(wanted, _log_softmax(_decisions(noisy)))
         target: object = exact
-        if self.targets is not None:
-            target = self.targets.take(range(first, first + size), axis=0, mode="wrap")
+        rows = range(first, first + size)
+        if isinstance(self.targets, Mapping):
+            target = {n: a.take(rows, axis=0, mode="wrap") for n, a in self.targets.items()}
+        elif self.targets is not None:
+            target = self.targets.take(rows, axis=0, mode="wrap")
         values = self.metric.per_sample(exact, target, size)
         return lambda noisy: float(
             np.abs(self.metric.per_sample(noisy, target, size) - values).sum()

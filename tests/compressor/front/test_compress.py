@@ -51,6 +51,22 @@ def loader(module: nn.Module) -> DataLoader[Any]:
     return DataLoader(TensorDataset(images, labels), batch_size=8, shuffle=True)
 
 
+def test_an_iterator_is_read_once_for_the_inputs_and_the_data(module: nn.Module):
+    """It was used up where the module's inputs were read off, and the data had no batches."""
+    images = torch.from_numpy(sample_images(1))
+    batches = (images[i : i + 8] for i in range(0, 24, 8))
+    spec = Spec(
+        name="once",
+        model=module,
+        data={"calibration": batches},
+        passes=[STATIC],
+        exports=[{"format": "onnx"}],
+    )
+    plan = make_plan(checked(spec))
+    read = [len(next(iter(batch.values()))) for batch in plan.data["calibration"].batches()]
+    assert sum(read) == 24
+
+
 def halved(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**batch, "image": batch["image"] / 2}
 

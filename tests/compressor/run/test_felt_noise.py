@@ -57,6 +57,15 @@ def test_targets_belong_to_their_samples():
     assert feels(moved(exact, "y", np.ones((2, 1)))) == pytest.approx(2.0)
 
 
+def test_several_targets_belong_to_their_samples_too():
+    """A run with a metric of several targets ended in an ``AttributeError``."""
+    targets = {"near": np.arange(6.0), "far": np.arange(6.0) + 1}
+    both = Metric("both", lambda out, target: out["y"] - target["near"] + target["far"], code=len)
+    exact = {"y": targets["near"][4:]}
+    feels = Feeling(both, targets).relative_to(exact, first=4)
+    assert feels(moved(exact, "y", np.ones(2))) == pytest.approx(2.0)
+
+
 def test_of_very_many_decisions_some_are_looked_at(monkeypatch: pytest.MonkeyPatch):
     exact = {"y": RNG.standard_normal((4, 50, 10)).astype(np.float32)}
     noisy = moved(exact, "y", 0.1 * RNG.standard_normal((4, 50, 10)))
