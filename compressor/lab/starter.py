@@ -167,7 +167,7 @@ def _why_feeds(inputs: Sequence[TensorSpec]) -> str:
     """Return why samples are whole feeds; empty if arrays can hold them."""
     given = unstackable(inputs)
     if given is not None:
-        return f"An input has no axis for samples: {printable(str(given))}"
+        return f"An input does not begin with an axis for samples: {printable(str(given))}"
     if inputs and _is_image_of_any_size(inputs[0].shape):
         return f"Samples may differ in size: {printable(str(inputs[0]))}"
     return ""

@@ -182,7 +182,9 @@ class Metric:
     @property
     def scale(self) -> Scale:
         """What makes a metric of per-sample values."""
-        return Scale(100.0 if self.unit == "%" else 1.0, self.exponential, self.higher_is_better)
+        percent = self.unit == "%"
+        counts = percent or self.code is not None
+        return Scale(100.0 if percent else 1.0, self.exponential, self.higher_is_better, counts)
 
     def summary(self, values: Array) -> dict[str, Any]:
         """Summarise per-sample values, or parts, as in ``report.json``.
@@ -193,8 +195,7 @@ class Metric:
         """
         values, scale = self.settled(values), self.scale.factor
         mean = float(values.mean())
-        counted = self.unit == "%" or self.code is not None
-        low, high = _interval(values, counted=counted)
+        low, high = _interval(values, counted=self.scale.counts)
         if self.exponential:
             mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
         return {
@@ -336,6 +337,16 @@ def largest_gap(first: Array, second: Array) -> float:
 
 
 COSINE = Metric("cosine", _cosine, needs_labels=False, of_directions=True)
+
+
+def kept_scale(metric: Mapping[str, Any], factor: float, *, exponential: bool) -> Scale:
+    """Return the scale of a metric as a report or a history keeps it.
+
+    Args:
+        metric: its ``name``, ``unit`` and ``higher_is_better``.
+    """
+    counts = metric["unit"] == "%" or metric["name"] not in catalog.names("metric")
+    return Scale(factor, exponential, metric["higher_is_better"], counts)
 
 
 def resolve_metric(

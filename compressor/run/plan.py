@@ -16,6 +16,7 @@ from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics import Metric, resolve_metric, single_number
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
+from compressor.run.shared_samples import judged_on_calibration
 from compressor.run.weight_pass import WeightPass
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
@@ -173,7 +174,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         peak_memory=peak_memory(
             float_model, data, [(p.requests, p.blockwise, p.memory) for p in passes]
         ),
-        warnings=_warnings(spec, exports, shrinks=_shrinks(passes, size)),
+        warnings=_warnings(spec, passes, exports, size),
         training_metric=training_metric,
     )
 
@@ -255,8 +256,10 @@ def _float_bytes(exporter: Exporter, model: OpenedModel) -> int | None:
         return model_bytes(model.carrier)
 
 
-def _warnings(spec: Spec, exports: Sequence[ExportPlan], *, shrinks: bool) -> tuple[str, ...]:
-    limited = shrinks or not spec.limits.is_default("size_ratio")
+def _warnings(
+    spec: Spec, passes: Sequence[PassPlan], exports: Sequence[ExportPlan], size: int
+) -> tuple[str, ...]:
+    limited = _shrinks(passes, size) or not spec.limits.is_default("size_ratio")
     limit = spec.limits.size_ratio if limited else None
     warnings = [
         f"{e.format}: the {'estimated' if e.estimate else 'predicted'} size ratio "
@@ -269,7 +272,8 @@ def _warnings(spec: Spec, exports: Sequence[ExportPlan], *, shrinks: bool) -> tu
             warnings.append(f"{e.format}: only its size is judged: {e.cannot_run}")
         elif e.not_judged not in ("", STORED):
             warnings.append(f"{e.format}: its latency is not judged: {e.not_judged}")
-    return (*warnings, *window_doubts(spec))
+    shared = judged_on_calibration(spec, calibrates=any(p.reads_data for p in passes))
+    return (*warnings, *window_doubts(spec), *shared)
 
 
 def _metric(

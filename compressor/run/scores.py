@@ -31,7 +31,8 @@ def holds_scores(array: Array) -> bool:
 
     These are floats, or codes of one byte; wider integers are numbers of classes.
     """
-    typed = array.dtype.kind not in "iub" or array.dtype.itemsize == 1 and array.dtype.kind != "b"
+    kind, codes = array.dtype.kind, array.dtype.itemsize == 1
+    typed = kind not in "iub" or (codes and kind != "b")
     return typed and array.ndim > 1 and array.shape[-1] != 1
 
 

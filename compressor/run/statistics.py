@@ -22,11 +22,13 @@ class Scale:
     Attributes:
         factor: what their mean is multiplied with; 100 for shares in percent.
         exponential: they are logarithms, and the mean is exponentiated.
+        counts: where all of them are 0 or 1, these say right or wrong; errors and cosines do not.
     """
 
     factor: float = 1.0
     exponential: bool = False
     higher_is_better: bool = True
+    counts: bool = True
 
     def metric(self, means: Array) -> Array:
         """Turn means of per-sample values into values of the metric."""
@@ -95,7 +97,7 @@ def paired_difference(base: Array, candidate: Array, scale: Scale) -> Difference
         scale: what makes a metric of them.
     """
     counted = bool(np.isin(base, (0.0, 1.0)).all() and np.isin(candidate, (0.0, 1.0)).all())
-    if counted and not scale.exponential:
+    if counted and scale.counts and not scale.exponential:
         return _of_shares(base, candidate, scale)
     return _of_means(base, candidate, scale)
 

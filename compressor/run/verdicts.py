@@ -133,8 +133,14 @@ def _measurement(
         ratio = artifact["size_ratio"]
         return ratio, (ratio, ratio), ""
     if name == "metric_drop":
-        drop, bounds = artifact["metric_drop"], artifact["metric_drop_ci95"]
-        return drop, None if drop is None else (bounds[0], bounds[1]), artifact["metric_reason"]
+        drop, bounds, metric = (artifact[f"metric{n}"] for n in ("_drop", "_drop_ci95", ""))
+        if drop is None:
+            return None, None, artifact["metric_reason"]
+        # Shares have an interval; of a mean's spread, one sample says nothing.
+        alone = metric["samples"] == 1 and metric["unit"] != "%"
+        if alone and artifact["max_abs_diff"] != 0.0:
+            return drop, None, "one sample has no interval"
+        return drop, (bounds[0], bounds[1]), ""
     if not artifact["deployed"]:
         return None, None, artifact["latency_ratio_reason"]
     ratio = artifact["latency"][0]["ratio"]

@@ -22,6 +22,7 @@ from compressor.run.cold_rounds import cold_starts
 from compressor.run.evaluate import Evaluation
 from compressor.run.fidelity import Trio
 from compressor.run.pipeline import Step
+from compressor.run.shared_samples import judged_on_calibration
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
 from compressor.run.timing import Clock, Opener, measure_sizes
@@ -107,7 +108,12 @@ def _facts(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
         "float_file": name,
         "float_bytes": float_bytes,
         "size_ratio": artifact.bytes / float_bytes,
-        "remarks": list(artifact.exporter.remarks(final)),
+        "remarks": [
+            *artifact.exporter.remarks(final),
+            *judged_on_calibration(
+                workspace.plan.spec, calibrates=any(p.reads_data for p in workspace.plan.passes)
+            ),
+        ],
     }
 
 

@@ -96,7 +96,7 @@ def filled(*arrays: Array) -> tuple[Array, ...]:
 
 def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
     """Return the number of samples that a model takes at a time; ``None`` if that is any."""
-    lengths = [spec.shape[0] for spec in inputs if spec.shape]
+    lengths = [spec.shape[0] for spec in inputs if spec.shape and not _later_batch(spec)]
     first = lengths[0] if lengths else None
     fixed = all(isinstance(length, int) for length in lengths)
     return first if fixed and isinstance(first, int) else None
@@ -110,11 +110,21 @@ def made_batch(inputs: Sequence[TensorSpec], arrays: Batch) -> Batch:
 def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> TensorSpec | None:
     """Return the first input whose first axis cannot be that of samples; ``None`` if all can.
 
+    An axis that is called a batch, behind one that is not, has the samples: recurrent networks
+    often take ``[time, batch, features]``.
+
     Args:
         batch: how many samples are to be stacked, if that is known.
     """
     size = fixed_batch(inputs) or batch
     for spec in inputs:
-        if not spec.shape or (isinstance(spec.shape[0], int) and spec.shape[0] != size):
+        apart = not spec.shape or _later_batch(spec)
+        if apart or (isinstance(spec.shape[0], int) and spec.shape[0] != size):
             return spec
     return None
+
+
+def _later_batch(spec: TensorSpec) -> bool:
+    """Return whether an axis is called a batch, and the first one is not."""
+    called = [isinstance(d, str) and "batch" in d.lower() for d in spec.shape]
+    return any(called) and not called[0]

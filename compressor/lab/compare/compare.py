@@ -24,7 +24,8 @@ from compressor.lab.compare.runs import (
 from compressor.progress import Progress, Silent
 from compressor.run.artifact_file import Artifact, Machinery
 from compressor.run.artifacts import FLOAT
-from compressor.run.statistics import Difference, Scale, paired_difference
+from compressor.run.metrics import kept_scale
+from compressor.run.statistics import Difference, paired_difference
 from compressor.run.timing import Latencies
 
 
@@ -150,7 +151,7 @@ def _difference(base: Side, candidate: Side) -> Difference:
         )
     kept, metric = candidate.run.report["per_sample"], candidate.metric
     assert metric is not None
-    scale = Scale(kept["factor"], kept["exponential"], metric["higher_is_better"])
+    scale = kept_scale(metric, kept["factor"], exponential=kept["exponential"])
     return paired_difference(ours, theirs, scale)
 
 

@@ -16,6 +16,7 @@ from compressor.errors import DataError, InputError, ModelError, SpecError
 from compressor.files import disk_errors, strict_json
 from compressor.lab.compare.runs import Side
 from compressor.lab.verify.forms import HistoryLine, MetricForm, ScaleForm, check_form
+from compressor.run.metrics import kept_scale
 from compressor.run.statistics import Scale
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
@@ -49,7 +50,8 @@ class Entry(HistoryLine):
 
     def metric_scale(self) -> Scale:
         """Return what makes the metric of its values."""
-        return Scale(self.scale.factor, self.scale.exponential, self.metric.higher_is_better)
+        kept = self.scale
+        return kept_scale(dict(self.metric), kept.factor, exponential=kept.exponential)
 
 
 def entry_of(side: Side, label: str = "") -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -127,7 +127,7 @@ class Side:
 
     @property
     def bytes(self) -> int:
-        """Size of all its files; of the float model, of its tensors."""
+        """Size of all its files; of the float model, what :func:`choose` gave it."""
         return int(self.entry["bytes"])
 
     @property
@@ -181,7 +181,18 @@ def choose(
     if of_base is None:
         of_base = _counterpart(base, second)
     first = _side(base, of_base, "--base-artifact" if base_artifact else "--artifact", _ROLES[0])
-    return first, second
+    return _as_file(first, second), _as_file(second, first)
+
+
+def _as_file(side: Side, other: Side) -> Side:
+    """Give a float model the size of the file that the other model's was compared with.
+
+    Of two float models, sizes are those of their tensors.
+    """
+    file_bytes = other.entry.get("float_bytes")
+    if side.name != FLOAT or file_bytes is None:
+        return side
+    return replace(side, entry={**side.entry, "bytes": file_bytes})
 
 
 def check_comparable(base: Side, candidate: Side, allowed: Collection[Allowed]) -> None:

@@ -27,7 +27,7 @@ from compressor.run.evaluate import Evaluation
 from compressor.run.metrics import resolve_metric
 from compressor.run.pipeline import Step, apply_pass, calibrate, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
-from compressor.run.statistics import Scale, paired_difference
+from compressor.run.statistics import paired_difference
 from compressor.run.store import Store, result_key, store_of
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
@@ -319,12 +319,7 @@ class _Measuring:
     def _compared(self, changed: Evaluation, size: int) -> Gain:
         metric = self._workspace.plan.metric
         assert metric is not None
-        scale = Scale(
-            factor=100.0 if metric.unit == "%" else 1.0,
-            exponential=metric.exponential,
-            higher_is_better=metric.higher_is_better,
-        )
-        difference = paired_difference(self._base.per_sample, changed.per_sample, scale)
+        difference = paired_difference(self._base.per_sample, changed.per_sample, metric.scale)
         gained = None
         if self._base.sqnr_db is not None and changed.sqnr_db is not None:
             gained = changed.sqnr_db - self._base.sqnr_db

@@ -99,8 +99,8 @@ def without_rate(voice: Voice) -> None:
         (
             stacked,
             "calibration data: cannot be stacked: the model's input state float32[2, batch, 64] "
-            "has no axis for samples; add samples: feeds, and give each sample as a whole feed, in "
-            "a file of a folder",
+            "does not begin with an axis for samples; add samples: feeds, and give each sample as "
+            "a whole feed, in a file of a folder",
         ),
         (
             for_data(state={"stat": "stateN"}),
@@ -126,8 +126,9 @@ def without_rate(voice: Voice) -> None:
         ),
         (
             training,
-            "training data: cannot be stacked: the model's input state float32[2, batch, 64] has "
-            "no axis for samples; leave out data.training and the passes that train, which want",
+            "training data: cannot be stacked: the model's input state float32[2, batch, 64] "
+            "does not begin with an axis for samples; leave out data.training and the passes that "
+            "train, which want",
         ),
         (for_data(batch=4), "leave batch out: the model takes one feed at a time"),
         (

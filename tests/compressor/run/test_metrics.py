@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from compressor import catalog
 from compressor.errors import DataError, SpecError
 from compressor.run.class_metrics import ACCURACY, PERPLEXITY
-from compressor.run.metrics import COSINE, MSE, Metric, resolve_metric
+from compressor.run.metrics import COSINE, MSE, Metric, kept_scale, resolve_metric
 from compressor.spec.keys import MetricKeys
 from compressor.spec.user_code import importable, load_symbol
 
@@ -123,7 +123,7 @@ def test_means_have_the_normal_interval():
 
 def test_no_error_at_all_is_not_a_count():
     """The float model against itself: its interval must not reach above 0 (below 1)."""
-    assert MSE.summary(np.zeros(10))["ci95"] == [0, 0]
+    assert MSE.summary(np.zeros(10))["ci95"] == (0, 0)
     assert COSINE.summary(np.ones(10))["ci95"] == [1, 1]
 
 
@@ -366,3 +366,17 @@ def test_one_score_is_no_decision(name: str):
     target = {"y": outputs[::-1]} if name == "agreement" else np.zeros(2, np.int64)
     with pytest.raises(DataError, match="one score is always the largest; give a metric of"):
         per_sample(name, outputs, target)
+
+
+def test_errors_and_cosines_of_equal_outputs_are_no_counts():
+    """Zeros of a squared error were taken for wrong answers, whose interval held the limit 0."""
+    equal = np.zeros(100)
+    assert MSE.difference(equal, equal)["ci95"] == (0, 0)
+    assert COSINE.difference(equal + 1, equal + 1)["ci95"] == (0, 0)
+    low, high = ACCURACY.difference(equal, equal)["ci95"]
+    assert low < 0 < high
+    assert metric(code=len).difference(equal, equal)["ci95"][0] < 0
+    kept = {"name": "mse", "unit": "", "higher_is_better": False}
+    assert kept_scale(kept, 1.0, exponential=False) == MSE.scale
+    own = {**kept, "name": "mine:hits"}
+    assert kept_scale(own, 1.0, exponential=False).counts

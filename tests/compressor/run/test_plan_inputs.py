@@ -14,6 +14,7 @@ from tests.compressor.tiny_project import (
     Project,
     sample_images,
     tiny_onnx,
+    write_data,
 )
 
 
@@ -193,3 +194,30 @@ def test_labels_that_are_no_class_numbers_are_found_at_plan_time(on_onnx: Projec
     with pytest.raises(DataError, match=r"float32, not numbers of classes.*int64") as caught:
         on_onnx.plan()
     assert caught.value.where is not None
+
+
+@pytest.mark.parametrize("axes", [[5, "batch", 3], ["time", "batch_size", 3]])
+def test_samples_on_a_later_axis_are_not_stacked_on_the_first(on_onnx: Project, axes: list[Any]):
+    """Time steps were taken for samples: a recurrent network had 17 % accuracy in place of 94."""
+    onnx.save(time_first(axes), on_onnx.folder / ONNX)
+    write_data(on_onnx.folder, np.zeros((10, 5, 3), np.float32), np.zeros(10, np.int64))
+    assert "does not begin with an axis for samples; add samples: feeds" in refusal(on_onnx)
+
+
+def time_first(axes: list[Any]) -> onnx.ModelProto:
+    """A network that reads ``[time, batch, features]`` and gives scores ``[batch, 4]``."""
+    weight = onnx.numpy_helper.from_array(np.ones((3, 4), np.float32), "weight")
+    nodes = [
+        onnx.helper.make_node("ReduceMean", ["image"], ["mean"], axes=[0], keepdims=0),
+        onnx.helper.make_node("MatMul", ["mean", "weight"], ["logits"]),
+    ]
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes,
+        "time first",
+        [onnx.helper.make_tensor_value_info("image", kind, axes)],
+        [onnx.helper.make_tensor_value_info("logits", kind, [axes[1], 4])],
+        [weight],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)

@@ -186,6 +186,20 @@ def test_a_size_is_judged_by_default_only_if_the_model_is_to_become_smaller():
     assert judged(limits, larger, shrinks=True) == [("size-ratio", 1.0, True, "failed")]
 
 
+def test_one_sample_has_no_interval():
+    """Its bootstrap has no width: a drop measured on a single sample was passed."""
+    alone = {**ERROR, "samples": 1}
+    one = entry(metric=alone, metric_drop_ci95=[0.4, 0.4], max_abs_diff=0.1)
+    (only,) = judge(LimitKeys(**{**OFF, "metric_drop": 0.5}), [one], alone, shrinks=True)
+    assert (only["verdict"], only["reason"]) == ("unknown", "one sample has no interval")
+    assert (only["measured"], only["ci95"]) == (0.4, None)
+    for same in ({"metric": {**alone, "samples": 2}}, {"max_abs_diff": 0.0}):
+        (only,) = judge(
+            LimitKeys(**{**OFF, "metric_drop": 0.5}), [{**one, **same}], alone, shrinks=True
+        )
+        assert only["verdict"] == "passed"
+
+
 @pytest.mark.parametrize(
     ("ratio", "verdict"),
     [

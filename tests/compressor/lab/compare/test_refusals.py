@@ -181,3 +181,12 @@ def test_which_artifact_is_meant_must_be_clear(base: Path, tmp_path: Path) -> No
 def test_the_bases_artifact_of_the_same_name_is_taken(base: Path, tmp_path: Path) -> None:
     both = made_run(tmp_path / "both", results(5), artifacts=("a.onnx", "model.onnx"))
     assert compare_runs(both, base, STORED).base.name == "model.onnx"
+
+
+def test_a_float_model_has_the_size_of_its_file(tmp_path: Path) -> None:
+    """Its tensors alone are smaller: a file that shrank less than that looked larger."""
+    sizes = {"artifacts/0/float_bytes": 4000, "artifacts/0/bytes": 1000}
+    run = made_run(tmp_path / "run", results(5), changes=sizes)
+    compared = compare_runs(run, run, CompareOptions("model.onnx", "float", timing=False))
+    assert (compared.base.bytes, compared.size_ratio) == (4000, 0.25)
+    assert compare_runs(run, run, CompareOptions("float", timing=False)).size_ratio == 1.0
