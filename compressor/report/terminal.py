@@ -88,7 +88,8 @@ def run_page(report: Report, folder: str | None = None, spec: str | None = None)
         verdict += [line(f"Note: {words}", "open") for words in remarks(report)]
     if folder is not None:
         step = next_step(report, folder)
-        advised = f" ({advice_line(report)})" if step.endswith("--apply") else ""
+        suggested = (report.get("advice") or {}).get("suggested")
+        advised = f" ({advice_line(report)})" if suggested and "compress explain" in step else ""
         verdict += [line(f"Next: {step}{advised}")] if step else []
         if spec is not None and can_be_tuned(report):
             verdict.append(line(f"Or let a better recipe be found: compress tune {spec}"))

@@ -200,14 +200,15 @@ def next_step(report: Report, folder: str) -> str:
     if not all(check.ok for check in check_rows(report)):
         return f"read the failed checks in {folder}/report.md"
     if (report.get("advice") or {}).get("suggested"):
-        return f"compress explain {folder} --apply"
+        # No file holds the spec of a Python program.
+        return f"compress explain {folder}{'' if report.get('objects') else ' --apply'}"
     if "failed" in verdicts.values():
         slow = {row.key for row in limit_rows(report) if row.verdict == "failed"} == {_LATENCY}
         return f"compress inspect --roofline {folder}" if slow else f"compress explain {folder}"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
         spec = "a spec of the float model (compress init)"
         return f"to measure quality, name data.evaluation in {spec}"
-    if any(e["verdict"] == "unknown" and e["measured"] is None for e in report["limits"]):
+    if any(e.get("verdict") == "unknown" and e["measured"] is None for e in report["limits"]):
         return "run it on a machine that can run every artifact"
     if _METRIC_DROP in verdicts:
         return "evaluate more samples, or allow more with limits.metric-drop"

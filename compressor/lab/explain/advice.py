@@ -147,6 +147,9 @@ def _spec_of(run: FinishedRun) -> Path:
         return run.spec.document.path
     subject, stated = f"run {str(run.folder)!r}", run.manifest.get("spec_file")
     path = None if stated is None else (run.folder / str(stated)).resolve()
+    if path is None and run.report.get("objects"):
+        problem = "was run by a Python program, and no file holds its spec"
+        raise SpecError(subject, problem, "change the program's passes as the rules say")
     if path is None or not path.is_file():
         problem = "does not say where its spec is" if path is None else f"has no spec at {path}"
         raise SpecError(subject, problem, "name the spec in place of the folder")

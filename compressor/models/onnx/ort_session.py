@@ -120,7 +120,9 @@ class OrtRunner:
             raise ModelError(
                 subject,
                 f"ONNX Runtime {ort.__version__} does not load it ({_first_line(error)})",
-                "check the file with the onnx checker, or export it with another opset",
+                "export the model in float32: it has that operator for other types only"
+                if "Could not find an implementation" in str(error)
+                else "check the file with the onnx checker, or export it with another opset",
             ) from error
         if PROVIDERS[provider] not in self._session.get_providers():
             raise ModelError(

@@ -361,3 +361,16 @@ def test_a_producer_that_is_no_utf8(tmp_path: Path) -> None:
     model.producer_name = "maker!"
     path.write_bytes(model.SerializeToString().replace(b"maker!", b"maker\xff"))
     assert read_onnx(path).producer_name == "maker\ufffd"
+
+
+def test_a_type_that_the_runtime_lacks_is_named(tmp_path: Path) -> None:
+    """Another opset was the remedy for a file in float64, which has the same gap in each."""
+    double = TensorProto.DOUBLE
+    kernel = numpy_helper.from_array(np.ones((1, 1, 1, 1)), "kernel")
+    shapes = [helper.make_tensor_value_info(name, double, ["n", 1, 2, 2]) for name in "xy"]
+    node = helper.make_node("Conv", ["x", "kernel"], ["y"])
+    graph = helper.make_graph([node], "double", shapes[:1], shapes[1:], [kernel])
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), tmp_path / ONNX)
+    with pytest.raises(ModelError, match="export the model in float32: it has that operator for"):
+        open_onnx(tmp_path / ONNX, OPSET)

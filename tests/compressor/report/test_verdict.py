@@ -104,6 +104,8 @@ def test_what_failed_is_explained(failed_report: Report):
     assert verdict.next_step(failed_report, "out/a") == "read the failed checks in out/a/report.md"
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
     assert verdict.next_step(failed_report, "out/a") == "compress explain out/a --apply"
+    failed_report["objects"] = [{"key": "model.factory", "type": "Net"}]
+    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"  # no spec to write
     del failed_report["advice"]
     assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
     (line,) = reason_line(failed_report, "out/a").splitlines()

@@ -11,7 +11,8 @@ from click.testing import CliRunner, Result
 from ruamel.yaml import YAML
 
 from compressor.cli.application import application
-from compressor.lab.explain.advice import advise
+from compressor.errors import SpecError
+from compressor.lab.explain.advice import advise, write_changed
 from compressor.lab.explain.by_sqnr import FinishedRun, doubts, finished_run
 from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
@@ -155,6 +156,13 @@ def test_a_spec_that_is_not_that_of_the_run_is_refused(spoiled: Path):
     assert result.exit_code == 2
     assert "has no spec at" in result.stderr
     assert "name the spec in place of the folder" in result.stderr
+
+
+def test_a_program_holds_its_own_spec(tmp_path: Path):
+    """The remedy was to name a spec, of which there is none."""
+    report = {"objects": [{"key": "model.factory", "type": "Net"}]}
+    with pytest.raises(SpecError, match=r"by a Python program.*change the program's passes"):
+        write_changed(FinishedRun(tmp_path, report, {}, None), [])
 
 
 def row(noise: float) -> dict[str, Any]:

@@ -326,6 +326,13 @@ def test_skipping_everything_is_an_error():
         static(layers=[{"match": "*", "skip": True}]).survey(shared(Residual), ORT)
 
 
+def test_double_precision_is_named():
+    """The reason was that layers read no float value."""
+    double = TorchCarrier(nn.Linear(4, 4).double(), [TensorSpec("x", ("batch", 4), "float64")])
+    with pytest.raises(SpecError, match="in float64: convert the model to float32"):
+        QuantizeStatic().survey(double, ORT)
+
+
 def test_a_model_without_layers_is_an_error():
     class Nothing(nn.Module):
         def forward(self, image: torch.Tensor) -> torch.Tensor:
