@@ -12,11 +12,11 @@ from compressor.models.layer_uses import input_limits
 from compressor.models.onnx.checks import foreign_operators
 from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
+from compressor.run.data_doubts import data_doubts
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics import Metric, resolve_metric, single_number
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
-from compressor.run.shared_samples import judged_on_calibration
 from compressor.run.weight_pass import WeightPass
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
@@ -90,6 +90,7 @@ class Plan:
         macs: multiply-accumulates for one sample; ``None`` without a graph.
         warnings: limits that the prediction says will not hold, and artifacts that cannot be
             judged by all of them, one sentence each.
+        doubts: those of the warnings that are about the data, and so about the results.
         training_metric: what training is judged by: the metric, or where nothing is evaluated, the
             one that the spec would be judged by if its training data were the evaluation data.
     """
@@ -108,6 +109,7 @@ class Plan:
     macs: int | None
     peak_memory: int
     warnings: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
     training_metric: Metric | None = None
 
     @property
@@ -158,6 +160,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     _check_exports(spec, spec.exports)
     _check_judged(spec)
     size = model_bytes(float_model)
+    doubts = data_doubts(spec, samples, calibrates=any(p.reads_data for p in passes))
     return Plan(
         spec=spec,
         model=model,
@@ -174,7 +177,8 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         peak_memory=peak_memory(
             float_model, data, [(p.requests, p.blockwise, p.memory) for p in passes]
         ),
-        warnings=_warnings(spec, passes, exports, size),
+        warnings=(*_warnings(spec, passes, exports, size), *doubts),
+        doubts=doubts,
         training_metric=training_metric,
     )
 
@@ -272,8 +276,7 @@ def _warnings(
             warnings.append(f"{e.format}: only its size is judged: {e.cannot_run}")
         elif e.not_judged not in ("", STORED):
             warnings.append(f"{e.format}: its latency is not judged: {e.not_judged}")
-    shared = judged_on_calibration(spec, calibrates=any(p.reads_data for p in passes))
-    return (*warnings, *window_doubts(spec), *shared)
+    return (*warnings, *window_doubts(spec))
 
 
 def _metric(

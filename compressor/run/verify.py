@@ -22,7 +22,6 @@ from compressor.run.cold_rounds import cold_starts
 from compressor.run.evaluate import Evaluation
 from compressor.run.fidelity import Trio
 from compressor.run.pipeline import Step
-from compressor.run.shared_samples import judged_on_calibration
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
 from compressor.run.timing import Clock, Opener, measure_sizes
@@ -108,12 +107,7 @@ def _facts(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
         "float_file": name,
         "float_bytes": float_bytes,
         "size_ratio": artifact.bytes / float_bytes,
-        "remarks": [
-            *artifact.exporter.remarks(final),
-            *judged_on_calibration(
-                workspace.plan.spec, calibrates=any(p.reads_data for p in workspace.plan.passes)
-            ),
-        ],
+        "remarks": [*artifact.exporter.remarks(final), *workspace.plan.doubts],
     }
 
 

@@ -1,13 +1,14 @@
-"""Data that both calibrate and judge are noticed."""
+"""Data that both calibrate and judge are noticed, and data that are prepared otherwise."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from compressor import Spec
 from compressor.front.spec import checked
-from compressor.run.shared_samples import judged_on_calibration
+from compressor.run.data_doubts import judged_on_calibration, scales_apart
 from compressor.spec.load import load_spec
 from tests.compressor.tiny_project import Project, tiny_module
 
@@ -29,8 +30,7 @@ def test_one_file_for_both(on_onnx: Project, changes: dict[str, Any], doubted: b
     data["calibration"] = {"npz": "calib.npz", "inputs": {"image": "image"}}
     data["evaluation"] = {**data["calibration"], **changes}
     on_onnx.spec["metric"] = "cosine"
-    assert bool(judged_on_calibration(load_spec(on_onnx.path), calibrates=True)) is doubted
-    assert not judged_on_calibration(load_spec(on_onnx.path), calibrates=False)
+    assert bool(judged_on_calibration(load_spec(on_onnx.path))) is doubted
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_folds_may_share_no_sample(on_onnx: Project, folds: tuple[str, str], dou
         role: {**one, "fold": fold}
         for role, fold in zip(("calibration", "evaluation"), folds, strict=True)
     }
-    assert bool(judged_on_calibration(load_spec(on_onnx.path), calibrates=True)) is doubted
+    assert bool(judged_on_calibration(load_spec(on_onnx.path))) is doubted
 
 
 def test_one_loader_for_both():
@@ -61,4 +61,28 @@ def test_one_loader_for_both():
             passes=STATIC,
             exports=[{"format": "onnx"}],
         )
-        assert bool(judged_on_calibration(checked(spec), calibrates=True)) is doubted
+        assert bool(judged_on_calibration(checked(spec))) is doubted
+
+
+def test_data_that_are_prepared_otherwise():
+    """Calibrated on pixels up to 255 and judged on pixels up to 1, int8 lost 50 points unsaid."""
+    pixels = np.full((1, 2, 2), 255, np.float32)
+    (doubt,) = scales_apart({"x": pixels, "y": pixels}, {"x": -pixels / 255, "y": pixels / 15})
+    assert doubt.startswith(
+        "input 'x' reaches 255 in the first sample of data.calibration and 1 in"
+    )
+    none = {"x": pixels * 0, "y": pixels * np.nan}
+    assert not scales_apart({"x": pixels, "y": pixels}, none)
+    assert not scales_apart({"x": pixels.astype(np.int64)}, {"x": np.ones((1, 2, 2), np.int64)})
+
+
+@pytest.mark.parametrize(("passes", "doubts"), [(STATIC, 1), ([{"pass": "fuse"}], 0)])
+def test_doubts_are_warnings_of_a_plan_whose_passes_calibrate(
+    on_onnx: Project, passes: list[dict[str, Any]], doubts: int
+):
+    data = on_onnx.spec["data"]
+    data["calibration"]["npz"] = data["evaluation"]["npz"]
+    on_onnx.spec["passes"] = passes
+    plan = on_onnx.plan()
+    assert len(plan.doubts) == doubts
+    assert set(plan.doubts) <= set(plan.warnings)

@@ -1,0 +1,85 @@
+"""What makes one doubt a verdict: data that calibrate and judge, and data that differ in scale."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from compressor.calibration.sources.file_source import PathSource
+from compressor.spec.keys import DataKeys
+from compressor.spec.load import DataEntry, Spec
+from compressor.types.tensors import Array, Batch
+
+_FARTHEST = 16.0  # between values of one kind of data: pixels of 255 and of 1 are farther apart
+
+
+def data_doubts(spec: Spec, samples: Mapping[str, Batch], *, calibrates: bool) -> tuple[str, ...]:
+    """Return what is doubtful about the data that calibrate and those that judge.
+
+    Args:
+        samples: the first sample of each role.
+        calibrates: a pass reads the calibration data.
+    """
+    if not calibrates or not {"calibration", "evaluation"} <= samples.keys():
+        return ()
+    shared = judged_on_calibration(spec)
+    return (*shared, *scales_apart(samples["calibration"], samples["evaluation"]))
+
+
+def scales_apart(calibrating: Batch, judging: Batch) -> list[str]:
+    """Return a doubt for each input of floats whose largest values are far apart.
+
+    Different preprocessing, such as pixels that one of them divides by 255, makes ranges useless.
+    """
+    doubts = []
+    for name in calibrating.keys() & judging.keys():
+        reached = [_largest(arrays[name]) for arrays in (calibrating, judging)]
+        if 0 < _FARTHEST * min(reached) < max(reached):
+            doubts.append(
+                f"input {name!r} reaches {reached[0]:.3g} in the first sample of data.calibration "
+                f"and {reached[1]:.3g} in that of data.evaluation: prepare both alike"
+            )
+    return sorted(doubts)
+
+
+def _largest(array: Array) -> float:
+    """Return the largest magnitude of floats; 0 for other arrays, and where one is not finite."""
+    if array.dtype.kind != "f" or not array.size:
+        return 0.0
+    largest = float(np.abs(array).max())
+    return largest if math.isfinite(largest) else 0.0
+
+
+def judged_on_calibration(spec: Spec) -> list[str]:
+    """Return a doubt where calibration and evaluation read the same samples.
+
+    Sources are compared by what names them, as a plan does not read their samples.
+    """
+    first, second = (spec.data.get(role) for role in ("calibration", "evaluation"))
+    if first is None or second is None or first.kind != second.kind:
+        return []
+    same = _origin(spec, first) == _origin(spec, second)
+    if not same or first.keys.inputs != second.keys.inputs or not _overlap(first.keys, second.keys):
+        return []
+    return [
+        "quality is judged on the samples that calibrate, which flatters it: give data.evaluation "
+        "others, or let each read every other sample (fold: 1/2 and fold: 2/2)"
+    ]
+
+
+def _origin(spec: Spec, entry: DataEntry) -> object:
+    """Return the path that an entry reads, or the object or function that yields its batches."""
+    if isinstance(entry.options, PathSource):
+        return entry.options.path.resolve()
+    held = spec.objects.get(entry.reference or "")
+    return entry.reference if held is None else id(held)
+
+
+def _overlap(first: DataKeys, second: DataKeys) -> bool:
+    """Return whether two folds share samples (by the Chinese remainder theorem)."""
+    (number, of), (other, parts) = (
+        map(int, (keys.fold or "1/1").split("/")) for keys in (first, second)
+    )
+    return (number - other) % math.gcd(of, parts) == 0
