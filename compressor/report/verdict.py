@@ -9,7 +9,7 @@ from typing import Any
 
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
-from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
+from compressor.run.verdicts import BLIND, WIDEST_RATIO, Verdict, verdict_of
 from compressor.spec.user_code import HELD
 
 Report = Mapping[str, Any]
@@ -208,6 +208,8 @@ def next_step(report: Report, folder: str) -> str:
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
         spec = "a spec of the float model (compress init)"
         return f"to measure quality, name data.evaluation in {spec}"
+    if any(e.get("reason") == BLIND for e in report["limits"]):
+        return "check that data.evaluation has the labels of the model's outputs"
     if any(e.get("verdict") == "unknown" and e["measured"] is None for e in report["limits"]):
         return "run it on a machine that can run every artifact"
     if _METRIC_DROP in verdicts:

@@ -26,11 +26,13 @@ class Decisions:
         margins: float32 ``[N]``: how much higher the float model scored its own class than the
             candidate's; 0 where they agree.
         single: each sample holds one decision.
+        choices: how many classes there are.
     """
 
     classes: Array
     margins: Array
     single: bool
+    choices: int
 
     @property
     def flipped(self) -> Array:
@@ -66,7 +68,7 @@ def decisions_of(
     picked = [a.reshape(size, -1)[np.arange(size), place] for a in (labels, other, own)]
     picked[0] = np.maximum(picked[0], _NONE)
     classes = np.stack([place, *picked], axis=1).astype(np.int32)
-    return Decisions(classes, margins[np.arange(size), place], single)
+    return Decisions(classes, margins[np.arange(size), place], single, ours.shape[-1])
 
 
 def joined(parts: list[Decisions | None]) -> Decisions | None:
@@ -78,7 +80,15 @@ def joined(parts: list[Decisions | None]) -> Decisions | None:
         np.concatenate([part.classes for part in known]),
         np.concatenate([part.margins for part in known]),
         known[0].single,
+        known[0].choices,
     )
+
+
+def guessing(decisions: Decisions | None) -> float | None:
+    """Return how often guesses are right, in percent; ``None`` unless each sample has one label."""
+    if decisions is None or not decisions.single or not decisions.labelled:
+        return None
+    return 100.0 / decisions.choices
 
 
 def flipped_entry(decisions: Decisions | None, artifact: str) -> dict[str, Any] | None:

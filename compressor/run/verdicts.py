@@ -51,6 +51,7 @@ def verdict_of(
 _DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
 _STRADDLES = "the 95 % interval contains the limit"
 _TOO_WIDE = "the 95 % interval is too wide so near to the limit"
+BLIND = "the float model is right less often than guesses are: check the labels"
 _LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
 
 
@@ -60,6 +61,7 @@ def judge(
     float_metric: Mapping[str, Any] | None,
     *,
     shrinks: bool,
+    guesses: float | None = None,
 ) -> list[dict[str, Any]]:
     """Return the entries of ``report.json`` on limits: one for each limit and artifact.
 
@@ -70,7 +72,10 @@ def judge(
         artifacts: their entries in the report.
         float_metric: the float model's; ``None`` if none was measured.
         shrinks: whether the passes make the model smaller.
+        guesses: how often guessing is right, in the metric's unit, if that is known. A float model
+            that is right less often says nothing about what it lost.
     """
+    blind = float_metric is not None and _below_guesses(float_metric, guesses)
     entries: list[dict[str, Any]] = []
     any_served = any(_is_served(artifact) for artifact in artifacts)
     for artifact in artifacts:
@@ -86,7 +91,9 @@ def judge(
             value, interval, reason = _measurement(name, artifact)
             widest = WIDEST_RATIO if name == "latency_ratio" else None
             verdict = verdict_of(interval, limit, widest)
-            if verdict == "unknown" and interval is not None:
+            if name == "metric_drop" and blind and verdict == "passed":
+                verdict, reason = "unknown", BLIND
+            elif verdict == "unknown" and interval is not None:
                 reason = _STRADDLES if interval[0] <= limit <= interval[1] else _TOO_WIDE
             entries.append(
                 {
@@ -102,6 +109,11 @@ def judge(
                 }
             )
     return entries
+
+
+def _below_guesses(float_metric: Mapping[str, Any], guesses: float | None) -> bool:
+    """Return whether the whole interval of the float model's accuracy lies below guessing."""
+    return guesses is not None and float(float_metric["ci95"][1]) < guesses
 
 
 def _is_served(artifact: Mapping[str, Any]) -> bool:

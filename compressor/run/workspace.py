@@ -40,7 +40,7 @@ from compressor.types.training import OwnLoop, TrainingStep
 _LOOKED_AT_MACS = 2e10
 _FEWEST_LOOKED_AT = 4
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
-_EVALUATION = 3  # version of what is stored
+_EVALUATION = 4  # version of what is stored
 _CHECK_SAMPLES = 2
 _REMEMBERED = 16 << 20  # bytes of a compressed model's outputs
 
@@ -253,7 +253,8 @@ class Workspace:
         decisions = None
         if (folder / _DECISIONS).is_file():
             with np.load(folder / _DECISIONS) as stored:
-                decisions = Decisions(stored["classes"], stored["margins"], bool(stored["single"]))
+                single, choices = bool(stored["single"]), int(stored["choices"])
+                decisions = Decisions(stored["classes"], stored["margins"], single, choices)
         per_sample = np.load(folder / _PER_SAMPLE)
         return Evaluation(per_sample=per_sample, decisions=decisions, **earlier)
 

@@ -14,6 +14,7 @@ from compressor.run.decisions import (
     class_entries,
     decisions_of,
     flipped_entry,
+    guessing,
     joined,
 )
 from compressor.run.metrics import COSINE
@@ -43,6 +44,30 @@ def test_lost_decisions_come_first_and_the_most_certain_of_them():
         "artifact": 1,
         "margin": 2.0,
     }
+
+
+def test_guesses_are_right_once_in_as_many_times_as_there_are_classes():
+    assert guessing(decisions_of(OURS, FLOAT, LABELS, ACCURACY)) == pytest.approx(100 / 3)
+    assert guessing(decisions_of(OURS, FLOAT, None, ACCURACY)) is None  # no labels
+    tokens = {"logits": FLOAT["logits"][None]}
+    assert guessing(decisions_of(tokens, tokens, LABELS[None], ACCURACY)) is None
+    assert guessing(None) is None
+
+
+def test_shifted_labels_are_unknown(on_onnx: Project):
+    with np.load(on_onnx.folder / "test.npz") as data:
+        image = data["image"]
+    model = ort.InferenceSession(on_onnx.folder / "tiny.onnx")
+    own = model.run(None, {"image": image})[0].argmax(1)
+    np.savez(on_onnx.folder / "test.npz", image=image, label=(own + 1) % 4)
+    on_onnx.spec["passes"] = [{"pass": "fuse"}]
+    on_onnx.spec["limits"]["metric-drop"] = 50
+    report = on_onnx.run().report
+    (limit,) = report["limits"]
+    assert (limit["verdict"], limit["measured"]) == ("unknown", 0.0)
+    assert "right less often than guesses" in limit["reason"]
+    on_onnx.run()  # what is stored says the same
+    assert on_onnx.report()["limits"] == report["limits"]
 
 
 def test_classes_that_lost_most_come_first():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from compressor.errors import DataError
 from compressor.run.verdicts import (
+    BLIND,
     WIDEST_RATIO,
     check_expected,
     judge,
@@ -184,6 +185,23 @@ def test_a_size_is_judged_by_default_only_if_the_model_is_to_become_smaller():
     larger = entry(size_ratio=1.000003)
     assert judged(limits, larger, shrinks=False) == []
     assert judged(limits, larger, shrinks=True) == [("size-ratio", 1.0, True, "failed")]
+
+
+@pytest.mark.parametrize(("guesses", "verdict"), [(10.0, "unknown"), (0.5, "passed")])
+def test_labels_that_guesses_would_meet_more_often_prove_nothing(guesses: float, verdict: str):
+    """Shifted labels: 0.2 % for both models, in green."""
+    shifted = {**ACCURACY, "value": 0.2, "ci95": [0.0, 1.1]}
+    one = entry(metric=shifted, metric_drop=0.0, metric_drop_ci95=[-0.5, 0.5])
+    (only,) = judge(
+        LimitKeys(**{**OFF, "metric_drop": 1.0}), [one], shifted, shrinks=True, guesses=guesses
+    )
+    assert only["verdict"] == verdict
+    assert (only["reason"] == BLIND) is (verdict == "unknown")
+    worse = {**one, "metric_drop_ci95": [1.5, 2.0]}
+    (failed,) = judge(
+        LimitKeys(**{**OFF, "metric_drop": 1.0}), [worse], shifted, shrinks=True, guesses=guesses
+    )
+    assert failed["verdict"] == "failed"
 
 
 def test_one_sample_has_no_interval():
