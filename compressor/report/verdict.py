@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from compressor.graph.costs import BARE
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.run.verdicts import BLIND, WIDEST_RATIO, Verdict, verdict_of
@@ -206,8 +207,11 @@ def next_step(report: Report, folder: str) -> str:
         slow = {row.key for row in limit_rows(report) if row.verdict == "failed"} == {_LATENCY}
         return f"compress inspect --roofline {folder}" if slow else f"compress explain {folder}"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
-        spec = "a spec of the float model (compress init)"
-        return f"to measure quality, name data.evaluation in {spec}"
+        if report.get("objects"):
+            return "to measure quality, give data to evaluate on"
+        spec = "name data.evaluation in a spec of the float model (compress init)"
+        text = "of a causal language model, add --eval TEXT; else " if _is_bare(report) else ""
+        return f"to measure quality{': ' if text else ', '}{text}{spec}"
     if any(e.get("reason") == BLIND for e in report["limits"]):
         return "check that data.evaluation has the labels of the model's outputs"
     if any(e.get("verdict") == "unknown" and e["measured"] is None for e in report["limits"]):
@@ -217,6 +221,11 @@ def next_step(report: Report, folder: str) -> str:
     if verdicts:
         return f"measure longer: compress bench {folder}"
     return ""
+
+
+def _is_bare(report: Report) -> bool:
+    """Whether the float model is a bare checkpoint, as for ``compress quantize``."""
+    return str(report["baseline"]["metric_reason"]) == BARE
 
 
 def can_be_tuned(report: Report) -> bool:

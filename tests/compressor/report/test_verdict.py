@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from compressor.graph.costs import BARE
 from compressor.report import verdict
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
@@ -87,6 +88,10 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
         "metric drop not measured, limit 0.50: the spec has no data.evaluation"
     }
     assert verdict.next_step(blind_report, "out/a").endswith("of the float model (compress init)")
+    blind_report["baseline"]["metric_reason"] = BARE  # as for compress quantize without --eval
+    assert "of a causal language model, add --eval TEXT" in verdict.next_step(blind_report, "out/a")
+    blind_report["objects"] = [{"key": "model.factory", "type": "Net"}]
+    assert "data to evaluate on" in verdict.next_step(blind_report, "out/a")
 
 
 def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: Report):
