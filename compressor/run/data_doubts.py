@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from compressor.calibration.sources.file_source import PathSource
+from compressor.errors import SpecError
 from compressor.spec.keys import DataKeys
 from compressor.spec.load import DataEntry, Spec
 from compressor.types.tensors import Array, Batch
@@ -67,6 +68,25 @@ def judged_on_calibration(spec: Spec) -> list[str]:
         "quality is judged on the samples that calibrate, which flatters it: give data.evaluation "
         "others, or let each read every other sample (fold: 1/2 and fold: 2/2)"
     ]
+
+
+def check_output_apart(spec: Spec) -> None:
+    """Check that results do not go where data are read: their folder would be one more class.
+
+    Raises:
+        SpecError: the output lies in a folder of data.
+    """
+    output = spec.output.resolve()
+    for entry in spec.data.values():
+        if not isinstance(entry.options, PathSource) or not entry.options.path.is_dir():
+            continue
+        if output.is_relative_to(entry.options.path.resolve()):
+            raise SpecError(
+                "output",
+                f"{str(spec.output)!r} lies in the folder that data.{entry.role} reads",
+                "name a folder outside of it",
+                where=spec.where("output"),
+            )
 
 
 def _origin(spec: Spec, entry: DataEntry) -> object:

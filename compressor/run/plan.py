@@ -12,7 +12,7 @@ from compressor.models.layer_uses import input_limits
 from compressor.models.onnx.checks import foreign_operators
 from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
-from compressor.run.data_doubts import data_doubts
+from compressor.run.data_doubts import check_output_apart, data_doubts
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics import Metric, resolve_metric, single_number
@@ -135,6 +135,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         with located(spec.where("model", "inputs")):
             carrier.graph()
     _check_data_is_of_use(spec, carrier)
+    check_output_apart(spec)
     data = like.data if like else open_data(spec, carrier.inputs, carrier.outputs)
     limits = input_limits(carrier)
     samples = {role: check_data(entry, carrier.inputs, limits) for role, entry in data.items()}

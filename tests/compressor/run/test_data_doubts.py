@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from compressor import Spec
+from compressor.errors import SpecError
 from compressor.front.spec import checked
-from compressor.run.data_doubts import judged_on_calibration, scales_apart
+from compressor.run.data_doubts import check_output_apart, judged_on_calibration, scales_apart
+from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from tests.compressor.tiny_project import Project, tiny_module
 
@@ -86,3 +88,22 @@ def test_doubts_are_warnings_of_a_plan_whose_passes_calibrate(
     plan = on_onnx.plan()
     assert len(plan.doubts) == doubts
     assert set(plan.doubts) <= set(plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("output", "refused"), [("photos/out", True), ("photos", True), ("out", False)]
+)
+def test_results_do_not_become_a_class(on_onnx: Project, output: str, refused: bool):
+    """An output folder among class folders was one of them: later runs had other labels."""
+    for name in ("rose", "tulip"):
+        (on_onnx.folder / "photos" / name).mkdir(parents=True)
+    one = {"images": "photos", "size": [8, 8], "inputs": {"image": "image"}}
+    on_onnx.spec |= {"data": {"evaluation": one}, "output": output}
+    spec = load_spec(on_onnx.path)
+    if not refused:
+        check_output_apart(spec)
+        return
+    with pytest.raises(
+        SpecError, match=r"output: '.*' lies in the folder that data.evaluation rea"
+    ):
+        make_plan(spec)
