@@ -12,10 +12,9 @@ from compressor.run.metrics import (
     CONVERTED_AT_ONCE,
     NOT_COUNTED,
     Metric,
-    UnfitError,
     first_of,
-    scores_of,
 )
+from compressor.run.scores import UnfitError, scores_of
 from compressor.types.tensors import Array, Batch
 
 

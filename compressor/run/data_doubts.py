@@ -1,4 +1,4 @@
-"""What makes one doubt a verdict: data that calibrate and judge, and data that differ in scale."""
+"""Whether data are of use: what is refused, and what makes one doubt a verdict."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import numpy as np
 
 from compressor.calibration.sources.file_source import PathSource
 from compressor.errors import SpecError
+from compressor.graph.costs import cannot_run
+from compressor.models.onnx.checks import foreign_operators
 from compressor.spec.keys import DataKeys
 from compressor.spec.load import DataEntry, Spec
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch
 
 _FARTHEST = 16.0  # between values of one kind of data: pixels of 255 and of 1 are farther apart
@@ -70,6 +73,23 @@ def judged_on_calibration(spec: Spec) -> list[str]:
     ]
 
 
+def check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
+    """Raise ``SpecError`` for data of a model that cannot be run."""
+    if carrier.offers & {Capability.RUN, Capability.BLOCKS} or not spec.data:
+        return
+    role = next(iter(spec.data))
+    problem = cannot_run(carrier)
+    remedy = "leave data out, or give model.factory, such as transformers.AutoModelForCausalLM"
+    if Capability.GRAPH in carrier.offers:
+        problem, remedy = why_foreign(carrier)
+    raise SpecError(
+        f"data.{role}",
+        f"cannot be used: {problem}",
+        remedy,
+        where=spec.data[role].where,
+    )
+
+
 def check_output_apart(spec: Spec) -> None:
     """Check that results do not go where data are read: their folder would be one more class.
 
@@ -103,3 +123,12 @@ def _overlap(first: DataKeys, second: DataKeys) -> bool:
         map(int, (keys.fold or "1/1").split("/")) for keys in (first, second)
     )
     return (number - other) % math.gcd(of, parts) == 0
+
+
+def why_foreign(carrier: Carrier) -> tuple[str, str]:
+    """Return why a graph cannot be run, and what to do about it."""
+    return (
+        f"ONNX Runtime has no operator {foreign_operators(carrier.graph())[0]}",
+        "leave data out and use passes that run nothing, such as fuse, cast and quantize-weights "
+        "with method rtn, or export the model without that operator",
+    )

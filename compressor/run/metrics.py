@@ -11,7 +11,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
-from compressor.run.scores import holds_scores, scores_first
+from compressor.run.scores import UnfitError, scores_first
 from compressor.run.statistics import Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
@@ -20,14 +20,6 @@ _Z95 = 1.959963984540054
 CONVERTED_AT_ONCE = 1 << 18  # values whose float64 copies take little memory
 NOT_COUNTED = -100
 _SEVERAL = 2  # stands for the size of an axis that a model leaves open
-
-
-class UnfitError(ValueError):
-    """A built-in metric cannot take this target; says what to change."""
-
-    def __init__(self, problem: str, remedy: str):
-        super().__init__(problem)
-        self.remedy = remedy
 
 
 @dataclass(frozen=True)
@@ -271,20 +263,6 @@ def _plain(outputs: Any) -> Any:
     """Return the array of a single output; several outputs, and labels, are as they are."""
     single = isinstance(outputs, dict) and len(outputs) == 1
     return first_of(outputs) if single else outputs
-
-
-def scores_of(outputs: Batch) -> Array:
-    """Return scores ``[N, ..., classes]``, of which the largest decides."""
-    name, scores = next(iter(outputs.items()))
-    if not holds_scores(scores):
-        raise UnfitError(
-            f"needs scores of two classes at least, and output {name!r} is {scores.dtype}"
-            f"{list(scores.shape)}: one score is always the largest"
-            if scores.dtype.kind == "f"
-            else f"needs scores of classes, and output {name!r} is {scores.dtype}, not scores",
-            "give a metric of your own",
-        )
-    return scores
 
 
 def _pairs(outputs: Batch, target: Any) -> Sequence[tuple[Array, Array]]:

@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 
 from compressor.calibration.collect import make_observer
 from compressor.errors import CompressorError, SpecError, located
-from compressor.graph.costs import cannot_run, model_bytes, model_macs, model_parameters
+from compressor.graph.costs import model_bytes, model_macs, model_parameters
 from compressor.models.layer_uses import input_limits
-from compressor.models.onnx.checks import foreign_operators
 from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
-from compressor.run.data_doubts import check_output_apart, data_doubts
+from compressor.run.data_doubts import (
+    check_data_is_of_use,
+    check_output_apart,
+    data_doubts,
+    why_foreign,
+)
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics import Metric, resolve_metric, single_number
@@ -134,7 +138,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     if Capability.GRAPH in carrier.offers:
         with located(spec.where("model", "inputs")):
             carrier.graph()
-    _check_data_is_of_use(spec, carrier)
+    check_data_is_of_use(spec, carrier)
     check_output_apart(spec)
     data = like.data if like else open_data(spec, carrier.inputs, carrier.outputs)
     limits = input_limits(carrier)
@@ -181,32 +185,6 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         warnings=(*_warnings(spec, passes, exports, size), *doubts),
         doubts=doubts,
         training_metric=training_metric,
-    )
-
-
-def _check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
-    """Raise ``SpecError`` for data of a model that cannot be run."""
-    if carrier.offers & {Capability.RUN, Capability.BLOCKS} or not spec.data:
-        return
-    role = next(iter(spec.data))
-    problem = cannot_run(carrier)
-    remedy = "leave data out, or give model.factory, such as transformers.AutoModelForCausalLM"
-    if Capability.GRAPH in carrier.offers:
-        problem, remedy = _foreign(carrier)
-    raise SpecError(
-        f"data.{role}",
-        f"cannot be used: {problem}",
-        remedy,
-        where=spec.data[role].where,
-    )
-
-
-def _foreign(carrier: Carrier) -> tuple[str, str]:
-    """Return why a graph cannot be run, and what to do about it."""
-    return (
-        f"ONNX Runtime has no operator {foreign_operators(carrier.graph())[0]}",
-        "leave data out and use passes that run nothing, such as fuse, cast and quantize-weights "
-        "with method rtn, or export the model without that operator",
     )
 
 
@@ -338,7 +316,7 @@ def _plan_pass(
     if lacking:
         bare = Capability.GRAPH not in carrier.offers
         if not bare and Capability.RUN in lacking:
-            problem, remedy = _foreign(carrier)
+            problem, remedy = why_foreign(carrier)
             raise SpecError(f"pass {step.name!r}", f"needs run, and {problem}", remedy)
         raise SpecError(
             f"pass {step.name!r}",

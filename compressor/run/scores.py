@@ -11,6 +11,14 @@ from compressor.types.tensors import Array, Batch
 _IMAGE_AXES = 4
 
 
+class UnfitError(ValueError):
+    """A built-in metric cannot take this target; says what to change."""
+
+    def __init__(self, problem: str, remedy: str):
+        super().__init__(problem)
+        self.remedy = remedy
+
+
 def scores_first(outputs: Batch) -> Batch:
     """Return outputs in an order in which the scores of classes come first, ``[N, ..., classes]``.
 
@@ -24,6 +32,20 @@ def scores_first(outputs: Batch) -> Batch:
         if holds_scores(scores):
             return {name: scores, **{n: a for n, a in outputs.items() if n != name}}
     return outputs
+
+
+def scores_of(outputs: Batch) -> Array:
+    """Return scores ``[N, ..., classes]``, of which the largest decides."""
+    name, scores = next(iter(outputs.items()))
+    if not holds_scores(scores):
+        raise UnfitError(
+            f"needs scores of two classes at least, and output {name!r} is {scores.dtype}"
+            f"{list(scores.shape)}: one score is always the largest"
+            if scores.dtype.kind == "f"
+            else f"needs scores of classes, and output {name!r} is {scores.dtype}, not scores",
+            "give a metric of your own",
+        )
+    return scores
 
 
 def holds_scores(array: Array) -> bool:

@@ -8,7 +8,8 @@ import numpy as np
 
 from compressor.run.class_metrics import class_numbers, out_of_range
 from compressor.run.corpus import edit_distance, f1, rank_correlation, ratio
-from compressor.run.metrics import NOT_COUNTED, Metric, cosines, first_of, scores_of
+from compressor.run.metrics import NOT_COUNTED, Metric, cosines, first_of
+from compressor.run.scores import scores_of
 from compressor.types.tensors import Array, Batch
 
 _BLANK = 0  # of connectionist temporal classification

@@ -123,7 +123,7 @@ def test_means_have_the_normal_interval():
 
 def test_no_error_at_all_is_not_a_count():
     """The float model against itself: its interval must not reach above 0 (below 1)."""
-    assert MSE.summary(np.zeros(10))["ci95"] == (0, 0)
+    assert MSE.summary(np.zeros(10))["ci95"] == [0, 0]
     assert COSINE.summary(np.ones(10))["ci95"] == [1, 1]
 
 

@@ -359,6 +359,14 @@ def float_input(node: ir.Node) -> ir.Value | None:
     return value if value is not None and _is_float(value) else None
 
 
+def why_not_placed(node: ir.Node | None) -> str:
+    """Return why what a layer reads cannot be quantized."""
+    read = () if node is None else node.inputs
+    if any(value is not None and value.dtype is ir.DataType.DOUBLE for value in read):
+        return "it computes in float64: convert the model to float32"
+    return "it reads no float value of the main graph"
+
+
 def _gate(value: ir.Value) -> str | None:
     """Return the output of the ReLU behind the one addition that reads the value.
 

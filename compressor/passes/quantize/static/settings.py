@@ -37,6 +37,7 @@ from compressor.passes.quantize.static.placement import (
     feeds_steep,
     float_input,
     place,
+    why_not_placed,
 )
 from compressor.types.layer_rules import by_layer_name, resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer, Scheme
@@ -173,7 +174,7 @@ class StaticSettings:
             rule = rules[layer.name]
             reason = skip_reason(rule) or _kept(layer, nodes.get(layer.name), self.profile)
             if not reason and layer.name not in placeable:
-                reason = _not_placed(nodes.get(layer.name))
+                reason = why_not_placed(nodes.get(layer.name))
             if not reason and rule is None and feeds_steep(nodes[layer.name]):
                 reason = _STEEP
             if reason:
@@ -374,14 +375,6 @@ class Decision:
 
 
 _CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
-
-
-def _not_placed(node: ir.Node | None) -> str:
-    """Return why what a layer reads cannot be quantized."""
-    read = () if node is None else node.inputs
-    if any(value is not None and value.dtype is ir.DataType.DOUBLE for value in read):
-        return "it computes in float64: convert the model to float32"
-    return "it reads no float value of the main graph"
 
 
 def _kept(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
