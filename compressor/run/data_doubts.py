@@ -11,7 +11,7 @@ from compressor.calibration.sources.file_source import PathSource
 from compressor.errors import SpecError
 from compressor.graph.costs import cannot_run
 from compressor.models.onnx.checks import foreign_operators
-from compressor.spec.keys import DataKeys
+from compressor.spec.keys import FEEDS, DataKeys
 from compressor.spec.load import DataEntry, Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch
@@ -67,9 +67,10 @@ def judged_on_calibration(spec: Spec) -> list[str]:
     same = _origin(spec, first) == _origin(spec, second)
     if not same or first.keys.inputs != second.keys.inputs or not _overlap(first.keys, second.keys):
         return []
+    parted = ", or let each read every other sample (fold: 1/2 and fold: 2/2)"
     return [
         "quality is judged on the samples that calibrate, which flatters it: give data.evaluation "
-        "others, or let each read every other sample (fold: 1/2 and fold: 2/2)"
+        f"others{'' if FEEDS in (first.keys.samples, second.keys.samples) else parted}"
     ]
 
 
