@@ -19,6 +19,7 @@ from compressor.types.tensors import Array, Batch
 _Z95 = 1.959963984540054
 CONVERTED_AT_ONCE = 1 << 18  # values whose float64 copies take little memory
 NOT_COUNTED = -100
+_NARROW = "at passes that narrow the range (cast to fp16)"
 _SEVERAL = 2  # stands for the size of an axis that a model leaves open
 
 
@@ -218,14 +219,18 @@ def _interval(values: Array, *, counted: bool) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def check_finite(outputs: Batch, seen: int, size: int, inputs: Batch | None = None) -> None:
+def check_finite(
+    outputs: Batch, seen: int, size: int, inputs: Batch | None = None, *, exact: bool = False
+) -> None:
     """Raise ``DataError`` for an output that is not finite; it names the sample, where that shows.
 
     Args:
         seen: how many samples there were before.
         size: how many samples the outputs are of.
         inputs: what the outputs were computed from, if one of these may be at fault.
+        exact: they are the float model's, which no pass changed.
     """
+    at_fault = "at the model: it is the float one that gives it" if exact else _NARROW
     for name, array in outputs.items():
         if array.dtype.kind != "f" or np.isfinite(array).all():
             continue
@@ -245,7 +250,7 @@ def check_finite(outputs: Batch, seen: int, size: int, inputs: Batch | None = No
         raise DataError(
             f"output {name!r}",
             f"is NaN or infinite for {where}",
-            "look at that sample, and at passes that narrow the range (cast to fp16)",
+            f"look at that sample, and {at_fault}",
         )
 
 

@@ -117,6 +117,15 @@ def test_the_sample_with_nan_is_named():
             evaluate(third, REFERENCE, data(), ACCURACY)
 
 
+def test_a_float_model_that_gives_nan_is_to_blame():
+    """Passes that narrow ranges were blamed before there was one."""
+    wrong = Runs(lambda x: x * np.nan)
+    with pytest.raises(DataError, match="look at that sample, and at the model: it is the float"):
+        evaluate(wrong, wrong, data(), ACCURACY)
+    with pytest.raises(DataError, match="and at passes that narrow the range"):
+        evaluate(wrong, REFERENCE, data(), ACCURACY)
+
+
 def test_no_samples():
     empty = Data("evaluation", Rows(X[:0], np.zeros(0)), "label", 2, "", "")
     with pytest.raises(DataError, match="has no samples"):
