@@ -122,7 +122,7 @@ def next_noise(points: Sequence[Reached], limit: float) -> float | None:
         return above.noise * min(share, 0.5) if share > 0 else None
     assert below.drop is not None
     assert above.drop is not None
-    if below.drop <= 0 or below.noise <= 0 or limit <= 0:
+    if below.drop <= 0 or below.noise <= 0:
         return math.sqrt(max(below.noise, above.noise / 16) * above.noise)
     slope = math.log(above.noise / below.noise) / math.log(above.drop / below.drop)
     aim = below.noise * (limit / below.drop) ** slope

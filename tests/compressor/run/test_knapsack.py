@@ -69,7 +69,7 @@ def test_times_told_apart_coarsely_still_fit(seed):
     assert totals(offered, chosen)[1] <= totals(offered, exact)[1] + 0.02
 
 
-@pytest.mark.parametrize("first", [0.0, 100.0])
+@pytest.mark.parametrize("first", [0.0, 101.0])
 @pytest.mark.parametrize(("most", "kept"), [(65, range(65)), (17, [0, *range(3, 64, 4), 64])])
 def test_of_too_many_choices_the_last_of_each_stretch_and_the_fastest_stay(most, kept, first):
     """The second class asks for all but some of the time, so that the first gets what is left."""

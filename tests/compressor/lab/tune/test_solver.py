@@ -121,6 +121,7 @@ def test_the_next_noise_follows_the_measured_power():
         ([(16.0, -0.5), (64.0, 2.0)], 0.0, 32.0),
         # On the line between the nearest two, but not onto either.
         ([(0.1, 0.4), (1.0, 0.5), (16.0, 2.0), (99.0, 3.0)], 1.0, 4.0),
+        ([(2.0, 0.5), (32.0, 2.0)], 1.0, 8.0),
         ([(1.0, 1.0), (16.0, 2.0)], 1.0, 1.02),
         ([(1.0, 0.5), (16.0, 1.0001)], 1.0, 15.68),
         ([(1.0, 0.5), (1.03, 2.0)], 1.0, None),
@@ -155,6 +156,7 @@ def test_a_bit_more_is_a_quarter_of_the_noise(known: dict[str, float], bits: str
     [
         ([(5.0, 3.0), (6.0, 2.0), (4.0, 4.0)], 3, [1]),  # none keeps it: the least bad
         ([(5.0, 1.0), (6.0, 1.001)], 3, [0]),
+        ([(6.0, 0.5), (5.0, 1.0)], 3, [0, 1]),  # what just keeps it is hopeful
         ([(5.0, 0.5), (6.0, None), (7.0, 0.0)], 3, [2, 1, 0]),  # of two as safe, the larger first
         ([(5.0, None), (6.0, 0.5)], 3, [0]),
         # Three percent less than the one before, at least.
@@ -172,6 +174,10 @@ def test_the_order_of_proof_is(
     found: list[tuple[float, float | None]], most: int, order: list[int]
 ):
     assert order_of_proof([Standing(*one) for one in found], 1.0, most) == order
+
+
+def test_where_a_gain_is_asked_for_none_is_less_bad_than_a_loss():
+    assert order_of_proof([Standing(5.0, 0.5), Standing(6.0, 0.0)], -1.0, 3) == [1]
 
 
 @given(
