@@ -76,6 +76,12 @@ def test_clipped_pairs_fit_16_bits_and_only_those_that_did_not_change(
     assert (sums[over].abs() == MOST).all()  # no more than needed
 
 
+def test_the_larger_code_of_a_pair_gives_more() -> None:
+    codes = torch.tensor([[127, 127, 100, 127, 127, 100, -3, -126, 64, 64]], dtype=torch.int8)
+    wanted = [64, 64, 51, 77, 77, 51, -3, -125, 64, 64]
+    assert clip_pairs(codes, 1).tolist() == [wanted]
+
+
 def test_pairs_run_over_the_channels_of_one_position_then_of_the_next() -> None:
     # columns: channel 0 at positions 0, 1 and 2, then channel 1, then channel 2
     first, second = pairs(9, 3)
@@ -107,6 +113,46 @@ def test_scales_widen_only_where_pairs_would_be_clipped(granularity: str) -> Non
     )
     assert after.sum() < before.sum()
     assert paired_scale(matrix, scale, BYTES) is scale
+
+
+@pytest.mark.parametrize("at_once", [1, 14, 1 << 16])
+@pytest.mark.parametrize(("columns", "positions"), [(7, 1), (9, 3)])
+def test_each_scale_is_the_best_of_those_tried(
+    monkeypatch: pytest.MonkeyPatch, columns: int, positions: int, at_once: int
+) -> None:
+    """In one piece and in several, where weights lie outside the codes, too."""
+    monkeypatch.setattr("compressor.passes.quantize.maths.pairs._AT_ONCE", at_once)
+    matrix = torch.randn(6, columns, generator=torch.Generator().manual_seed(0)).abs()
+    matrix[1:] += 0.8
+    matrix[3] *= -1
+    scheme = replace(BYTES, paired=positions)
+    scale = matrix.abs().amax(1, keepdim=True) / (100 + 10 * torch.arange(6.0)[:, None])
+    tries = [scale * 2 ** (step / 16) for step in range(17)]
+    errors = torch.stack([squared_errors(matrix, tried, scheme) for tried in tries])
+    best = errors.argmin(0)
+    clipped = squared_errors(matrix, scale, scheme) > squared_errors(matrix, scale, BYTES)
+    best[~clipped] = 0
+    assert len(best.unique()) > 3
+    wanted = torch.stack([tries[place][row] for row, place in enumerate(best)])
+    assert paired_scale(matrix, scale, scheme).tolist() == wanted.tolist()
+    shared = replace(scheme, granularity="tensor")
+    one = matrix.abs().amax().reshape(1, 1) / 110
+    steps = [one * 2 ** (step / 16) for step in range(17)]
+    sums = torch.stack([squared_errors(matrix, step, shared).sum() for step in steps])
+    assert 0 < sums.argmin() < 16
+    assert paired_scale(matrix, one, shared).equal(steps[int(sums.argmin())])
+
+
+def squared_errors(matrix: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
+    zero = torch.zeros_like(scale, dtype=torch.int8)
+    rounded = quantize(matrix, scale, zero, scheme).dequantize()
+    return (rounded - matrix).square().sum(1, dtype=torch.float64)
+
+
+def test_a_row_whose_pairs_just_fit_keeps_its_scale() -> None:
+    row = torch.tensor([64.0, 64.0, *[2**0.5] * 10])  # steps of the root of 2 would err less
+    ones = torch.ones(2, 1)
+    assert paired_scale(torch.stack([row, row]), ones, replace(BYTES, paired=1)).equal(ones)
 
 
 def test_a_row_of_equal_weights_takes_seven_bits() -> None:
