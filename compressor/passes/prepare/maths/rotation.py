@@ -55,7 +55,7 @@ def rotation(size: int, seed: int) -> Rotation:
     True
     """
     generator = torch.Generator().manual_seed(seed)
-    signs = torch.randint(0, 2, (size,), generator=generator).to(torch.float64) * 2 - 1
+    signs = torch.randint(2, (size,), generator=generator).to(torch.float64) * 2 - 1
     width = size
     while width % 2 == 0:
         width //= 2
@@ -99,7 +99,7 @@ def _smallest_paley(size: int, odd: int) -> Tensor | None:
 
 
 def paley(size: int) -> Tensor | None:
-    """Return a matrix of 1 and -1 with orthogonal rows, by squares modulo a prime.
+    """Return a matrix of 1 and -1 with orthogonal rows, float64, by squares modulo a prime.
 
     Paley 1933: sizes ``q + 1`` for primes ``q`` of the form ``4 k + 3``, and ``2 (q + 1)`` for
     those of the form ``4 k + 1``. ``None`` for others.
@@ -108,12 +108,12 @@ def paley(size: int) -> Tensor | None:
     if _is_prime(prime) and prime % 4 == 3:
         bordered = _bordered(prime)
         bordered[1:, 0] = -1
-        return torch.eye(size, dtype=torch.float64) + bordered
+        return torch.eye(size) + bordered
     prime = size // 2 - 1
     if size % 4 == 0 and _is_prime(prime) and prime % 4 == 1:
-        symmetric, one = _bordered(prime), torch.eye(prime + 1, dtype=torch.float64)
-        first = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
-        second = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
+        symmetric, one = _bordered(prime), torch.eye(prime + 1)
+        first = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+        second = torch.tensor([[1.0, -1.0], [-1.0, -1.0]])
         return torch.kron(symmetric, first) + torch.kron(one, second)
     return None
 
@@ -121,7 +121,7 @@ def paley(size: int) -> Tensor | None:
 def _bordered(prime: int) -> Tensor:
     """Return Jacobsthal's matrix with a border of ones, ``[prime + 1, prime + 1]``."""
     numbers = torch.arange(prime)
-    character = torch.full((prime,), -1.0, dtype=torch.float64)
+    character = torch.full((prime,), -1.0)
     character[numbers * numbers % prime] = 1.0
     character[0] = 0.0
     matrix = torch.zeros((prime + 1, prime + 1), dtype=torch.float64)

@@ -14,7 +14,7 @@ from compressor.passes.prepare.maths.rotation import paley, rotation
 def test_paley_gives_hadamard_matrices(size: int) -> None:
     found = paley(size)
     assert found is not None
-    assert torch.equal(found.abs(), torch.ones_like(found))
+    assert torch.equal(found.abs(), torch.ones(size, size, dtype=torch.float64))
     assert torch.equal(found @ found.T, size * torch.eye(size, dtype=torch.float64))
 
 
@@ -32,9 +32,23 @@ def test_rotations_are_orthogonal(size: int, seed: int) -> None:
     assert torch.allclose(matrix @ matrix.T, one, atol=1e-12)
     assert torch.allclose(made.back(one), matrix.T, atol=1e-12)
     assert torch.allclose(made.turned_rows(one), matrix.T, atol=1e-12)
+    assert torch.equal(made.back(one.to(torch.float32)), made.back(one))
 
 
-@pytest.mark.parametrize("size", [64, 96, 160, 448, 896])
-def test_a_single_channel_is_spread_over_all(size: int) -> None:
-    spread = rotation(size, 1).times(torch.eye(size))
+@pytest.mark.parametrize("size", [9, 24])  # with a random matrix, and with Paley's
+def test_a_seed_decides(size: int) -> None:
+    one = torch.eye(size)
+    made, again, other = (rotation(size, seed).times(one) for seed in (0, 0, 1))
+    assert torch.equal(made, again)
+    assert not torch.allclose(made, other)
+    assert set(rotation(size, 0).signs.tolist()) == {-1.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("size", "small"), [(12, 12), (64, 1), (96, 12), (160, 20), (448, 28), (896, 28)]
+)
+def test_a_single_channel_is_spread_over_all(size: int, small: int) -> None:
+    made = rotation(size, 1)
+    spread = made.times(torch.eye(size))
     assert torch.allclose(spread.abs(), torch.full_like(spread, size**-0.5))
+    assert len(made.small) == small  # Paley's smallest, and Sylvester's around it
