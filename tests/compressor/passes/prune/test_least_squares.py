@@ -204,3 +204,37 @@ def test_patches_are_what_a_convolution_sees(window, wanted):
     assert torch.allclose(x @ weight.reshape(4, -1).T, y, atol=1e-4)
     places = outputs[0, 0].numel()
     assert y.shape[1] == places if wanted > places else wanted <= y.shape[1] <= 4 * places
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wanted", "step"),
+    [((10,), 3, 3), ((10,), 4, 2), ((10,), 11, 1), ((5, 4), 6, 3), ((), 5, 1)],
+)
+def test_products_look_at_each_so_many_th_place(lengths: tuple[int, ...], wanted: int, step: int):
+    inputs, output = torch.randn(2, *lengths, 3), torch.randn(2, *lengths, 7)
+    x, (y, same) = pairs(inputs, [output, output + 1], None, wanted)
+    assert torch.equal(x, inputs.reshape(2, -1, 3)[:, ::step])
+    assert torch.equal(y, output.reshape(2, -1, 7)[:, ::step])
+    assert torch.equal(same, y + 1)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wanted", "steps"), [((64,), 4, (16,)), ((8, 12), 6, (4, 4)), ((9, 9), 9, (3, 3))]
+)
+def test_convolutions_look_at_an_even_grid(
+    lengths: tuple[int, ...], wanted: int, steps: tuple[int, ...]
+):
+    ones = (1,) * len(lengths)
+    image = torch.randn(2, 3, *lengths)
+    window = Window(ones, ones, (0,) * 2 * len(lengths), ones)
+    x, (y,) = pairs(image, [image], window, wanted)
+    grid = image[(..., *(slice(None, None, step) for step in steps))]
+    assert torch.equal(y, grid.flatten(2).transpose(1, 2))
+    assert torch.equal(x, y)
+
+
+def test_products_beyond_the_largest_number_are_not_finite():
+    huge = Sums(1, 1)
+    huge.add(torch.full((2, 1), 1e200, dtype=torch.float64), torch.zeros(2, 1))
+    assert bool(torch.isfinite(huge.input_sum))
+    assert not huge.finite()
