@@ -238,3 +238,69 @@ def test_products_beyond_the_largest_number_are_not_finite():
     huge.add(torch.full((2, 1), 1e200, dtype=torch.float64), torch.zeros(2, 1))
     assert bool(torch.isfinite(huge.input_sum))
     assert not huge.finite()
+
+
+def ridge(
+    inputs: Tensor, targets: Tensor, weight: Tensor, penalty: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return weight and bias as numpy solves them, with a row for each weight that is to stay."""
+    centre, aim = inputs.mean(0), targets.mean(0)
+    power = float((inputs - centre).square().sum(0).mean())
+    root = (penalty * power) ** 0.5
+    solved, *_ = np.linalg.lstsq(
+        np.vstack([(inputs - centre).numpy(), root * np.eye(inputs.shape[1])]),
+        np.vstack([(targets - aim).numpy(), root * weight.T.numpy()]),
+        rcond=None,
+    )
+    return solved.T, aim.numpy() - solved.T @ centre.numpy()
+
+
+def test_the_penalty_is_the_best_on_parts_held_out_in_turn():
+    importance, penalties = torch.tensor([1.0, 5.0, 0.2]), (1e-2, 1e-1, 1.0)
+    chosen = []
+    for seed in range(12):
+        inputs, _, weight = problem(seed, 24, 5)
+        targets = inputs @ weight.T + 1 + torch.randn(24, 3, dtype=torch.float64)
+        first = Start(weight + 0.1 * (seed % 5) ** 2, torch.ones(3).double(), True, importance)
+        errors = np.zeros(4)
+        for part in range(3):
+            held = torch.arange(24) % 3 == part
+            fits = [ridge(inputs[~held], targets[~held], first.weight, p) for p in penalties]
+            for place, (w, b) in enumerate([(first.weight.numpy(), np.ones(3)), *fits]):
+                off = inputs[held].numpy() @ w.T + b - targets[held].numpy()
+                errors[place] += (importance.numpy() * np.square(off)).sum()
+        fit = solve(first, sums(inputs, targets, parts=3), penalties)
+        assert fit.penalty == (None, *penalties)[int(errors.argmin())]
+        chosen.append(fit.penalty)
+    assert set(chosen) == {None, *penalties}
+
+
+def test_errors_are_shares_of_the_variance_that_counts():
+    inputs, targets, weight = problem(0, 24, 5)
+    importance = torch.tensor([1.0, 5.0, 0.2])
+    first = Start(weight, torch.ones(3).double(), True, importance)
+    off = (inputs @ weight.T + 1.0 - 0.01 * targets).square() * importance
+    variance = (0.01 * (targets - targets.mean(0))).square() * importance
+    fit = solve(first, sums(inputs, 0.01 * targets))
+    assert fit.before == pytest.approx(float(off.sum() / variance.sum()))
+    constant = solve(start(weight), sums(inputs, torch.full((24, 3), 7.0).double()))
+    assert constant.before == pytest.approx(error(weight, torch.ones(3), inputs, torch.tensor(7.0)))
+    alone = solve(start(weight), sums(inputs[:1], targets[:1]))
+    assert alone.before == pytest.approx(error(weight, torch.ones(3), inputs[:1], targets[:1]))
+
+
+@pytest.mark.parametrize("pairs_of_inputs", [4, 16])  # with the pairs themselves, and their sums
+def test_what_cannot_be_solved_stays(pairs_of_inputs: int):
+    """Inputs that are all alike, without a penalty: the matrix is singular, and exactly so."""
+    inputs, weight = torch.ones(pairs_of_inputs, 10).double(), torch.ones(1, 10).double()
+    targets = torch.full((pairs_of_inputs, 1), 6.0).double()
+    fit = solve(start(weight, shifts=False), sums(inputs, targets), penalties=(0.0,))
+    assert torch.equal(fit.weight, weight)
+
+
+def test_small_inputs_are_solved_as_large_ones_are():
+    inputs, targets, weight = problem(0, 60, 6)
+    large = solve(start(weight), sums(inputs, targets), (1e-2,))
+    small = solve(start(1e8 * weight), sums(1e-8 * inputs, targets), (1e-2,))
+    assert large.penalty == small.penalty == 1e-2
+    assert torch.allclose(1e-8 * small.weight, large.weight, rtol=1e-6)
