@@ -50,11 +50,39 @@ def test_outputs_that_the_metric_does_not_read_do_not_count():
 
 
 def test_targets_belong_to_their_samples():
-    targets = np.arange(6, dtype=np.float32).reshape(6, 1)
+    targets = np.arange(12, dtype=np.float32).reshape(6, 2)
+    feeling, noise = Feeling(MSE, targets), np.ones((2, 2))
     exact = {"y": targets[4:]}
-    feeling = Feeling(MSE, targets)
-    feels = feeling.relative_to(exact, first=4)
-    assert feels(moved(exact, "y", np.ones((2, 1)))) == pytest.approx(2.0)
+    assert feeling.relative_to(exact, first=4)(moved(exact, "y", noise)) == pytest.approx(2.0)
+    exact = {"y": targets[:2]}
+    assert feeling.relative_to(exact)(moved(exact, "y", noise)) == pytest.approx(2.0)
+    exact = {"y": targets[[5, 0]]}  # samples beyond the last begin anew
+    assert feeling.relative_to(exact, first=5)(moved(exact, "y", noise)) == pytest.approx(2.0)
+
+
+def test_without_targets_the_float_model_s_outputs_are():
+    exact = {"y": np.arange(4, dtype=np.float32).reshape(2, 2)}
+    feels = Feeling(MSE, None).relative_to(exact)
+    assert feels(moved(exact, "y", np.array([[1.0, 1.0], [2.0, 0.0]]))) == pytest.approx(3.0)
+
+
+def test_divergences_are_means_over_decisions_and_sums_over_samples():
+    exact, noisy = RNG.standard_normal((2, 3, 5, 4)).astype(np.float32)
+    wanted = 0.0
+    for ours, theirs in zip(exact.reshape(-1, 4), noisy.reshape(-1, 4), strict=True):
+        p, q = (np.exp(x.astype(float)) / np.exp(x.astype(float)).sum() for x in (ours, theirs))
+        wanted += (p * np.log(p / q)).sum() / 5
+    found = Feeling(ACCURACY, None).relative_to({"y": exact})({"y": noisy})
+    assert found == pytest.approx(wanted)
+
+
+def test_scores_may_be_large_and_unlike():
+    exact = {"y": np.array([[1000.0, 1000.0], [-1000.0, -1000.0]], np.float32)}
+    noisy = moved(exact, "y", np.array([[1.0, 0.0], [0.0, 1.0]]))
+    small = {name: y * 0 for name, y in exact.items()}
+    wanted = Feeling(ACCURACY, None).relative_to(small)(moved(small, "y", noisy["y"] - exact["y"]))
+    assert Feeling(ACCURACY, None).relative_to(exact)(noisy) == pytest.approx(wanted)
+    assert wanted > 0.1
 
 
 def test_several_targets_belong_to_their_samples_too():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,19 @@ def test_codes_are_kept_bit_for_bit(bits, symmetric, group, kind) -> None:
     chosen = torch.randint(scheme.low, scheme.high + 1, matrix.shape).to(zero.dtype)
     codes = QuantizedTensor(chosen, scale, zero, scheme)
     assert np.array_equal(decoded(codes, kind), codes.dequantize().numpy())
+
+
+def test_other_grids_are_in_no_block() -> None:
+    def grid(element: str, scale_type: str, group: int) -> Scheme:
+        return Scheme(4, True, True, "group", group, element, scale_type)  # type: ignore[arg-type]
+
+    assert format_of(grid("e2m1", "e8m0", 32), COLUMNS) == "MXFP4"
+    for other in (("e2m1", "e4m3", 32), ("e2m1", "e8m0", 64), ("e4m3", "e8m0", 32)):
+        assert format_of(grid(*other), COLUMNS) is None
+    by_channel = scheme_of(4, True, None)
+    assert format_of(by_channel, 0) is None
+    assert format_of(replace(by_channel, granularity="rows"), COLUMNS) is None
+    assert str(row_bytes("Q4_0", 64)) == "36"
 
 
 def test_mxfp4_is_kept_bit_for_bit() -> None:

@@ -104,6 +104,13 @@ def test_no_inputs_at_all_stand_for_all_alike(shape: tuple[int, int]):
     assert torch.equal(plain.down, empty.down)
 
 
+@pytest.mark.parametrize("shape", [(6, 10), (10, 6)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_no_more_ranks_are_kept_than_are_needed(shape: tuple[int, int], weighted: bool):
+    found = decompose(drawn(3, *shape), 2, torch.eye(shape[1]) if weighted else None)
+    assert (found.up.shape[1], len(found.down), len(found.energies)) == (2, 2, 6)
+
+
 @settings(max_examples=40)
 @given(SIZES, SIZES, SEEDS)
 def test_factors_are_balanced_and_do_not_depend_on_signs(rows: int, columns: int, seed: int):
@@ -122,8 +129,9 @@ def test_factors_have_the_type_of_the_weight(dtype: torch.dtype):
     assert squares(product - matrix) < 100 * torch.finfo(dtype).eps ** 2 * squares(matrix)
 
 
-def test_a_matrix_of_zeros():
-    found = decompose(torch.zeros(4, 6), 2)
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)])
+def test_a_matrix_of_zeros(shape: tuple[int, int]):
+    found = decompose(torch.zeros(shape), 2)
     assert found.kept(1) == 1.0
     assert rank_for(found.energies, 0.9) == 1
     up, down = found.factors(2)
@@ -135,7 +143,8 @@ def test_the_rank_for_a_share():
     energies = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0], dtype=torch.float64)
     assert shares(energies).tolist() == pytest.approx([0.4, 0.7, 0.9, 1.0, 1.0])
     wanted = {0.01: 1, 0.4: 1, 0.41: 2, 0.7: 2, 0.9: 3, 0.91: 4, 1.0: 4}
-    assert {share: rank_for(energies, share) for share in wanted} == wanted
+    for scale in (1.0, 0.01):
+        assert {share: rank_for(scale * energies, share) for share in wanted} == wanted
     product = drawn(1, 12, 3) @ drawn(2, 3, 10)
     assert rank_for(decompose(product.to(torch.float64), 1).energies, 1.0) == 3
 

@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.passes.train.archive import coding as archive_coding
 from compressor.passes.train.archive.coded_network import OPERATORS, coded_network
 from compressor.passes.train.archive.coding import (
+    Coding,
     assigned,
     coded_bytes,
     first_coding,
@@ -28,6 +30,33 @@ def gaussian(count: int = 600, seed: int = 0) -> torch.Tensor:
 def test_bytes_are_the_entropy_and_the_values() -> None:
     assert coded_bytes(torch.tensor([8, 4, 2, 2])) == pytest.approx(16 * 1.75 / 8 + 8)
     assert coded_bytes(torch.tensor([8, 0])) == 2.0
+    assert coded_bytes(torch.tensor([8, 4, 2, 1, 1])) == pytest.approx(30 / 8 + 10)
+
+
+def test_first_come_the_values_themselves_while_there_are_enough() -> None:
+    for count in (8, 3):
+        weights = torch.arange(float(count)) - 2
+        coding = first_coding(weights, 3)
+        assert torch.equal(coding.book[coding.codes.long()], weights)
+        assert coding.book.tolist() == weights.tolist() + [0.0] * (8 - count)
+
+
+def test_a_value_that_is_taken_once_is_as_dear_as_that() -> None:
+    """Of eight weights: 3 bits, and 0.193 for the others; from 0.851 on, a weight is worth it."""
+    weights = torch.tensor([0.0] * 6 + [0.84, 0.86])
+    codes = torch.tensor([0] * 7 + [1], dtype=torch.uint8)
+    coding = Coding(weights, torch.tensor([0.0, 1.0]), codes, torch.ones(8))
+    assert assigned(coding, 1.0, 0).tolist() == codes.tolist()
+
+
+def test_values_move_to_the_weighted_mean_and_zero_is_zero(monkeypatch) -> None:
+    monkeypatch.setattr(archive_coding, "_ROUNDS", 1)
+    weights, codes = torch.tensor([0.1, 0.6, 1.0, 2.0]), torch.tensor([0, 0, 1, 1]).byte()
+    felt = torch.tensor([0.1, 0.0, 0.1, 0.3])
+    coding = Coding(weights, torch.tensor([0.4, 1.1, 9.0]), codes, felt + 1e-9)
+    found = relaxed(coding, 0.0)
+    assert found.codes.tolist() == [0, 1, 1, 1]  # 0.6 is nearer to 1.1 than to 0
+    assert found.book.tolist() == pytest.approx([0.0, 1.75, 9.0])
 
 
 def test_without_a_price_each_weight_takes_the_nearest_value() -> None:
@@ -75,6 +104,8 @@ def test_one_price_fits_all_layers_into_the_bytes() -> None:
         price = price_for(codings, share * whole)
         total = sum(relaxed(c, price).nbytes for c in codings.values())
         assert 0.6 * share * whole < total <= share * whole
+        less = sum(relaxed(c, 0.998 * price).nbytes for c in codings.values())
+        assert less > share * whole, "the least price"
         # What errors cost more is coded in more bits.
         bits = {n: relaxed(c, price).nbytes / c.weights.numel() for n, c in codings.items()}
         assert bits["b"] > bits["a"]
