@@ -304,3 +304,13 @@ def test_small_inputs_are_solved_as_large_ones_are():
     small = solve(start(1e8 * weight), sums(1e-8 * inputs, targets), (1e-2,))
     assert large.penalty == small.penalty == 1e-2
     assert torch.allclose(1e-8 * small.weight, large.weight, rtol=1e-6)
+
+
+def test_pairs_are_kept_though_their_buffer_is_used_again():
+    inputs, targets, _ = problem(0, 3, 10)
+    buffers, kept = (inputs.clone(), targets.clone()), Sums(10, 3)
+    kept.add(*buffers)
+    for buffer in buffers:
+        buffer.zero_()
+    assert torch.equal(kept.inputs, inputs.T @ inputs)
+    assert torch.equal(kept.cross, targets.T @ inputs)
