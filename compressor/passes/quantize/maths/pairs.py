@@ -32,7 +32,7 @@ def clip_pairs(codes: Tensor, positions: int) -> Tensor:
         positions: of the kernel, 1 for a product; columns are ``[channels, positions]``.
     """
     first, second, _ = _halves(codes, positions)
-    rows, places = _overflowing(first.to(torch.int16), second.to(torch.int16))
+    rows, places = _overflowing(first.to(torch.int16), second)
     if not len(rows):
         return codes
     given = (half[rows, places].to(torch.int16) for half in (first, second))

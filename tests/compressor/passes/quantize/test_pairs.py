@@ -120,7 +120,7 @@ def test_scales_widen_only_where_pairs_would_be_clipped(granularity: str) -> Non
 def test_each_scale_is_the_best_of_those_tried(
     monkeypatch: pytest.MonkeyPatch, columns: int, positions: int, at_once: int
 ) -> None:
-    """In one piece and in several, where weights lie outside the codes, too."""
+    """In one piece and in several."""
     monkeypatch.setattr("compressor.passes.quantize.maths.pairs._AT_ONCE", at_once)
     matrix = torch.randn(6, columns, generator=torch.Generator().manual_seed(0)).abs()
     matrix[1:] += 0.8
@@ -147,6 +147,12 @@ def squared_errors(matrix: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
     zero = torch.zeros_like(scale, dtype=torch.int8)
     rounded = quantize(matrix, scale, zero, scheme).dequantize()
     return (rounded - matrix).square().sum(1, dtype=torch.float64)
+
+
+def test_a_weight_beyond_the_codes_counts_by_what_is_cut_off() -> None:
+    row = torch.tensor([66.5, 66.5, 250.0])  # without the last, other steps err less
+    scheme = replace(BYTES, paired=1)
+    assert paired_scale(torch.stack([row, -row]), torch.ones(2, 1), scheme).tolist() == [[2], [2]]
 
 
 def test_a_row_whose_pairs_just_fit_keeps_its_scale() -> None:
