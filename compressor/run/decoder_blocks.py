@@ -11,18 +11,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from compressor.calibration.collect import collect, make_observer
 from compressor.errors import DataError
-from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
@@ -31,19 +29,15 @@ from compressor.models.transformers.decoder import observing
 from compressor.models.transformers.single_experts import experts_of
 from compressor.progress import Advance
 from compressor.run.store import result_key
+from compressor.run.stored_changes import for_the_block, restored, saved
 from compressor.run.weight_pass import Changes
 from compressor.run.workspace import Workspace
-from compressor.types.carrier import WeightChange
 from compressor.types.data import share
-from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
-from compressor.types.passes import LayerOutcome
-from compressor.types.rounded_inputs import InputScheme
+from compressor.types.layers import WeightCodes
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 
-_TENSORS = "changes.safetensors"
-_PARTS = ("codes", "scale", "zero_point", "tensor_scale")
-_SEPARATOR = "|"  # between a parameter's name and a part's
+_CHANGES = "changes.safetensors"
 _TOKENS, _HIDDEN = "input_ids", "hidden"
 _VERSION = 2  # of what is stored
 
@@ -106,8 +100,7 @@ class DecoderBlocks:
     def __iter__(self) -> Iterator[DecoderStage]:
         """Yield one stage at a time, in the order of execution, and then all other layers."""
         blocks = self.carrier.decoder.blocks
-        begun = max((i for i in range(len(blocks)) if self._inputs(i).is_dir()), default=0)
-        begun = min(self._ranks.gathered(begun))
+        begun = min(self._ranks.gathered(self._begun()))
         inside: set[str] = set()
         for index, block in enumerate(blocks):
             opened = OpenBlock(self, index)
@@ -122,6 +115,24 @@ class DecoderBlocks:
             return_freed_memory()
         rest = tuple(x.name for x in self.carrier.layers() if x.name not in inside)
         yield DecoderStage(OpenBlock(self, len(blocks) - 1), Stage(rest, {}), "rest")
+
+    def key_of(self, place: str) -> str:
+        """The key in the store of what a pass makes of a stage."""
+        return result_key("block", self.key, place=place, version=_VERSION)
+
+    def _begun(self) -> int:
+        """Return the block at which an earlier run was, if what it made of those before is kept.
+
+        A pass that keeps nothing of its stages begins again: it has to see all of them.
+        """
+        begun = 0
+        for index, block in enumerate(self.carrier.decoder.blocks):
+            if self._inputs(index).is_dir():
+                begun = index
+            places = (f"{index}.{number}" for number in range(len(block.stages)))
+            if any(self.workspace.store.read(self.key_of(place)) is None for place in places):
+                break
+        return begun
 
     def batches(self, index: int) -> Iterator[Batch]:
         """Yield the tokens, and what enters a block."""
@@ -140,6 +151,7 @@ class DecoderBlocks:
         draft.mkdir(parents=True)
         for number, batch in enumerate(self.batches(opened.index)):
             np.save(draft / f"{number}.npy", opened.run(batch).numpy())
+        shutil.rmtree(target, ignore_errors=True)  # of a run that began again
         draft.replace(target)
         shutil.rmtree(self._inputs(opened.index), ignore_errors=True)
 
@@ -254,22 +266,22 @@ class DecoderStage:
         """Return what a pass makes of it, from the store if an earlier run came so far."""
         run = self.opened.blocks
         store, ranks = run.workspace.store, run.workspace.ranks
-        key = result_key("block", run.key, place=self.place, version=_VERSION)
+        key = run.key_of(self.place)
         stored = store.read(key)
         ranks.wait()  # all have looked before the first writes
         if stored is None:
             made = self._with_tokens_sent(make())
             if ranks.rank == 0:
                 with store.write(key) as (folder, result):
-                    result.update(_saved(made, run.carrier, folder / _TENSORS))
+                    result.update(saved(made, run.carrier, folder / _CHANGES))
             del made
             ranks.wait()
             stored = store.read(key)
             assert stored is not None
         self.__dict__.pop("statistics", None)
-        path = store.folder(key) / _TENSORS
-        self.opened.change(_for_the_block(path, stored, run.carrier))
-        return _restored(path, stored, run.carrier)
+        path = store.folder(key) / _CHANGES
+        self.opened.change(for_the_block(path, stored, run.carrier))
+        return restored(path, stored, run.carrier)
 
     def _with_tokens_sent(self, made: Changes) -> Changes:
         """Say of each expert's layers how many calibration tokens the router sends there."""
@@ -300,90 +312,6 @@ def _sent_note(path: str, sent: Sequence[int]) -> str:
         f"{path}: each of {len(sent)} experts was calibrated on all tokens; the router sends "
         f"{min(sent):,} to {max(sent):,} to one{rest}"
     )
-
-
-def _saved(changes: Changes, carrier: BlockCheckpoint, path: Path) -> dict[str, Any]:
-    """Write what became of weights, and return what else has to be known of it, as JSON."""
-    tensors: dict[str, torch.Tensor] = {}
-    schemes: dict[str, Any] = {}
-    inputs: dict[str, Any] = {}
-    for name, change in changes.weights.items():
-        assert not isinstance(change, WeightChange)
-        if isinstance(change, torch.Tensor):
-            tensors[name] = change.contiguous()
-            continue
-        codes = change.read(carrier.weight)
-        schemes[name] = asdict(codes.scheme)
-        if change.inputs is not None:
-            inputs[name] = asdict(change.inputs)
-        for part in _PARTS:
-            value = getattr(codes, part)
-            if value is not None:
-                tensors[f"{name}{_SEPARATOR}{part}"] = value.contiguous()
-    save_file(tensors, path)
-    outcomes = [asdict(outcome) for outcome in changes.outcomes.values()]
-    return {
-        "schemes": schemes,
-        "inputs": inputs,
-        "outcomes": outcomes,
-        "notes": list(changes.notes),
-    }
-
-
-@dataclass(frozen=True)
-class StoredCodes:
-    """Reads a weight's codes from a file."""
-
-    path: Path
-    name: str
-    scheme: Scheme
-
-    def __call__(self, _: torch.Tensor) -> QuantizedTensor:
-        """Return the codes of the whole weight; its float values are not looked at."""
-        tensors = read_weights(self.path)
-        parts = {part: tensors.get(f"{self.name}{_SEPARATOR}{part}") for part in _PARTS}
-        return QuantizedTensor(scheme=self.scheme, **parts)  # type: ignore[arg-type]  # those that a scheme needs are there
-
-
-def _stored_rows(path: Path, name: str, matrix: torch.Tensor, start: int) -> torch.Tensor:
-    rows: torch.Tensor = read_weights(path)[name].flatten(1)[start : start + len(matrix)]
-    return rows
-
-
-def _codes(path: Path, stored: Mapping[str, Any], layers: Mapping[str, Layer]) -> dict[str, Any]:
-    made = {}
-    for name, declared in stored["schemes"].items():
-        scheme, rounded = Scheme(**declared), stored["inputs"].get(name)
-        inputs = None if rounded is None else InputScheme(**rounded)
-        read = StoredCodes(path, name, scheme)
-        made[name] = WeightCodes(layers[name], scheme, read, inputs=inputs)
-    return made
-
-
-def _floats(path: Path) -> dict[str, torch.Tensor]:
-    return {n: t for n, t in read_weights(path).items() if _SEPARATOR not in n}
-
-
-def _for_the_block(
-    path: Path, stored: Mapping[str, Any], carrier: BlockCheckpoint
-) -> dict[str, WeightCodes | torch.Tensor]:
-    layers = {layer.weight: layer for layer in carrier.layers()}
-    return {**_floats(path), **_codes(path, stored, layers)}
-
-
-def _restored(path: Path, stored: Mapping[str, Any], carrier: BlockCheckpoint) -> Changes:
-    """Return changes that are read from the store when they are wanted."""
-    layers = {layer.weight: layer for layer in carrier.layers()}
-    changes = Changes(notes=tuple(stored["notes"]))
-    for name, tensor in _floats(path).items():
-        layer = layers.get(name)
-        changes.weights[name] = (
-            tensor if layer is None else WeightChange(layer, partial(_stored_rows, path, name))
-        )
-    changes.weights.update(_codes(path, stored, layers))
-    for outcome in stored["outcomes"]:
-        changes.outcomes[outcome["name"]] = LayerOutcome(**outcome)
-    return changes
 
 
 def _tensor(array: Any) -> torch.Tensor:

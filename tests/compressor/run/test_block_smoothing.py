@@ -15,6 +15,7 @@ from compressor.models.transformers.block_checkpoint import (
     open_blocks,
     opened_block,
 )
+from compressor.models.transformers.decoder import Decoder
 from compressor.progress import Silent, quiet_libraries
 from compressor.run.pipeline import run_passes
 from compressor.run.plan import make_plan
@@ -25,6 +26,7 @@ from compressor.spec.source_text import Document
 from compressor.types.data import ALONE
 from tests.compressor.exporters.test_activation_formats import TOKENS, WORDS, spec
 
+BLOCKS = 3
 LARGE = 5  # a channel of the norms that is many times as large as the others
 W8A8 = {"pass": "quantize-weights", "preset": "int8-w8a8", "method": "gptq"}
 
@@ -33,7 +35,7 @@ W8A8 = {"pass": "quantize-weights", "preset": "int8-w8a8", "method": "gptq"}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("outliers")
     config = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        vocab_size=WORDS, hidden_size=32, intermediate_size=64, num_hidden_layers=BLOCKS,
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -100,3 +102,22 @@ def test_layers_that_are_kept_are_not_scaled(folder: Path, tmp_path: Path):
         key = f"model.layers.0.{name}.weight"
         assert torch.equal(smoothed.tensors()[key].read(), before.tensors()[key].read())
     assert lost(smoothed, logits(before)) < 1e-5
+
+
+def test_a_killed_run_begins_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It keeps nothing of its stages, and what entered the first blocks is gone."""
+    whole, _ = passed(folder, tmp_path / "whole", {"pass": "smooth"})
+    opener = Decoder.open
+
+    def killed(self: Decoder, index: int) -> torch.nn.Module:
+        if index == BLOCKS - 1:
+            raise KeyboardInterrupt
+        return opener(self, index)
+
+    monkeypatch.setattr(Decoder, "open", killed)
+    with pytest.raises(KeyboardInterrupt):
+        passed(folder, tmp_path / "killed", {"pass": "smooth"})
+    monkeypatch.setattr(Decoder, "open", opener)
+    again, _ = passed(folder, tmp_path / "killed", {"pass": "smooth"})
+    for name, tensor in whole.tensors().items():
+        assert torch.equal(again.tensors()[name].read(), tensor.read()), name
