@@ -32,6 +32,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "quantize-static": "compressor.passes.quantize.static.static:QuantizeStatic",
         "quantize-dynamic": "compressor.passes.quantize.dynamic:QuantizeDynamic",
         "quantize-weights": "compressor.passes.quantize.weights.weights:QuantizeWeights",
+        "quantize-cache": "compressor.passes.quantize.attention_cache:QuantizeCache",
         "cast": "compressor.passes.quantize.cast.cast:Cast",
         "cluster": "compressor.passes.quantize.cluster:Cluster",
     },

@@ -199,8 +199,8 @@ _PRESETS = (
 @click.option(
     "--text",
     type=PATH,
-    help="Text in UTF-8 that --method gptq and awq, and stored scales of activations, are "
-    "calibrated on.",
+    help="Text in UTF-8 that --method gptq and awq, and stored scales of activations and caches, "
+    "are calibrated on.",
 )
 @click.option(
     "--eval",
@@ -239,6 +239,12 @@ _PRESETS = (
     is_flag=True,
     help="Scale channels by what --text shows, so that rounded activations lose less.",
 )
+@click.option(
+    "--kv-cache",
+    "cache",
+    type=click.Choice(("fp8",)),
+    help="Store scales for the keys and values that attention keeps, found on --text.",
+)
 @click.option("--embeddings", is_flag=True, help="Quantize embeddings and the output layer, too.")
 @click.option(
     "--max-shard-size",
@@ -265,6 +271,7 @@ def quantize(
     evaluation: Path | None,
     skip: tuple[str, ...],
     smooth: bool,
+    cache: Literal["fp8"] | None,
     embeddings: bool,
     max_shard_size: int | None,
     no_check: bool,
@@ -304,6 +311,7 @@ def quantize(
         output_format,
         consumer,
         smooth,
+        cache,
     )
     code = run_and_show(
         quantization_spec(checkpoint, output, options),

@@ -41,6 +41,7 @@ class QuantizeOptions:
         format: of the result; ``None`` takes that of the consumer.
         consumer: what is going to read it; the plan refuses what that has no kernels for.
         smooth: scale channels first, so that rounded activations lose less.
+        cache: what the keys and values are rounded to that attention keeps.
     """
 
     preset: str | None = None
@@ -56,6 +57,7 @@ class QuantizeOptions:
     format: QuantizedFormat | None = None
     consumer: str | None = None
     smooth: bool = False
+    cache: Literal["fp8"] | None = None
 
 
 def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) -> Spec:
@@ -95,14 +97,19 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         step["range"] = options.range
     if options.max_shard_size is not None:
         export["max-shard-size"] = options.max_shard_size
-    reading = [kind for kind in (options.method, step["preset"]) if kind in CALIBRATED]
-    if bool(reading or options.smooth) != (options.text is not None):
+    passes = [step]
+    if options.smooth:
+        passes.insert(0, {"pass": "smooth"})
+    if options.cache is not None:
+        passes.append({"pass": "quantize-cache"})
+    reads = len(passes) > 1 or options.method in CALIBRATED or step["preset"] in CALIBRATED
+    if reads != (options.text is not None):
         both = f"method {options.method!r} with preset {step['preset']!r}"
         raise SpecError(
             "option --text",
             f"is {'given' if options.text else 'missing'}, and {both} "
-            f"{'reads no text' if options.text else 'is calibrated on text'}",
-            "leave it out, or use --method gptq or awq, or --smooth"
+            f"{'is calibrated on text' if reads else 'reads no text'}",
+            "leave it out, or use --method gptq or awq, --smooth or --kv-cache"
             if options.text
             else "give --text train.txt",
         )
@@ -112,7 +119,7 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         "name": re.sub(r"[^A-Za-z0-9._-]+", "-", target.name).strip("-._") or "quantized",
         # A dollar in a path of the command line is a dollar.
         "model": {"checkpoint": str(checkpoint).replace("$", "$$")},
-        "passes": [*([{"pass": "smooth"}] if options.smooth else []), step],
+        "passes": passes,
         "exports": [export],
         "output": str(output).replace("$", "$$"),
     }

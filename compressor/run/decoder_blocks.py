@@ -25,7 +25,7 @@ from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
 from compressor.models.transformers.block_stages import Given, Stage
-from compressor.models.transformers.decoder import observing
+from compressor.models.transformers.decoder import KEYS, VALUES, observing
 from compressor.models.transformers.single_experts import experts_of
 from compressor.progress import Advance
 from compressor.run.store import result_key
@@ -239,7 +239,11 @@ class DecoderStage:
     def statistics(self) -> Mapping[str, Any]:
         """Results of the requests that lie in it, from one run of the block over the data."""
         run = self.opened.blocks
-        read = set(self.stage.inputs.values())
+        attention = self._attention()
+        read = {
+            *self.stage.inputs.values(),
+            *(f"{a}{x}" for a in attention for x in (KEYS, VALUES)),
+        }
         requests = [request for request in run.requests if read.issuperset(request.tensors)]
         if not requests:
             return {}
@@ -250,7 +254,7 @@ class DecoderStage:
             def observe(name: str, value: torch.Tensor) -> None:
                 seen[name] = value.numpy()
 
-            with observing(self.opened.module, self.opened.path, self.stage, observe):
+            with observing(self.opened.module, self.opened.path, self.stage, attention, observe):
                 self.opened.run(batch)
             return seen
 
@@ -261,6 +265,12 @@ class DecoderStage:
             outputs, run.batches(self.opened.index), requests, make_observer, None, ranks
         )
         return found
+
+    def _attention(self) -> list[str]:
+        """Return the attention with a layer in it of whose keys something was asked."""
+        asked = (name for request in self.opened.blocks.requests for name in request.tensors)
+        paths = {name.removesuffix(KEYS) for name in asked if name.endswith(KEYS)}
+        return [p for p in paths if any(x.startswith(f"{p}.") for x in self.stage.layers)]
 
     def kept(self, make: Callable[[], Changes]) -> Changes:
         """Return what a pass makes of it, from the store if an earlier run came so far."""

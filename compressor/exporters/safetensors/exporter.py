@@ -20,6 +20,7 @@ from compressor.exporters.safetensors.quantization_config import float_shares
 from compressor.exporters.safetensors.stream_plan import (
     PlannedShard,
     StreamPlan,
+    caches_of,
     finish,
     plan_stream,
 )
@@ -233,7 +234,8 @@ class SafetensorsExporter(Exporter):
         """Return what share of a streamed artifact cannot be stored as codes."""
         if not self._streams(carrier):
             return ()
-        said = remark_on(self.consumer, carrier.tensors().values())
+        cached = bool(caches_of(carrier))
+        said = remark_on(self.consumer, carrier.tensors().values(), cached=cached)
         return (*float_shares(carrier), *said)
 
     def open(self, path: Path) -> Runner:

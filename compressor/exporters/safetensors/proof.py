@@ -12,18 +12,19 @@ import importlib.util
 import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from math import log10
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from compressor.errors import ArtifactError, listed
-from compressor.exporters.safetensors.stream_plan import StreamPlan
+from compressor.exporters.safetensors.stream_plan import StreamPlan, cache_scales, caches_of
 from compressor.exporters.safetensors.transformers_runner import FAILURES, by_itself, load_directory
 from compressor.models.checkpoint.folder import CONFIG
 from compressor.models.rounded_inputs import round_inputs_of
+from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.networks import (
     float_network,
     reason_of,
@@ -34,7 +35,7 @@ from compressor.models.transformers.reading import Names, Reading, reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check
 from compressor.types.layers import StoredTensor
-from compressor.types.rounded_inputs import InputScheme
+from compressor.types.rounded_inputs import CacheScheme, InputScheme
 
 MOST_BYTES = 1 << 30
 """Bytes of float weights of a model that is opened at most; it is then in memory twice."""
@@ -64,14 +65,40 @@ def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, .
     if importlib.util.find_spec("compressed_tensors") is None:
         why = "not proved: install compressed-tensors"
         return (Check(_PLACES, why, known=False),)
-    tensors = carrier.tensors()
+    tensors, caches = carrier.tensors(), caches_of(carrier)
     kept = {name for name, tensor in tensors.items() if tensor.codes is None}
-    places = Check(_PLACES, _check_places(plan, kept, directory, reading))
+    scales = frozenset(scale.name for scale in cache_scales(caches, tensors))
+    known, detail = _check_places(plan, kept, scales, directory, reading)
+    places = Check(_PLACES, detail)
     size = sum(tensor.float_nbytes for tensor in tensors.values())
     if size > MOST_BYTES:
         why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
         return places, Check(OUTPUTS, why, known=False)
-    return places, _compare_outputs(tensors, network, directory, _rounded(tensors, reading))
+    rounding = Rounding(_rounded(tensors, reading), caches if known else {})
+    return places, _compare_outputs(tensors, network, directory, rounding)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What a network rounds as it runs, by paths in its class.
+
+    Attributes:
+        inputs: those of linear layers.
+        caches: the keys and values that attention keeps.
+    """
+
+    inputs: Mapping[str, InputScheme] = field(default_factory=dict)
+    caches: Mapping[str, CacheScheme] = field(default_factory=dict)
+
+    def put_on(self, network: Any) -> None:
+        """Let a network round so from now on."""
+        for path, inputs in self.inputs.items():
+            round_inputs_of(network.get_submodule(path), inputs)
+        for path, cache in self.caches.items():
+            round_cache_of(network.get_submodule(path), cache)
+
+
+NOTHING_ROUNDED = Rounding()
 
 
 def _rounded(tensors: Mapping[str, StoredTensor], reading: Reading) -> dict[str, InputScheme]:
@@ -86,9 +113,21 @@ def _rounded(tensors: Mapping[str, StoredTensor], reading: Reading) -> dict[str,
 
 
 def _check_places(
-    plan: StreamPlan, kept: Collection[str], directory: Path, reading: Reading
-) -> str:
-    """Compare written tensors with the parameters of the class, prepared for codes."""
+    plan: StreamPlan,
+    kept: Collection[str],
+    scales: Collection[str],
+    directory: Path,
+    reading: Reading,
+) -> tuple[bool, str]:
+    """Compare written tensors with the parameters of the class, prepared for codes.
+
+    Args:
+        scales: those of keys and values. transformers 5.24 calls the cache by a name that
+            compressed-tensors 0.20 does not look for, and so reads none.
+
+    Returns:
+        Whether scales of keys and values are read, and what was compared.
+    """
     subject = f"artifact {directory.name!r}"
     try:
         network, mapping = _prepared(directory)
@@ -102,7 +141,11 @@ def _check_places(
     state, follow = network.state_dict(), Names(network, mapping)
     taken: set[str] = set()
     lost, misfits = [], []
+    known = any(follow.place(name)[0] is not None for name in scales)
+    unread = frozenset() if known else frozenset(scales)
     for name, entry in entries.items():
+        if name in unread:
+            continue
         place, operations = follow.place(name)
         if place is None:
             # What the float class does not read either is not missed.
@@ -125,7 +168,10 @@ def _check_places(
                 f"{listed(names)} {problem} of {reading.class_name} in transformers",
                 "skip these layers with --skip, and report it",
             )
-    return f"{len(entries)} tensors of {reading.class_name}"
+    compared = f"{len(entries) - len(unread)} tensors of {reading.class_name}"
+    if unread:
+        compared += f"; this version does not read the {len(unread)} scales of keys and values"
+    return known, compared
 
 
 def _prepared(directory: Path) -> tuple[Any, list[Any]]:
@@ -148,13 +194,13 @@ def _compare_outputs(
     tensors: Mapping[str, StoredTensor],
     network: Any,
     directory: Path,
-    inputs: Mapping[str, InputScheme],
+    rounding: Rounding,
 ) -> Check:
     """Compare the outputs of a directory with those of its class with dequantized weights."""
     subject = f"artifact {directory.name!r}"
     written, loading = load_directory(directory, subject)
     weights = {name: _meant(tensor) for name, tensor in tensors.items()}
-    return compare(written, weights, network, subject, loading, inputs)
+    return compare(written, weights, network, subject, loading, rounding)
 
 
 def compare(
@@ -163,7 +209,7 @@ def compare(
     network: Any,
     subject: str,
     loading: Mapping[str, Any],
-    inputs: Mapping[str, InputScheme] = MappingProxyType({}),
+    rounding: Rounding = NOTHING_ROUNDED,
 ) -> Check:
     """Compare the outputs of a written network with those of its class with the weights meant.
 
@@ -172,7 +218,7 @@ def compare(
         weights: what is meant, by the names of the float checkpoint.
         network: one of its class, whose configuration is that of the float model.
         loading: the library's report on the written network; nothing for one that was whole.
-        inputs: how the inputs of linear layers are rounded, by the layers' paths.
+        rounding: what is rounded as it runs.
 
     Raises:
         ArtifactError: they differ, or the written network does not run.
@@ -196,8 +242,7 @@ def compare(
             f"transformers finds no values for {listed(sorted(lost)) or 'some tensors'}",
             "skip these layers with --skip, and report it",
         )
-    for path, scheme in inputs.items():
-        round_inputs_of(reference.get_submodule(path), scheme)
+    rounding.put_on(reference)
     taken = _taken(reference.eval())
     if isinstance(taken, str):
         why = f"not compared: no inputs are known that it takes ({taken})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
 from compressor.models.transformers.reading import Reading, reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Scheme, StoredTensor
+from compressor.types.rounded_inputs import CacheScheme, InputScheme
 
 _WEIGHT = ".weight"
 _OUTPUT_LAYERS = ("lm_head", "lm_head.decoder", "cls.predictions.decoder")
@@ -27,7 +29,9 @@ _MENTIONED = 0.05  # of all bytes
 
 
 def quantization_config(
-    tensors: Mapping[str, StoredTensor], reading: Reading | None = None
+    tensors: Mapping[str, StoredTensor],
+    reading: Reading | None = None,
+    caches: Mapping[str, CacheScheme] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Make the ``quantization_config`` of a model's ``config.json``.
 
@@ -36,6 +40,7 @@ def quantization_config(
             ``ignore``.
         reading: how ``transformers`` will read them; if it is not known, modules are taken to be
             called as the checkpoint's tensors.
+        caches: how attention rounds what it keeps.
 
     Raises:
         SpecError: no tensor is quantized; the layout has no form for one; or ``transformers``
@@ -73,12 +78,18 @@ def quantization_config(
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "global_compression_ratio": None,
         "ignore": _ignored(matrices, _tied_layers(tensors), paths, reading),
-        "kv_cache_scheme": None,
+        "kv_cache_scheme": _input_arguments(next(iter(caches.values())).keys) if caches else None,
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
     }
     if _needs_dequantizing(quantized, len(groups), reading):
         _check_floats_in(quantized)
+        if caches:
+            raise SpecError(
+                "pass quantize-cache",
+                "finds scales that transformers does not read where it has to dequantize weights",
+                "leave out the pass, or use preset int8 or fp8",
+            )
         config["dequantize"] = True
     return config
 
@@ -137,8 +148,10 @@ def _scheme(tensor: StoredTensor) -> Scheme:
 def _inputs(tensor: StoredTensor) -> dict[str, Any] | None:
     """Describe how a layer's inputs are rounded; ``None`` where they are not."""
     inputs = None if tensor.codes is None else tensor.codes.inputs
-    if inputs is None:
-        return None
+    return None if inputs is None else _input_arguments(inputs)
+
+
+def _input_arguments(inputs: InputScheme) -> dict[str, Any]:
     strategy = "tensor" if inputs.static else "token"
     arguments: dict[str, Any] = {
         "num_bits": inputs.bits,

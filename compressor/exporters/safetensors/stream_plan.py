@@ -6,8 +6,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+
+import torch
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.safetensors.compressed_tensors import (
@@ -40,6 +42,7 @@ from compressor.models.transformers.reading import reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.layers import StoredTensor, WeightCodes
+from compressor.types.rounded_inputs import CacheScheme, InputScheme
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""
@@ -134,7 +137,12 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
     tensors = carrier.tensors()
     if not tensors:
         raise SpecError("layout compressed-tensors", "the model has no tensors", "check the model")
+    caches = caches_of(carrier)
     groups = _groups(carrier, tensors, max_shard_size)
+    for scale in cache_scales(caches, tensors):
+        beside = f"{scale.name.rpartition('.')[0]}."
+        group = next(g for g in groups.values() if any(t.name.startswith(beside) for t in g))
+        group.append(scale)
     shards = tuple(_planned(name, members) for name, members in groups.items())
     texts = {}
     if len(shards) > 1:
@@ -143,8 +151,8 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
     quantized = any(tensor.codes is not None for tensor in tensors.values())
     config = dict(carrier.config) if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
     config.pop("quantization_config", None)
-    if quantized:
-        config["quantization_config"] = quantization_config(tensors, reading_of(carrier))
+    if quantized or caches:
+        config["quantization_config"] = quantization_config(tensors, reading_of(carrier), caches)
     if config:
         # Not json_text: published configurations may hold Infinity, and come back as they were.
         texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
@@ -158,9 +166,32 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
             [[s.name, hashlib.sha256(s.layout.header).hexdigest()] for s in shards],
             {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()},
             [[t.name, *_recipe(t.codes)] for t in tensors.values() if t.codes is not None],
+            *([repr(dict(caches))] if caches else []),
         ]
     )
     return StreamPlan(shards, texts, copied, digest)
+
+
+def caches_of(carrier: Carrier) -> Mapping[str, CacheScheme]:
+    """Return how attention rounds the keys and values that it keeps, by its path."""
+    return carrier.caches if isinstance(carrier, CheckpointCarrier) else {}
+
+
+def cache_scales(
+    caches: Mapping[str, CacheScheme], tensors: Mapping[str, StoredTensor]
+) -> list[StoredTensor]:
+    """Return the scales of keys and values, in the float type of their attention."""
+    scales = []
+    for path, scheme in caches.items():
+        dtype = next(t.dtype for t in tensors.values() if t.name.startswith(f"{path}."))
+        for name, inputs in (("k_scale", scheme.keys), ("v_scale", scheme.values)):
+            read = partial(_scale_of, inputs, dtype)
+            scales.append(StoredTensor(f"{path}.{name}", (1,), dtype, read))
+    return scales
+
+
+def _scale_of(inputs: InputScheme, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([inputs.scale], dtype=dtype)
 
 
 def _recipe(codes: WeightCodes) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -26,6 +27,7 @@ from compressor.models.codec.headers import DTYPES, TensorHeader
 from compressor.models.element_types import natural_type
 from compressor.types.carrier import Capability, WeightChange
 from compressor.types.layers import Layer, Scheme, StoredTensor, WeightCodes
+from compressor.types.rounded_inputs import CacheScheme
 from compressor.types.tensors import TensorSpec
 
 # Tensors that hold the codes of others: the checkpoint is quantized already.
@@ -40,6 +42,8 @@ class CheckpointCarrier:
     Args:
         tensors: its tensors, of which passes may have changed some.
         layers: its layers, in the order of storage.
+        caches: how attention rounds the keys and values that it keeps, by its path in the network;
+            nothing for attention that keeps them as they are.
     """
 
     kind = "checkpoint"
@@ -52,7 +56,9 @@ class CheckpointCarrier:
         source: Checkpoint,
         tensors: Mapping[str, StoredTensor],
         layers: Sequence[Layer],
+        caches: Mapping[str, CacheScheme] = MappingProxyType({}),
     ):
+        self.caches = caches
         self.source = source
         self._tensors = dict(tensors)
         self._layers = tuple(layers)
@@ -150,7 +156,7 @@ class CheckpointCarrier:
     def _like(
         self, tensors: Mapping[str, StoredTensor], layers: Sequence[Layer]
     ) -> CheckpointCarrier:
-        return CheckpointCarrier(self.source, tensors, layers)
+        return CheckpointCarrier(self.source, tensors, layers, self.caches)
 
     def graph(self, *_: object, **__: object) -> NoReturn:
         """Raise ``SpecError``: there is no graph."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -14,6 +15,7 @@ from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpo
 from compressor.models.checkpoint.folder import Checkpoint
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.models.transformers.decoder import Decoder
 from compressor.models.transformers.networks import auto_class_for, read_config
@@ -21,7 +23,7 @@ from compressor.models.transformers.reading import reading_of
 from compressor.models.transformers.single_experts import single_experts
 from compressor.types.carrier import Capability
 from compressor.types.layers import Layer, StoredTensor
-from compressor.types.rounded_inputs import InputScheme
+from compressor.types.rounded_inputs import CacheScheme, InputScheme
 from compressor.types.tensors import TensorSpec
 
 BLOCK = "block."
@@ -48,8 +50,9 @@ class BlockCheckpoint(CheckpointCarrier):
         layers: Sequence[Layer],
         decoder: Decoder,
         original: Mapping[str, StoredTensor] | None = None,
+        caches: Mapping[str, CacheScheme] = MappingProxyType({}),
     ):
-        super().__init__(source, tensors, layers)
+        super().__init__(source, tensors, layers, caches)
         self.decoder = decoder
         self._graphs: dict[str, TorchCarrier] = {}
         self._original = dict(tensors) if original is None else original
@@ -57,7 +60,13 @@ class BlockCheckpoint(CheckpointCarrier):
     def _like(
         self, tensors: Mapping[str, StoredTensor], layers: Sequence[Layer]
     ) -> BlockCheckpoint:
-        return BlockCheckpoint(self.source, tensors, layers, self.decoder, self._original)
+        given = (self.source, tensors, layers, self.decoder, self._original)
+        return BlockCheckpoint(*given, self.caches)
+
+    def with_caches(self, caches: Mapping[str, CacheScheme]) -> BlockCheckpoint:
+        """Return a carrier whose attention keeps rounded keys and values."""
+        given = (self.source, self.tensors(), self.layers(), self.decoder, self._original)
+        return BlockCheckpoint(*given, {**self.caches, **caches})
 
     def check_files(self) -> None:
         """Check that the weights are still as long as their headers say.
@@ -128,6 +137,9 @@ def opened_block(carrier: BlockCheckpoint, index: int) -> torch.nn.Module:
     decoder.replace(module, index, carrier.changed(path))
     for layer, inputs in carrier.rounded_inputs(path).items():
         round_inputs_of(module.get_submodule(layer.removeprefix(f"{path}.")), inputs)
+    for attention, scheme in carrier.caches.items():
+        if attention.startswith(f"{path}."):
+            round_cache_of(module.get_submodule(attention.removeprefix(f"{path}.")), scheme)
     return module
 
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from compressor.models.transformers.cached_attention import change_cache, keeps_cache
+
 
 @dataclass(frozen=True)
 class Given:
@@ -57,7 +59,7 @@ class Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are it
     def __init__(self, hidden: Tensor):
         super().__init__()  # type: ignore[no-untyped-call]
         self.tuples = False
-        self._hidden = hidden
+        self.hidden = hidden
         self._operators: list[tuple[list[Tensor], list[Tensor]]] = []
         self._layers: list[tuple[str, Tensor, int]] = []  # name, input, its last operator
 
@@ -78,7 +80,7 @@ class Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are it
         """
         uses = [[id(t) for t in inputs] for inputs, _ in self._operators]
         last = {key: index for index, keys in enumerate(uses) for key in keys}
-        carried = {id(self._hidden)}
+        carried = {id(self.hidden)}
         live = {key for key in carried if key in last}
         ends = {index for _, _, index in self._layers}
         stages: list[list[tuple[str, int]]] = [[]]
@@ -99,18 +101,42 @@ class Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are it
 
 def follow(module: nn.Module, given: Given) -> Followed:
     """Run a block on the ``meta`` device, where nothing is computed, and note its operators."""
-    tensors = [*module.parameters(), *module.buffers()]
-    copy = deepcopy(module, {id(t): _on_meta(t) for t in tensors})
-    hidden = torch.empty_like(given.hidden, device="meta", dtype=torch.float32)
-    args, kwargs = tree_map(_on_meta, (given.args, dict(given.kwargs)))
-    followed = Followed(hidden)
+    copy = _weightless(module)
+    followed = Followed(torch.empty_like(given.hidden, device="meta", dtype=torch.float32))
     for name, part in copy.named_modules():
         if isinstance(part, nn.Linear):
             part.register_forward_hook(partial(followed.after, name))
-    with torch.no_grad(), followed:
-        done = copy(hidden, *args, **kwargs)
+    with followed:
+        done = _run_on_meta(copy, given, followed.hidden)
     followed.tuples = not isinstance(done, Tensor)
     return followed
+
+
+def caches(module: nn.Module, given: Given) -> tuple[str, ...]:
+    """Return the paths of the attention in a block whose keys and values can be seen."""
+    copy, found = _weightless(module), list[str]()
+
+    def seen(name: str, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        found.append(name)
+        return keys, values
+
+    for name, part in copy.named_modules():
+        if keeps_cache(part):
+            change_cache(part, partial(seen, name))
+    _run_on_meta(copy, given, torch.empty_like(given.hidden, device="meta", dtype=torch.float32))
+    return tuple(dict.fromkeys(found))
+
+
+def _weightless(module: nn.Module) -> nn.Module:
+    """Return a copy of a block on the ``meta`` device."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return deepcopy(module, {id(t): _on_meta(t) for t in tensors})
+
+
+def _run_on_meta(module: nn.Module, given: Given, hidden: Tensor) -> Any:
+    args, kwargs = tree_map(_on_meta, (given.args, dict(given.kwargs)))
+    with torch.no_grad():
+        return module(hidden, *args, **kwargs)
 
 
 def _on_meta(value: Any) -> Any:

@@ -7,11 +7,11 @@ that each block is then run by itself, as the class would run it, on values from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,8 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compressor.errors import ModelError, SpecError
-from compressor.models.transformers.block_stages import Given, Stage, follow, stages_of
+from compressor.models.transformers.block_stages import Given, Stage, caches, follow, stages_of
+from compressor.models.transformers.cached_attention import change_cache
 from compressor.models.transformers.networks import reason_of, silent
+
+KEYS, VALUES = ".keys", ".values"
+"""What the names of the values end in that attention keeps; before it is the attention's path."""
 
 _PROBED = 8  # tokens that are followed through the blocks without any computing
 _ROWS = 8192  # of the output layer that are widened at once
@@ -67,6 +71,30 @@ class Decoder:
                 f"({reason_of(error)})",
                 _REMEDY,
             ) from error
+
+    @cached_property
+    def attention(self) -> Mapping[str, int]:
+        """The paths of all attention whose keys and values can be seen; in which block each is.
+
+        Raises:
+            SpecError: a block does something else with its cache.
+        """
+        tokens = torch.zeros((1, _PROBED), dtype=torch.int64)
+        found: dict[str, tuple[str, ...]] = {}
+        places = {}
+        for index, given in enumerate(self.given(tokens)):
+            module, path = self._modules[index], self.blocks[index].path
+            form = str(module)
+            try:
+                names = found[form] = found.get(form) or caches(module, given)
+            except Exception as error:  # as above
+                raise SpecError(
+                    "model.checkpoint",
+                    f"the cache of {type(module).__name__} cannot be followed ({reason_of(error)})",
+                    "leave out the pass quantize-cache",
+                ) from error
+            places.update({f"{path}.{name}" if name else path: index for name in names})
+        return places
 
     @property
     def vocabulary(self) -> int:
@@ -267,14 +295,17 @@ Observe = Callable[[str, Tensor], None]
 
 
 @contextmanager
-def observing(module: nn.Module, path: str, stage: Stage, observe: Observe) -> Iterator[None]:
+def observing(
+    module: nn.Module, path: str, stage: Stage, attention: Iterable[str], observe: Observe
+) -> Iterator[None]:
     """Let each value that the layers of a stage read be seen once as the block runs.
 
     Args:
         path: where the module is in the network.
+        attention: paths of attention whose keys and values are seen, too.
         observe: called with the value's name.
     """
-    handles = []
+    ends: list[Callable[[], None]] = []
     seen: set[str] = set()
     for layer in stage.layers:
         name = stage.inputs[layer]
@@ -286,9 +317,17 @@ def observing(module: nn.Module, path: str, stage: Stage, observe: Observe) -> I
             observe(name, args[0])
 
         part = module.get_submodule(layer.removeprefix(f"{path}."))
-        handles.append(part.register_forward_pre_hook(look))
+        ends.append(part.register_forward_pre_hook(look).remove)
+    for name in attention:
+
+        def both(keys: Tensor, values: Tensor, name: str = name) -> tuple[Tensor, Tensor]:
+            observe(f"{name}{KEYS}", keys)
+            observe(f"{name}{VALUES}", values)
+            return keys, values
+
+        ends.append(change_cache(module.get_submodule(name.removeprefix(f"{path}.")), both))
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for end in ends:
+            end()

@@ -58,3 +58,9 @@ def test_a_float32_model_needs_an_option_of_the_server():
     assert remark_on("vllm", [wide]) == remark_on(None, [wide]) == ()
     assert remark_on("vllm-cpu", [stored("int4-g32")]) == ()
     assert remark_on("vllm-cpu", [stored("int8-w8a8", dtype=torch.float32)]) == ()
+
+
+def test_who_keeps_keys_and_values_in_8_bits():
+    assert "AVX-512" in remark_on("vllm-cpu", [], cached=True)[0]
+    assert "reads no scales" in remark_on("transformers", [], cached=True)[0]
+    assert remark_on("vllm", [], cached=True) == ()

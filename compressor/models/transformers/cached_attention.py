@@ -1,0 +1,80 @@
+"""What attention keeps of tokens: keys and values, seen or rounded as a network runs.
+
+A network of ``transformers`` gives the keys and values of new tokens to its cache, which gives back
+those of all tokens. Here something else takes the cache's place, so that no class has to be known.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from compressor.models.rounded_inputs import rounded_inputs
+from compressor.types.rounded_inputs import CacheScheme
+
+PROJECTIONS = {
+    "k_proj": ("keys",),
+    "v_proj": ("values",),
+    "qkv_proj": ("keys", "values"),
+    "kv_b_proj": ("keys", "values"),
+}
+"""Layers of attention that write what it keeps. Only attention with one has scales in the layout of
+compressed-tensors 0.20."""
+
+_CACHES = ("cache", "past_key_values", "past_key_value")  # transformers 5.24, before, long before
+
+ChangeCache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Takes keys and values ``[batch, heads, tokens, channels]``, and returns what is kept."""
+
+
+def keeps_cache(module: nn.Module) -> bool:
+    """Return whether a module is attention whose cache has a place for scales."""
+    named = "attention" in type(module).__name__.lower()
+    return named and any(hasattr(module, name) for name in PROJECTIONS) and bool(_argument(module))
+
+
+def change_cache(attention: nn.Module, change: ChangeCache) -> Callable[[], None]:
+    """Let the keys and values of attention be changed before it reads them.
+
+    It sees the tokens at hand only: the network is run without a cache of its own.
+
+    Returns:
+        What ends it.
+    """
+    argument, cache = _argument(attention), _Changing(change)
+
+    def instead(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, {**kwargs, argument: cache}
+
+    return attention.register_forward_pre_hook(instead, with_kwargs=True).remove
+
+
+def round_cache_of(attention: nn.Module, scheme: CacheScheme) -> None:
+    """Let attention keep rounded keys and values from now on."""
+
+    def rounded(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return rounded_inputs(keys, scheme.keys), rounded_inputs(values, scheme.values)
+
+    change_cache(attention, rounded)
+
+
+class _Changing:
+    """In place of a cache: gives back the keys and values that it is given, changed."""
+
+    def __init__(self, change: ChangeCache):
+        self._change = change
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Return what attention is to read."""
+        return self._change(keys, values)
+
+
+def _argument(module: nn.Module) -> str:
+    """Return what a module calls its cache; empty where it takes none."""
+    takes = inspect.signature(module.forward).parameters
+    return next((name for name in _CACHES if name in takes), "")
