@@ -159,7 +159,7 @@ class _Method(click.Choice[str]):
 
 
 _WHOLE = ("reconstruct",)
-_FORMATS = ("compressed-tensors", "gguf", "genai")
+_FORMATS = ("compressed-tensors", "gptq", "awq", "gguf", "genai")
 _CONSUMERS = ("transformers", "vllm", "vllm-cpu", "llama.cpp", "genai")
 _PRESETS = (
     *("int8", "int4-g128", "int4-g32", "int2-g32", "fp8", "nvfp4", "mxfp4"),
@@ -180,8 +180,8 @@ _PRESETS = (
     "--format",
     "output_format",
     type=click.Choice(_FORMATS),
-    help="A directory for transformers and vLLM, which is the default, one file for llama.cpp, or "
-    "an ONNX graph with a cache for onnxruntime-genai.",
+    help="A directory for transformers and vLLM, which is the default, one in the layout of GPTQ "
+    "or AWQ, one file for llama.cpp, or an ONNX graph with a cache for onnxruntime-genai.",
 )
 @click.option(
     "--for",
@@ -261,7 +261,7 @@ def quantize(
     checkpoint: Path,
     output: Path,
     preset: str | None,
-    output_format: Literal["compressed-tensors", "gguf", "genai"] | None,
+    output_format: Literal["compressed-tensors", "gptq", "awq", "gguf", "genai"] | None,
     consumer: str | None,
     method: str,
     search: str | None,

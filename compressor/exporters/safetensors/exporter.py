@@ -14,13 +14,18 @@ import torch
 from pydantic import Field
 
 from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.safetensors.code_layouts import (
+    CODE_LAYOUTS,
+    CodeLayout,
+    LayoutName,
+    caches_of,
+)
 from compressor.exporters.safetensors.consumers import Consumer, check_consumer, remark_on
 from compressor.exporters.safetensors.proof import prove
 from compressor.exporters.safetensors.quantization_config import float_shares
 from compressor.exporters.safetensors.stream_plan import (
     PlannedShard,
     StreamPlan,
-    caches_of,
     finish,
     plan_stream,
 )
@@ -61,7 +66,7 @@ def check_written(plan: StreamPlan, directory: Path) -> str:
         with path.open("rb") as stream:
             for tensor in _sample(shard):
                 tensors += 1
-                cuts = pieces(tensor, _ROWS)
+                cuts = pieces(tensor, _ROWS, shard.codes)
                 for index in sorted({0, len(cuts) // 2, len(cuts) - 1}):
                     blocks += 1
                     _check_block(shard, tensor, cuts[index], stream.fileno())
@@ -100,7 +105,7 @@ def _sample(shard: PlannedShard) -> list[StoredTensor]:
 def _check_block(
     shard: PlannedShard, tensor: StoredTensor, rows: tuple[int, int], handle: int
 ) -> None:
-    for name, expected, start in block_tensors(tensor, *rows, _ROWS):
+    for name, expected, start in block_tensors(tensor, *rows, _ROWS, shard.codes):
         if not expected.numel():
             continue
         data = expected.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -123,8 +128,9 @@ class SafetensorsExporter(Exporter):
     ``graph``: ``model.safetensors`` with all weights (or shards and their index) and
     ``model.json`` with the graph; ``compressor.load`` opens it. Codes of 4, 3 and 2 bits are
     packed, and weights with many zeros stored as sparse. ``compressed-tensors``: shards, their
-    index, ``config.json`` and the tokenizer's files; ``transformers`` and vLLM open it. The latter
-    is streamed, so the model may be larger than memory.
+    index, ``config.json`` and the tokenizer's files; ``transformers`` and vLLM open it. It is
+    streamed, so the model may be larger than memory. ``gptq`` and ``awq`` are such directories for
+    servers that read these, in 8, 4 and 2 bits and in 4 bits.
     """
 
     format: ClassVar[str] = "safetensors"
@@ -132,9 +138,10 @@ class SafetensorsExporter(Exporter):
     version: ClassVar[int] = 5
     not_judged: ClassVar[str] = STORED  # a device loads it and runs something else
 
-    layout: Literal["auto", "graph", "compressed-tensors"] = Field(
+    layout: Literal["auto", "graph", LayoutName] = Field(
         default="auto",
         description="graph: for compressor.load; compressed-tensors: a Hugging Face folder; "
+        "gptq, awq: one of a bare checkpoint with integers as these programs store them; "
         "auto: graph where the model has one, compressed-tensors otherwise",
     )
     max_shard_size: int | None = Field(
@@ -157,13 +164,13 @@ class SafetensorsExporter(Exporter):
 
     @property
     def targets(self) -> frozenset[str]:
-        """The layout compressed-tensors, where the spec names it: it holds linear layers only."""
-        return frozenset({self.layout} if self.layout == "compressed-tensors" else ())
+        """The layout of a directory, where the spec names it: it holds linear layers only."""
+        return frozenset({self.layout} if self.layout in CODE_LAYOUTS else ())
 
     @property
     def bound(self) -> bool:
         """Whether prediction is an upper bound: zeros are counted only when weights are read."""
-        return self.sparse == "auto" and self.layout != "compressed-tensors"
+        return self.sparse == "auto" and self.layout not in CODE_LAYOUTS
 
     def check(self, carrier: Carrier) -> None:
         """Check that the model could be loaded again.
@@ -255,7 +262,7 @@ class SafetensorsExporter(Exporter):
     def _streams(self, carrier: Carrier) -> bool:
         if self.layout == "auto":
             return Capability.GRAPH not in carrier.offers
-        return self.layout == "compressed-tensors"
+        return self.layout in CODE_LAYOUTS
 
     def _plan_graph(self, carrier: Carrier, context: ExportContext) -> GraphPlan:
         model = carrier.graph()
@@ -264,7 +271,14 @@ class SafetensorsExporter(Exporter):
         return GraphPlan(model, parts, context.name, sparse, self.max_shard_size)
 
     def _plan(self, carrier: Carrier, key: str = "") -> StreamPlan:
-        return plan_stream(carrier, key, self.max_shard_size)
+        return plan_stream(carrier, key, self.max_shard_size, self._codes)
+
+    @property
+    def _codes(self) -> CodeLayout:
+        """How quantized weights are stored in a directory."""
+        return CODE_LAYOUTS[
+            "compressed-tensors" if self.layout in ("auto", "graph") else self.layout
+        ]
 
     def _write_stream(
         self, carrier: Carrier, directory: Path, context: ExportContext

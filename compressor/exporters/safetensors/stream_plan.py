@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.safetensors.compressed_tensors import (
-    Entry,
-    stored_entries,
+from compressor.exporters.safetensors.code_layouts import (
+    COMPRESSED_TENSORS,
+    CodeLayout,
+    caches_of,
 )
-from compressor.exporters.safetensors.quantization_config import quantization_config
+from compressor.exporters.safetensors.compressed_tensors import Entry
 from compressor.files import (
     disk_errors,
     file_sha256,
@@ -38,7 +39,6 @@ from compressor.models.codec.headers import (
     shard_names,
 )
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.transformers.reading import reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.layers import StoredTensor, WeightCodes
@@ -59,12 +59,14 @@ class PlannedShard:
     Attributes:
         entries: the tensors that will be in it, by name.
         sources: the tensors that it is made of, in the order in which they are read.
+        codes: how those are stored that are quantized.
     """
 
     name: str
     layout: Layout
     entries: Mapping[str, Entry]
     sources: tuple[StoredTensor, ...]
+    codes: CodeLayout
 
     @property
     def nbytes(self) -> int:
@@ -122,28 +124,34 @@ class StreamPlan:
         return tuple(shard for shard in self.shards if shard.name in names)
 
 
-def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = None) -> StreamPlan:
-    """Plan the files of a model in the layout of compressed-tensors; nothing is computed.
+def plan_stream(
+    carrier: Carrier,
+    key: str = "",
+    max_shard_size: int | None = None,
+    codes: CodeLayout = COMPRESSED_TENSORS,
+) -> StreamPlan:
+    """Plan the files of a model in the layout of a directory; nothing is computed.
 
     Args:
         carrier: the model. A checkpoint's shards are mirrored.
         key: what else decides the bytes, such as a digest of the passes' options: results of
             another key are not resumed.
         max_shard_size: bytes of input that make a shard, in place of the input's own shards.
+        codes: how quantized weights are stored.
 
     Raises:
         SpecError: the layout has no form for a tensor.
     """
     tensors = carrier.tensors()
     if not tensors:
-        raise SpecError("layout compressed-tensors", "the model has no tensors", "check the model")
+        raise SpecError(f"layout {codes.name}", "the model has no tensors", "check the model")
     caches = caches_of(carrier)
     groups = _groups(carrier, tensors, max_shard_size)
     for scale in cache_scales(caches, tensors):
         beside = f"{scale.name.rpartition('.')[0]}."
         group = next(g for g in groups.values() if any(t.name.startswith(beside) for t in g))
         group.append(scale)
-    shards = tuple(_planned(name, members) for name, members in groups.items())
+    shards = tuple(_planned(name, members, codes) for name, members in groups.items())
     texts = {}
     if len(shards) > 1:
         sizes = {s.name: {e.name: e.nbytes for e in s.entries.values()} for s in shards}
@@ -152,7 +160,7 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
     config = dict(carrier.config) if isinstance(carrier, CheckpointCarrier | TorchCarrier) else {}
     config.pop("quantization_config", None)
     if quantized or caches:
-        config["quantization_config"] = quantization_config(tensors, reading_of(carrier), caches)
+        config["quantization_config"] = codes.configuration(carrier)
     if config:
         # Not json_text: published configurations may hold Infinity, and come back as they were.
         texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
@@ -170,11 +178,6 @@ def plan_stream(carrier: Carrier, key: str = "", max_shard_size: int | None = No
         ]
     )
     return StreamPlan(shards, texts, copied, digest)
-
-
-def caches_of(carrier: Carrier) -> Mapping[str, CacheScheme]:
-    """Return how attention rounds the keys and values that it keeps, by its path."""
-    return carrier.caches if isinstance(carrier, CheckpointCarrier) else {}
 
 
 def cache_scales(
@@ -218,13 +221,13 @@ def _groups(
     return {name: members for name, members in zip(names, divided, strict=True) if members}
 
 
-def _planned(name: str, sources: Sequence[StoredTensor]) -> PlannedShard:
-    entries = {entry.name: entry for tensor in sources for entry in stored_entries(tensor)}
+def _planned(name: str, sources: Sequence[StoredTensor], codes: CodeLayout) -> PlannedShard:
+    entries = {entry.name: entry for tensor in sources for entry in codes.entries(tensor)}
     described = [
         Described(e.name, STORED_AS[e.dtype], e.shape, 8 * e.dtype.itemsize, e.nbytes)
         for e in entries.values()
     ]
-    return PlannedShard(name, layout(described, _METADATA), entries, tuple(sources))
+    return PlannedShard(name, layout(described, _METADATA), entries, tuple(sources), codes)
 
 
 @dataclass(frozen=True)

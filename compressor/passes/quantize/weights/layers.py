@@ -207,6 +207,7 @@ def check_float(
 
 
 GGUF, GENAI = "gguf", "genai"
+_HALF_SCALES = frozenset({"gptq", "awq"})  # targets whose scales have 16 bits
 _GGUF_BLOCK, _GGUF_LARGE = 32, 256  # columns
 _LINEAR_ONLY = "the compressed-tensors layout holds linear layers only"
 _LATEST_OPSET = 24  # for models without a graph: nothing is too old
@@ -239,7 +240,7 @@ def choose_layers(
     kept = {**inner_layers(carrier), **({} if tables else kept_tables(carrier))}
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
-    linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF, GENAI})
+    linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF, GENAI, *_HALF_SCALES})
     if linear_only:
         kept = {**_unread(carrier), **routers(carrier), **kept}
     treatments = {}
@@ -249,6 +250,8 @@ def choose_layers(
         scheme, inputs = wanted.scheme(layer), wanted.inputs
         if GGUF in targets:
             scheme = _in_blocks(scheme, layer)
+        if targets & _HALF_SCALES and scheme.scale_type == "float32":
+            scheme = replace(scheme, scale_type="float16")
         reason = skip_reason(rule) or kept.get(layer.name, "")
         if not reason and linear_only and (len(layer.shape) != 2 or layer.transposed):
             reason = _LINEAR_ONLY
