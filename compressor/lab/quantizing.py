@@ -127,12 +127,6 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
         "exports": [export],
         "output": str(output).replace("$", "$$"),
     }
-    if options.evaluation is not None and options.embeddings:
-        raise SpecError(
-            "option --embeddings",
-            "is given with --eval, which runs a model's blocks and not its tables as codes",
-            "leave out one of them",
-        )
     data = {}
     if options.text is not None:
         calibration = _text(options.text, folder, options)

@@ -13,6 +13,7 @@ import torch
 from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.folder import Checkpoint
+from compressor.models.checkpoint.meanings import mapped_meaning, meant
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
@@ -36,7 +37,7 @@ class BlockCheckpoint(CheckpointCarrier):
     """A bare checkpoint of a causal language model, which is calibrated block by block.
 
     Args:
-        decoder: runs the float weights of its files, whatever passes have changed.
+        decoder: runs the float weights of its files.
         original: its tensors before any pass; by default, those that it has.
     """
 
@@ -53,20 +54,29 @@ class BlockCheckpoint(CheckpointCarrier):
         caches: Mapping[str, CacheScheme] = MappingProxyType({}),
     ):
         super().__init__(source, tensors, layers, caches)
-        self.decoder = decoder
+        self._decoder = decoder
         self._graphs: dict[str, TorchCarrier] = {}
         self._original = dict(tensors) if original is None else original
 
     def _like(
         self, tensors: Mapping[str, StoredTensor], layers: Sequence[Layer]
     ) -> BlockCheckpoint:
-        given = (self.source, tensors, layers, self.decoder, self._original)
+        given = (self.source, tensors, layers, self._decoder, self._original)
         return BlockCheckpoint(*given, self.caches)
 
     def with_caches(self, caches: Mapping[str, CacheScheme]) -> BlockCheckpoint:
         """Return a carrier whose attention keeps rounded keys and values."""
-        given = (self.source, self.tensors(), self.layers(), self.decoder, self._original)
+        given = (self.source, self.tensors(), self.layers(), self._decoder, self._original)
         return BlockCheckpoint(*given, {**self.caches, **caches})
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Runs the float weights of its files inside blocks, and around them what passes made."""
+        inside = tuple(f"{block.path}." for block in self._decoder.blocks)
+        names = [name for name in self.changed("") if not name.startswith(inside)]
+        if not names:
+            return self._decoder
+        return self._decoder.with_changes(Changed(self, names, mapped=True))
 
     def check_files(self) -> None:
         """Check that the weights are still as long as their headers say.
@@ -144,20 +154,25 @@ def opened_block(carrier: BlockCheckpoint, index: int) -> torch.nn.Module:
 
 
 class Changed(Mapping[str, torch.Tensor]):
-    """Float values of changed tensors, in their stored shape."""
+    """Float values of changed tensors, in their stored shape.
 
-    def __init__(self, carrier: BlockCheckpoint, names: Sequence[str]):
+    Args:
+        mapped: they are kept, in files without names if they are matrices; otherwise one is found
+            whenever it is read.
+    """
+
+    def __init__(self, carrier: BlockCheckpoint, names: Sequence[str], *, mapped: bool = False):
         self._tensors = carrier.tensors()
         self._names = tuple(names)
+        self._mapped: dict[str, torch.Tensor] | None = {} if mapped else None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Compute one of them: what codes mean, or what a pass has made of floats."""
-        tensor = self._tensors[name]
-        value = tensor.read()
-        if tensor.codes is None:
-            return value
-        layer = tensor.codes.layer
-        return layer.stored(tensor.codes.compute(layer.canonical(value)).dequantize())
+        if self._mapped is None:
+            return meant(self._tensors[name])
+        if name not in self._mapped:
+            self._mapped[name] = mapped_meaning(self._tensors[name])
+        return self._mapped[name]
 
     def __iter__(self) -> Iterator[str]:
         """Yield their names."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -58,7 +58,8 @@ class Decoder:
         path, modules = _block_list(network)
         self._modules = tuple(modules)
         self._tuples = False
-        _widen(network, path)
+        self._around = _widen(network, path)
+        self._changes: Mapping[str, Tensor] = {}
         try:
             with silent():
                 self.blocks = self._found(path)
@@ -116,6 +117,15 @@ class Decoder:
         with torch.inference_mode(), self._noting(noted, len(self._modules)), suppress(_Reached):
             self._network(input_ids=tokens, use_cache=False)
         return noted
+
+    def with_changes(self, values: Mapping[str, Tensor]) -> Decoder:
+        """Return one with other parameters around the blocks, by their names in the network.
+
+        They are read when it is first run. A table and an output layer should be mapped.
+        """
+        other = copy(self)
+        other._changes = values
+        return other
 
     def open(self, index: int) -> nn.Module:
         """Return a block in float32, which may be changed; the only one that takes memory."""
@@ -178,7 +188,8 @@ class Decoder:
         for module in self._modules:
             module.forward = note  # its attributes stay the block's
         try:
-            yield
+            with self._around.changed(self._changes):
+                yield
         finally:
             for module in self._modules:
                 del module.forward
@@ -258,28 +269,77 @@ def _wide(parameter: Tensor) -> nn.Parameter:
     return nn.Parameter(parameter.detach().to(torch.float32), requires_grad=False)
 
 
-def _widen(network: Any, blocks: str) -> None:
-    """Let what lies around the blocks compute in float32.
+@dataclass
+class _Around:
+    """What lies around the blocks; the table and the output layer stay in their files.
 
-    The table of tokens stays in its file: the rows of the tokens at hand are widened alone.
+    Attributes:
+        table: rows of the tokens, in their own type.
+        output: the weight of the output layer; ``None`` where there is none.
     """
+
+    network: Any
+    table: Tensor
+    output: Tensor | None
+    names: Mapping[str, str]  # `table` or `output`, by the names of the parameters
+
+    @contextmanager
+    def changed(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let other parameters be in place for a while; the last of two names of one is it."""
+        before = {name: self._swap(name, value) for name, value in values.items()}
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                self._swap(name, value)
+
+    def _swap(self, name: str, value: Tensor) -> Tensor:
+        place, _, parameter = name.rpartition(".")
+        kinds = self.names.get(name, "").split()
+        if not kinds:
+            module = self.network.get_submodule(place)
+            old: Tensor = getattr(module, parameter)
+            setattr(module, parameter, _wide(value))
+            return old
+        old = getattr(self, kinds[0])
+        for kind in kinds:
+            setattr(self, kind, value)
+        return old
+
+    def look_up(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Widen the rows of the tokens at hand alone, before the table is read."""
+        seen, places = torch.unique(args[0], return_inverse=True)
+        module.weight = nn.Parameter(self.table[seen].to(torch.float32), requires_grad=False)
+        return (places, *args[1:])
+
+    def multiply(self, bias: Tensor | None, values: Tensor) -> Tensor:
+        """Return the output layer's product."""
+        assert self.output is not None
+        return _multiply(self.output, bias, values)
+
+
+def _widen(network: Any, blocks: str) -> _Around:
+    """Let what lies around the blocks compute in float32, and return it."""
     table, output = network.get_input_embeddings(), network.get_output_embeddings()
+    names: dict[str, str] = {}
     for path, module in network.named_modules():
+        if module is table or module is output:
+            kind = "table" if module is table else "output"
+            names[f"{path}.weight"] = kind
         if path.startswith(f"{blocks}.") or module in (table, output):
             continue
         for name, parameter in list(module.named_parameters(recurse=False)):
             setattr(module, name, _wide(parameter))
+    tied = output is not None and output.weight is table.weight
+    if tied:
+        names = dict.fromkeys(names, "table output")
     rows = table.weight.detach()
+    around = _Around(network, rows, None if output is None else output.weight.detach(), names)
     if output is not None:
-        output.forward = partial(_multiply, output.weight.detach(), output.bias)
+        output.forward = partial(around.multiply, output.bias)
     table.padding_idx = None  # a place in the whole table, and for gradients only
-    table.register_forward_pre_hook(partial(_look_up, rows))
-
-
-def _look_up(rows: Tensor, table: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    seen, places = torch.unique(args[0], return_inverse=True)
-    table.weight = nn.Parameter(rows[seen].to(torch.float32), requires_grad=False)
-    return (places, *args[1:])
+    table.register_forward_pre_hook(around.look_up)
+    return around
 
 
 def _multiply(weight: Tensor, bias: Tensor | None, values: Tensor) -> Tensor:

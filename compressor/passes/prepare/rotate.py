@@ -13,7 +13,6 @@ from torch import Tensor
 from compressor.errors import SpecError, listed
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.passes.prepare.maths.rotation import Rotation, rotation
 from compressor.types.carrier import Capability, Carrier, WeightChange
 from compressor.types.layer_rules import plan_layers
@@ -178,12 +177,6 @@ def _parts_of(carrier: Carrier) -> dict[str, Layer]:
             f"knows no residual stream in a model of type {kind!r}, only in {', '.join(FAMILIES)}",
             "give a Hugging Face directory of one of these as model.checkpoint, with factory: "
             "transformers.AutoModelForCausalLM or alone",
-        )
-    if isinstance(carrier, BlockCheckpoint):
-        raise _refused(
-            "changes what lies around the blocks, which are run from their files one at a time",
-            "leave out data, export layout: compressed-tensors, and give the written directory to "
-            "the passes that calibrate; or add model.factory",
         )
     tensors = {n: t for n, t in carrier.tensors().items() if not n.endswith(_BUFFERS)}
     coded = sorted(name for name, tensor in tensors.items() if tensor.codes is not None)

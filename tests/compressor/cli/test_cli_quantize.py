@@ -181,11 +181,6 @@ def test_calibrated_and_judged_on_text(tmp_path: Path):
     assert artifact["metric_reason"] is None
     assert 0 < artifact["kl"] < 0.05
     assert 0 < artifact["metric"]["value"] < 10
-    refused = compress(
-        sample / "checkpoint", "-o", tmp_path / "o", "--eval", held_out, "--embeddings"
-    )
-    assert refused.exit_code == 2
-    assert "is given with --eval, which runs a model's blocks" in refused.stderr
 
 
 def test_transformers_opens_it(source: Path, tmp_path: Path):

@@ -10,17 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.checkpoint.meanings import meant
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.transformers.block_checkpoint import open_blocks
+from compressor.models.transformers.block_checkpoint import (
+    BlockCheckpoint,
+    open_blocks,
+    opened_block,
+)
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.prepare.rotate import Rotate
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.progress import quiet_libraries
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.gguf.folders import WORDS, save
+from tests.compressor.exporters.test_activation_formats import STATIC, ran, spec
 
 CONTEXT = PassContext(seed=3)
 TOKENS = torch.from_numpy(np.random.default_rng(0).integers(2, WORDS, (2, 24)))
@@ -98,6 +106,60 @@ def test_another_seed_is_another_rotation(tmp_path: Path) -> None:
     assert not torch.equal(found[0], found[2])
 
 
+def by_blocks(carrier: BlockCheckpoint) -> torch.Tensor:
+    """Run a checkpoint as its passes have left it, one block after the other."""
+    given = carrier.decoder.given(TOKENS)
+    hidden = given[0].hidden
+    for index in range(len(carrier.decoder.blocks)):
+        hidden = carrier.decoder.run(opened_block(carrier, index), hidden, given[index])
+    return carrier.decoder.logits(TOKENS, hidden)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+def test_blocks_run_one_by_one_compute_the_same(kind: str, tmp_path: Path) -> None:
+    before = open_blocks(saved(tmp_path / "m", kind))
+    want = by_blocks(before)
+    after = Rotate().apply(before, CONTEXT, {}).carrier
+    assert isinstance(after, BlockCheckpoint)
+    entered = [carrier.decoder.given(TOKENS)[0].hidden for carrier in (before, after)]
+    assert not torch.allclose(*entered, rtol=0.1)
+    error = (by_blocks(after) - want).abs().max() / want.abs().max()
+    assert error < 1e-5
+    assert torch.equal(by_blocks(before), want), "the first is what it was"
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama-3"])  # the second's output layer is tied
+def test_tables_as_codes_are_run_as_they_are_meant(kind: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", kind)
+    step = QuantizeWeights(preset="int4-g32", embeddings=True)
+    after = step.apply(open_blocks(folder), CONTEXT, {}).carrier
+    assert isinstance(after, BlockCheckpoint)
+    state = {name: meant(tensor) for name, tensor in after.tensors().items()}
+    module = network(folder).module
+    module.load_state_dict(state, strict=False)
+    assert after.tensors()["model.embed_tokens.weight"].codes is not None
+    torch.testing.assert_close(by_blocks(after), logits(module), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_one_spec_rotates_calibrates_and_judges(tmp_path: Path) -> None:
+    saved(tmp_path / "float32", "llama-linear")
+    np.savez(
+        tmp_path / "tokens.npz",
+        input_ids=TOKENS,
+        labels=np.pad(TOKENS[:, 1:], ((0, 0), (0, 1)), constant_values=-100),
+    )
+    steps = [{"pass": "rotate"}, {"pass": "quantize-weights", **STATIC}]
+    report = ran(spec(tmp_path, "float32", {}, tmp_path / "out", passes=steps))
+    artifact = report["artifacts"][0]
+    with quiet_libraries():
+        module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    values = logits(module)[:, :-1].reshape(-1, WORDS)
+    loss = torch.nn.functional.cross_entropy(values, TOKENS[:, 1:].reshape(-1))
+    assert float(loss.exp()) == pytest.approx(artifact["metric"]["value"], rel=1e-4)
+    assert artifact["metric"]["value"] == pytest.approx(report["baseline"]["metric"]["value"], 0.1)
+
+
 def refusal(carrier: Any) -> str:
     with pytest.raises(SpecError) as caught:
         Rotate().survey(carrier, CONTEXT)
@@ -113,7 +175,6 @@ def test_what_cannot_be_rotated_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "biased", "llama")
     assert "has no place for" in refusal(open_checkpoint(tmp_path / "biased"))
     save(tmp_path / "m", "mistral")
-    assert "give the written directory" in refusal(open_blocks(tmp_path / "m"))
     coded = QuantizeWeights(preset="int8").apply(open_checkpoint(tmp_path / "m"), CONTEXT, {})
     assert "is codes; put it before the pass" in refusal(coded.carrier)
     shutil.copytree(tmp_path / "m", tmp_path / "deeper")
