@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -134,3 +136,17 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
     shown = ", ".join(repr(n) for n in names[:limit])
     more = len(names) - limit
     return shown + (f" and {more} more" if more > 0 else "")
+
+
+def system_error(error: Exception) -> int:
+    """Return the system's number of an error, which two libraries keep to themselves; 0 if none.
+
+    >>> system_error(OSError("2000 requested and 767 written"))
+    28
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    if re.fullmatch(r"\d+ requested and \d+ written", str(error)):  # numpy says no more
+        return errno.ENOSPC
+    found = re.search(r"\(os error (\d+)\)", str(error))  # safetensors
+    return int(found[1]) if found else 0

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from compressor.errors import InputError, ModelError, SpecError
+from compressor.errors import InputError, ModelError, SpecError, system_error
 
 STAGING = ".staging-"  # what names of folders begin with that go once they have been filled
 _NAME_SHOWN = 80  # characters in a message
@@ -33,19 +33,21 @@ def disk_errors(path: Path) -> Iterator[None]:
         InputError: the disk is full or broken.
         SpecError: the place cannot be written to.
     """
+    from safetensors import SafetensorError
+
     try:
         yield
-    except OSError as error:
-        subject = f"folder {str(path)!r}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    except (OSError, SafetensorError) as error:
+        subject, number = f"folder {str(path)!r}", system_error(error)
+        if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputError(
                 subject,
-                f"is full ({error.strerror})",
+                f"is full ({os.strerror(number)})",
                 "free some space and run the same command again; finished passes are kept",
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise SpecError(
-                subject, f"cannot be written ({error.strerror})", "choose another output"
+                subject, f"cannot be written ({os.strerror(number)})", "choose another output"
             ) from error
         raise
 

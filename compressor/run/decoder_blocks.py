@@ -21,6 +21,7 @@ import torch
 
 from compressor.calibration.collect import collect, make_observer
 from compressor.errors import DataError
+from compressor.files import disk_errors
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
@@ -148,9 +149,12 @@ class DecoderBlocks:
         target = self._inputs(opened.index + 1)
         draft = target.with_name(f"{target.name}.part")
         shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        with disk_errors(self._folder):
+            draft.mkdir(parents=True)
         for number, batch in enumerate(self.batches(opened.index)):
-            np.save(draft / f"{number}.npy", opened.run(batch).numpy())
+            flowing = opened.run(batch).numpy()
+            with disk_errors(self._folder):
+                np.save(draft / f"{number}.npy", flowing)
         shutil.rmtree(target, ignore_errors=True)  # of a run that began again
         draft.replace(target)
         shutil.rmtree(self._inputs(opened.index), ignore_errors=True)

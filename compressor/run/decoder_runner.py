@@ -17,7 +17,7 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from compressor.files import STAGING
+from compressor.files import STAGING, disk_errors
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
 from compressor.types.tensors import Array, Batch
 
@@ -63,7 +63,9 @@ class DecoderRunner:
         for place, batch in enumerate(tokens):
             given = decoder.given(batch)[index]
             hidden = given.hidden if index == 0 else self._hidden(place)
-            np.save(self._file(place), decoder.run(module, hidden, given).numpy())
+            flowing = decoder.run(module, hidden, given).numpy()
+            with disk_errors(self._folder):
+                np.save(self._file(place), flowing)
 
     def _hidden(self, place: int) -> torch.Tensor:
         return torch.from_numpy(np.load(self._file(place)))

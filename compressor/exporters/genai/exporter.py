@@ -29,13 +29,14 @@ from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS
 from compressor.files import disk_errors
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.checkpoint.folder import CONFIG, companions
+from compressor.models.checkpoint.meanings import meant
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.networks import library, loaded
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import Check, ExportContext, Exporter
-from compressor.types.layers import StoredTensor, sqnr_db
+from compressor.types.layers import sqnr_db
 
 TARGET = "genai"
 _STEPS = "generated token by token in onnxruntime-genai, which is not what is timed here"
@@ -133,7 +134,9 @@ class GenaiExporter(Exporter):
             return (Check(OUTPUTS, why, known=False),)
         assert carrier.folder is not None
         _, network = describe(carrier.folder)
-        weights = {name: _meant(tensor) for name, tensor in carrier.tensors().items()}
+        weights = {
+            name: meant(tensor).to(torch.float32) for name, tensor in carrier.tensors().items()
+        }
         reference, _ = loaded(type(network), network.config, weights, torch.float32)
         tokens = _some_tokens(network.config.vocab_size)
         with torch.inference_mode():
@@ -186,14 +189,6 @@ class GenaiExporter(Exporter):
 def _taken(folder: Path) -> tuple[Path, ...]:
     """Return the files that are copied: those of the tokenizer, templates and licence."""
     return tuple(path for path in companions(folder) if path.name not in _LEFT)
-
-
-def _meant(tensor: StoredTensor) -> torch.Tensor:
-    """Return what a tensor means, in float32."""
-    if tensor.codes is None:
-        return tensor.read().to(torch.float32)
-    layer = tensor.codes.layer
-    return layer.stored(tensor.codes.compute(layer.canonical(tensor.read())).dequantize())
 
 
 def _some_tokens(vocabulary: int) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -15,10 +15,10 @@ from compressor.exporters.gguf.file import FilePlan, Floats, PlannedTensor, plan
 from compressor.exporters.gguf.reading import GgufFile, GgufRunner, network_of
 from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS, compare
 from compressor.files import disk_errors
+from compressor.models.checkpoint.meanings import meant
 from compressor.models.transformers.networks import float_network
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import USUAL, Check, ExportContext, Exporter
-from compressor.types.layers import StoredTensor
 
 NAME = "model.gguf"
 TARGET = "gguf"
@@ -123,8 +123,8 @@ class GgufExporter(Exporter):
         if network is None:
             return (Check(OUTPUTS, f"not compared: {why}", known=False),)
         file = GgufFile(path)
-        meant = {name: _meant(tensor) for name, tensor in carrier.tensors().items()}
-        return (compare(network_of(file), meant, network, file.subject, {}),)
+        weights = {name: meant(tensor) for name, tensor in carrier.tensors().items()}
+        return (compare(network_of(file), weights, network, file.subject, {}),)
 
     def open(self, path: Path) -> Runner:
         """Open the network that the file describes; the library decodes its tensors."""
@@ -166,19 +166,11 @@ def _compare(tensor: PlannedTensor, file: GgufFile) -> None:
         expected = torch.cat(list(tensor.pieces()))
         same = torch.equal(file.raw(tensor.name), expected)
     else:
-        meant = _meant(tensor.source)
-        meant = meant if tensor.order is None else meant[tensor.order]
-        same = torch.equal(file.read(tensor.name), meant)
+        values = meant(tensor.source)
+        values = values if tensor.order is None else values[tensor.order]
+        same = torch.equal(file.read(tensor.name), values)
     if not same:
         raise _differs(tensor.name, "holds other values than the model")
-
-
-def _meant(tensor: StoredTensor) -> torch.Tensor:
-    """Return what a tensor means: its codes, in float32, or its values."""
-    if tensor.codes is None:
-        return tensor.read()
-    layer = tensor.codes.layer
-    return layer.stored(tensor.codes.compute(layer.canonical(tensor.read())).dequantize())
 
 
 def _differs(name: str, problem: str) -> ArtifactError:

@@ -24,6 +24,7 @@ from compressor.exporters.safetensors.code_layouts import COMPRESSED_TENSORS, ca
 from compressor.exporters.safetensors.stream_plan import StreamPlan, cache_scales
 from compressor.exporters.safetensors.transformers_runner import FAILURES, by_itself, load_directory
 from compressor.models.checkpoint.folder import CONFIG
+from compressor.models.checkpoint.meanings import meant
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.networks import (
@@ -204,7 +205,7 @@ def _compare_outputs(
     """Compare the outputs of a directory with those of its class with dequantized weights."""
     subject = f"artifact {directory.name!r}"
     written, loading = load_directory(directory, subject)
-    weights = {name: _meant(tensor) for name, tensor in tensors.items()}
+    weights = {name: meant(tensor).to(tensor.dtype) for name, tensor in tensors.items()}
     return compare(written, weights, network, subject, loading, rounding)
 
 
@@ -281,15 +282,6 @@ def _same_weights(reference: Any, written: Any) -> bool:
         torch.equal(value.to(torch.float32), got[name].to(torch.float32))
         for name, value in wanted.items()
     )
-
-
-def _meant(tensor: StoredTensor) -> torch.Tensor:
-    """Return a tensor as its stored form means it."""
-    if tensor.codes is None:
-        return tensor.read()
-    layer = tensor.codes.layer
-    codes = tensor.codes.compute(layer.canonical(tensor.read()))
-    return layer.stored(codes.dequantize()).to(tensor.dtype)
 
 
 def _taken(network: Any) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]] | str:

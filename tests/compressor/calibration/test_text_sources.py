@@ -297,3 +297,12 @@ def test_paths_in_a_spec_are_relative_to_it(
     monkeypatch.delenv("TOKENS")
     with pytest.raises(SpecError, match=r"spec\.yaml:5: data\.evaluation\.tokenizer: uses the env"):
         load_spec(spec)
+
+
+def test_a_tokenizer_without_the_token_for_what_it_does_not_know(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("a b " * 20 + "c")
+    with pytest.raises(DataError, match=r"cannot encode the text .*vocabulary is not complete"):
+        source("text", tmp_path / "text.txt", tmp_path, length=4).info()

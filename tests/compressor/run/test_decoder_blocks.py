@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from compressor.errors import CompressorError, ModelError, SpecError
+from compressor.errors import CompressorError, InputError, ModelError, SpecError
 from compressor.models.transformers.block_checkpoint import open_blocks
 from compressor.models.transformers.decoder import Decoder
 from compressor.passes.prune.sparse.pruning import Pruner
@@ -346,6 +346,27 @@ def test_a_file_that_is_cut_in_the_middle_of_a_run(
     again = values(passed(tmp_path, "cut", step, tmp_path / "out"))
     untouched = values(passed(llama, "half", step, tmp_path / "untouched"))
     assert all(torch.equal(again[key], untouched[key]) for key in untouched)
+
+
+def test_a_disk_that_fills_at_a_later_block(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Numpy does not say which error of the system it was."""
+    step = {"pass": "prune-wanda", "sparsity": 0.5}
+    whole = values(passed(llama, "half", step, tmp_path / "whole"))
+    save = np.save
+
+    def full(path: Path, array: Any) -> None:
+        if "block-2" in str(path):
+            raise OSError("200000 requested and 76768 written")
+        save(path, array)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "save", full)
+        with pytest.raises(InputError, match=r"is full .*free some space and run the same command"):
+            passed(llama, "half", step, tmp_path / "out")
+    again = values(passed(llama, "half", step, tmp_path / "out"))
+    assert all(torch.equal(again[key], whole[key]) for key in whole)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from compressor.errors import ExitCode, InputError, SpecError
 from compressor.files import publish, remove_stale_staging, staging, write_text
@@ -251,6 +252,21 @@ def test_failures_of_the_disk(
     assert caught.value.exit_code is code  # type: ignore[attr-defined]
     assert str(tmp_path) in str(caught.value)
     assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("200000 requested and 76768 written"),  # numpy's
+        SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        ),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_libraries_that_keep_the_number_of_an_error_to_themselves(tmp_path: Path, error: Exception):
+    with pytest.raises(InputError, match=r"is full \(No space left on device\)"), staging(tmp_path):
+        raise error
 
 
 def test_other_failures_of_the_system_are_not_called_a_full_disk(tmp_path: Path):
