@@ -19,6 +19,9 @@ _BLOCK = "blk.{}."
 _PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 _LINEAR = (*_PROJECTIONS, "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _WEIGHTS = ("attn_norm", "ffn_norm", *_LINEAR)
+_GELU = ("gelu_pytorch_tanh", "gelu_new")
+_ALTERNATING = ("sliding_attention", "full_attention")
+_LARGEST_GEMMA2 = 46  # blocks; of that model alone llama.cpp scales scores by the heads' share
 _REMEDY = "leave out this export"
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor with what each frequency of the rotary embedding is divided by."""
@@ -37,6 +40,8 @@ class Architecture:
         activations: of the layers between.
         biases: tensors of a block that are biases, read where the model has them.
         others: further tensors that each block has.
+        alternates: attention slides over a window in every second block, the first among them, and
+            two caps bound its scores and the logits.
     """
 
     name: str
@@ -46,6 +51,7 @@ class Architecture:
     activations: tuple[str, ...] = ("silu",)
     biases: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    alternates: bool = False
 
     def names(self, blocks: int) -> tuple[set[str], set[str]]:
         """Return the names of the tensors that there have to be, and of those that there may be."""
@@ -75,10 +81,33 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "gemma",
         "gemma",
         norms_add_one=True,
-        activations=("gelu_pytorch_tanh", "gelu_new"),
+        activations=_GELU,
+    ),
+    "gemma2": Architecture(
+        "gemma2",
+        "gemma2",
+        norms_add_one=True,
+        activations=_GELU,
+        others=("post_attention_norm", "post_ffw_norm"),
+        alternates=True,
     ),
 }
 """By the ``model_type`` of ``config.json``."""
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """What a model has whose attention slides in every second block.
+
+    Attributes:
+        scores: what bounds the scores of attention.
+        logits: what bounds the logits.
+        window: tokens that attention sees where it slides.
+    """
+
+    scores: float
+    logits: float
+    window: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +119,8 @@ class Shape:
         factors: what frequencies of the rotary embedding are divided by, float32
             ``[head_width / 2]``; ``None`` where it is 1.
         linear: what positions are divided by.
+        alternating: what bounds scores and logits, and the window of every second block; ``None``
+            where there is no such.
     """
 
     architecture: Architecture
@@ -105,6 +136,7 @@ class Shape:
     rope_base: float
     factors: torch.Tensor | None = None
     linear: float = 1.0
+    alternating: Alternating | None = None
 
     def add_to(self, writer: Any) -> None:
         """Give everything to a ``gguf.GGUFWriter``."""
@@ -125,6 +157,10 @@ class Shape:
         if self.linear != 1.0:
             writer.add_rope_scaling_type(RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(self.linear)
+        if self.alternating is not None:
+            writer.add_attn_logit_softcapping(self.alternating.scores)
+            writer.add_final_logit_softcapping(self.alternating.logits)
+            writer.add_sliding_window(self.alternating.window)
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the checkpoint's tensor in the order of the file, int64 ``[rows]``.
@@ -207,7 +243,31 @@ def shape_of(config: Mapping[str, Any], vocabulary: int) -> Shape:
         base,
         factors,
         factor,
+        _alternating(config, head_width) if architecture.alternates else None,
     )
+
+
+def _alternating(config: Mapping[str, Any], head_width: int) -> Alternating:
+    """Return what bounds scores and logits, and the window.
+
+    Raises:
+        SpecError: llama.cpp has other numbers built in.
+    """
+    blocks = _number(config, "num_hidden_layers")
+    kinds = config.get("layer_types") or [_ALTERNATING[i % 2] for i in range(blocks)]
+    share = _number(config, "hidden_size") // _number(config, "num_attention_heads")
+    scaled = share if blocks == _LARGEST_GEMMA2 else head_width
+    caps = [config.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
+    problem = ""
+    if any(kind != _ALTERNATING[i % 2] for i, kind in enumerate(kinds)):
+        problem = "attention that does not slide in every second block, the first among them"
+    elif config.get("query_pre_attn_scalar") != scaled:
+        problem = f"query_pre_attn_scalar {config.get('query_pre_attn_scalar')}, only {scaled}"
+    elif any(not isinstance(cap, int | float) for cap in caps):
+        problem = "no bounds of scores and logits"
+    if problem:
+        raise SpecError("export gguf", f"cannot write {problem}", _REMEDY)
+    return Alternating(float(caps[0]), float(caps[1]), _number(config, "sliding_window"))  # type: ignore[arg-type]  # they are numbers
 
 
 def check_names(shape: Shape, names: Mapping[str, str]) -> None:
@@ -248,7 +308,8 @@ def _context(config: Mapping[str, Any]) -> int:
     """Return the most tokens for which attention to all of them is what the model computes."""
     longest = _number(config, "max_position_embeddings")
     window = config.get("sliding_window")
-    if window is None or not config.get("use_sliding_window", True):
+    alternates = architecture_of(config).alternates  # llama.cpp lets attention slide
+    if window is None or alternates or not config.get("use_sliding_window", True):
         return longest
     return min(longest, _number(config, "sliding_window"))
 
@@ -315,4 +376,14 @@ def config_values(read: Read, tensors: set[str]) -> tuple[str, dict[str, Any]]:
         "attention_bias": f"{start}attn_q.bias" in tensors,
         "mlp_bias": f"{start}ffn_up.bias" in tensors,
     }
+    if architecture.alternates:
+        values |= {
+            "attn_logit_softcapping": float(read(f"{name}.attn_logit_softcapping")),
+            "final_logit_softcapping": float(read(f"{name}.final_logit_softcapping")),
+            "sliding_window": int(read(f"{name}.attention.sliding_window")),
+            "query_pre_attn_scalar": values["head_dim"],
+            "hidden_activation": architecture.activations[0],
+        }
+        if values["num_hidden_layers"] == _LARGEST_GEMMA2:
+            values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
     return architecture.reading, values

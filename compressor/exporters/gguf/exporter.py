@@ -34,7 +34,7 @@ class GgufExporter(Exporter):
     and of 8 bits, Q4_1 with zero points, Q2_K, Q3_K and Q4_K where scales are shared by 256 columns
     or whole rows, and MXFP4. A pass in the same spec rounds scales to numbers that these formats
     hold. The float weights of all other layers keep their type. It takes llama, mistral, qwen2,
-    qwen3 and gemma from Hugging Face directories.
+    qwen3, gemma and gemma2 from Hugging Face directories.
     """
 
     format: ClassVar[str] = "gguf"

@@ -45,6 +45,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
     "gemma": ("GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1}),
+    "gemma2": (
+        "Gemma2Config",
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8},
+    ),
 }
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", _PHI),

@@ -12,9 +12,11 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.exporters.gguf.architectures import shape_of
 from compressor.exporters.gguf.exporter import GgufExporter
 from compressor.exporters.gguf.reading import GgufFile, network_of
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
@@ -25,7 +27,7 @@ from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types import exporter as exporters
 from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext
-from tests.compressor.exporters.gguf.folders import KINDS, WORDS, save
+from tests.compressor.exporters.gguf.folders import KINDS, SIZES, WORDS, save
 from tests.compressor.tiny_project import tiny_onnx
 
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -80,6 +82,24 @@ def test_context_ends_where_attention_would_slide(tmp_path: Path) -> None:
     save(tmp_path / "mistral", "mistral")
     file = GgufFile(written(open_checkpoint(tmp_path / "mistral"), tmp_path / "out"))
     assert file.value("llama.context_length") == 64
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"query_pre_attn_scalar": 16}, "query_pre_attn_scalar 16, only 32"),
+        ({"layer_types": ["full_attention"] * 2}, "attention that does not slide in every second"),
+        ({"attn_logit_softcapping": None}, "no bounds of scores and logits"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_gemma2_that_llama_cpp_would_compute_otherwise(values: dict[str, Any], message: str):
+    given = {
+        **transformers.Gemma2Config(**{**SIZES, **KINDS["gemma2"][1]}).to_dict(),
+        **values,
+    }
+    with pytest.raises(SpecError, match=message):
+        shape_of(given, WORDS)
 
 
 @pytest.mark.parametrize(
