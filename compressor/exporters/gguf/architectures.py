@@ -360,7 +360,7 @@ def config_values(read: Read, tensors: set[str]) -> tuple[str, dict[str, Any]]:
     if linear != 1.0:
         rope |= {"rope_type": "linear", "factor": linear}
     start = _BLOCK.format(0)
-    values = {
+    values: dict[str, Any] = {
         "vocab_size": int(read(f"{name}.vocab_size")),
         "max_position_embeddings": int(read(f"{name}.context_length")),
         "hidden_size": int(read(f"{name}.embedding_length")),

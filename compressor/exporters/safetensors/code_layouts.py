@@ -81,7 +81,7 @@ def _inputs_first(kind: InputsFirst) -> CodeLayout:
     return CodeLayout(kind, entries, tensors, None, partial(_configuration, kind))
 
 
-CODE_LAYOUTS: Mapping[LayoutName, CodeLayout] = {
+CODE_LAYOUTS: Mapping[str, CodeLayout] = {
     "compressed-tensors": COMPRESSED_TENSORS,
     "gptq": _inputs_first("gptq"),
     "awq": _inputs_first("awq"),

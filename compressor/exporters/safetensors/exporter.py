@@ -16,6 +16,7 @@ from pydantic import Field
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.safetensors.code_layouts import (
     CODE_LAYOUTS,
+    COMPRESSED_TENSORS,
     CodeLayout,
     LayoutName,
     caches_of,
@@ -276,9 +277,7 @@ class SafetensorsExporter(Exporter):
     @property
     def _codes(self) -> CodeLayout:
         """How quantized weights are stored in a directory."""
-        return CODE_LAYOUTS[
-            "compressed-tensors" if self.layout in ("auto", "graph") else self.layout
-        ]
+        return CODE_LAYOUTS.get(self.layout, COMPRESSED_TENSORS)
 
     def _write_stream(
         self, carrier: Carrier, directory: Path, context: ExportContext
