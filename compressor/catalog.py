@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from compressor.errors import SpecError, suggestion
@@ -103,7 +103,7 @@ GROUPS: Mapping[Kind, str] = {
 @cache
 def names(kind: Kind) -> tuple[str, ...]:
     """Return all names of a kind: the built-in ones in their order, then third parties'."""
-    return (*BUILT_IN[kind], *sorted(_third_party(kind)))
+    return (*BUILT_IN[kind], *sorted(third_party(kind)))
 
 
 @cache
@@ -119,8 +119,8 @@ def load(kind: Kind, name: str) -> Any:
     try:
         if name in BUILT_IN[kind]:
             return resolve(BUILT_IN[kind][name])
-        if name in _third_party(kind):
-            return _third_party(kind)[name].load()
+        if name in third_party(kind):
+            return third_party(kind)[name].load()
     except (ImportError, AttributeError) as error:
         raise SpecError(
             f"{kind} {name!r}", f"does not import ({error})", "reinstall its package"
@@ -134,12 +134,8 @@ def resolve(reference: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _third_party(kind: Kind) -> Mapping[str, EntryPoint]:
-    entries = {entry.name: entry for entry in installed().select(group=GROUPS[kind])}
+@cache  # to read the metadata of all packages takes as long as to plan
+def third_party(kind: Kind) -> Mapping[str, EntryPoint]:
+    """Return the entry points of other packages by name; they replace nothing that is built in."""
+    entries = {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
     return {name: entry for name, entry in entries.items() if name not in BUILT_IN[kind]}
-
-
-@cache
-def installed() -> EntryPoints:
-    """Return the entry points of all packages; to read them takes as long as to plan."""
-    return entry_points()

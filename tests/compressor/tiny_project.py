@@ -253,5 +253,5 @@ def forget_modules() -> None:
 
 def forget_catalog() -> None:
     """Let the catalog look again for what there is."""
-    for memory in (catalog.names, catalog.load, catalog.installed):
+    for memory in (catalog.names, catalog.load, catalog.third_party):
         memory.cache_clear()
