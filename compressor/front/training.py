@@ -52,6 +52,7 @@ class PreparedModule(nn.Module):
         self._handed = handed
         self._form = form
         self._folder = folder
+        self._own = tuple(handed.module.parameters())
         self._step = 0
         self._seen = 0
         self._given: dict[str, Tensor] = {}
@@ -61,7 +62,11 @@ class PreparedModule(nn.Module):
         hook(lambda *_: self._begin())  # type: ignore[no-untyped-call]  # PyTorch's own
 
     def forward(self, *inputs: Tensor, **named: Any) -> Any:
-        """Run the network on inputs by position or name; other names are ignored."""
+        """Run the network on inputs by position or name; other names are ignored.
+
+        Raises:
+            SpecError: parameters have been replaced, as sharding does.
+        """
         self.settle()
         names = self._handed.inputs
         given = {**dict(zip(names, inputs, strict=False)), **named}
@@ -87,7 +92,12 @@ class PreparedModule(nn.Module):
         return self._handed.loss(self._outputs, tensors, min(self._step, self._handed.steps - 1))
 
     def settle(self) -> None:
-        """Apply masks and bounds of scales, if the optimizer has moved parameters since."""
+        """Apply masks and bounds of scales, if the optimizer has moved parameters since.
+
+        Raises:
+            SpecError: parameters have been replaced, as sharding does.
+        """
+        self._check_own()
         if self._versions() == self._seen:
             return
         self._handed.after(self._step)
@@ -106,6 +116,24 @@ class PreparedModule(nn.Module):
     def _begin(self) -> None:
         self._handed.before(self._step)
         self._seen = self._versions()
+
+    def _check_own(self) -> None:
+        """Refuse parameters that are not those that masks and bounds of scales act on.
+
+        ``fully_shard`` puts others in their place, and during ``forward`` whole copies of them,
+        whose versions stay the same and which are thrown away.
+        """
+        present = {id(parameter) for parameter in self.network.parameters()}
+        lost = sum(id(parameter) not in present for parameter in self._own)
+        if lost:
+            raise SpecError(
+                "prepared module",
+                f"{lost} of its {len(self._own)} parameters have been replaced since prepare, as "
+                "fully_shard and load_state_dict(assign=True) do, so that masks and bounds of "
+                "scales would not be applied",
+                "keep its parameters whole: train it in one process or with "
+                "DistributedDataParallel",
+            )
 
     def _versions(self) -> int:
         """Return a number that changes when parameters are written."""
@@ -186,6 +214,7 @@ def convert(prepared: PreparedModule) -> RunResult:
         >>> compressor.convert(prepared).save("out/edge")
 
     Raises:
+        SpecError: parameters of the module have been replaced, as sharding does.
         CompressorError: the run cannot continue.
     """
     prepared.settle()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,10 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import compressor
 from compressor import PreparedModule, RunResult, Spec
@@ -115,6 +120,28 @@ def test_masks_hold_in_any_loop():
     weight = prepared.network.get_parameter("module.conv2.weight")
     assert int((weight == 0).sum()) == zero
     assert not torch.equal(weight[1], module.conv2.weight[1])
+
+
+@contextmanager
+def one_process() -> Iterator[DeviceMesh]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_sharded_parameters_are_refused():
+    passes = [{"pass": "finetune", "loss": "cross-entropy"}]
+    prepared = compressor.prepare(tiny_module(), passes, (IMAGES, LABELS))
+    message = r"prepared module: \d+ of its \d+ parameters have been replaced since prepare"
+    with one_process() as mesh:
+        DistributedDataParallel(prepared)(IMAGES)  # keeps them
+        around = fully_shard(nn.Sequential(prepared), mesh=mesh)
+        with pytest.raises(SpecError, match=message):
+            around(IMAGES)
+        with pytest.raises(SpecError, match=message):
+            compressor.convert(prepared)
 
 
 def test_weights_are_pruned_by_steps_of_the_loop_and_go_on_where_they_were():
