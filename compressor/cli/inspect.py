@@ -43,8 +43,9 @@ def inspect(
 ) -> None:
     """Show what is in a file or an output folder.
 
-    PATH is a checkpoint (a file or a folder of safetensors), an ONNX or GGUF file, an archive, a
-    TensorRT engine, or what a run left.
+    PATH is a checkpoint (a file or a folder of safetensors), a file of a runtime's format (.onnx,
+    .ort, .gguf, .tflite, .pte, OpenVINO's .xml, .mlpackage), an archive, a TensorRT engine, or what
+    a run left.
     For a model: its tensors with shape, dtype, bytes, share of zeros and quantization, and totals.
     For an engine: what its manifest says, such as the precision of each layer.
     For an output folder: the result, and whether its files are still those that the run wrote; if

@@ -28,6 +28,7 @@ _WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 _MANIFEST = "Manifest.json"
 _STORED = "constexpr_affine_dequantize"
 _NOTE = "compressor"
+_DATE = "com.github.apple.coremltools.conversion_date"
 
 
 def content(model: ir.Model, notes: str, precision: str) -> dict[str, bytes]:
@@ -106,7 +107,9 @@ def _described(spec: Any, model: ir.Model, notes: str) -> bytes:
         names = [str(entry["name"]) for entry in interface(values)]
         for feature, name in zip(list(features), names, strict=True):
             coremltools.models.utils.rename_feature(spec, feature.name, name)
-    spec.description.metadata.userDefined[_NOTE] = notes
+    noted = spec.description.metadata.userDefined
+    noted.pop(_DATE, None)  # the same model gives the same bytes on any day
+    noted[_NOTE] = notes
     return bytes(spec.SerializeToString(deterministic=True))
 
 

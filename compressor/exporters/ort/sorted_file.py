@@ -8,16 +8,16 @@ it can be written anew, sorted, and the rest moved behind it. The schema is that
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 from compressor.errors import ArtifactError
+from compressor.exporters.flatbuffer import Flatbuffer, Table
+from compressor.exporters.ort.reading import MARK, needed
 
-_MARK = b"ORTM"
 _VERSION, _MODEL, _KERNELS = 0, 1, 3  # fields of the file's root table
 _ALIGNED = 16  # bytes: weights must stay aligned
 
-_Types = tuple[bytes, tuple[tuple[int, int], ...]]  # a type's name, and which arguments have it
-_Kernel = tuple[bytes, tuple[_Types, ...]]  # an operator, and its types
+_Types = tuple[str, tuple[tuple[int, int], ...]]  # a type's name, and which arguments have it
+_Kernel = tuple[str, tuple[_Types, ...]]  # an operator, and its types
 
 
 def with_sorted_kernels(data: bytes) -> bytes:
@@ -27,16 +27,17 @@ def with_sorted_kernels(data: bytes) -> bytes:
         ArtifactError: the file is of another layout than this library knows.
     """
     try:
-        root = _indirect(data, 0)
-        if data[4:8] != _MARK:
+        file = Flatbuffer(memoryview(data))
+        if file.mark != MARK:
             raise ValueError("it has no mark")
-        version, model, kernels = (_field(data, root, f) for f in (_VERSION, _MODEL, _KERNELS))
-        table = _table(data, _indirect(data, kernels))
-        body, text = _indirect(data, model), _indirect(data, version)
-        start = min(body, body - _number(data, body, "i"))  # a table may lie behind its own layout
-        if not root < start < text:
+        root = file.root()
+        model, kernels = needed(root, _MODEL, "model"), needed(root, _KERNELS, "list of kernels")
+        body, text = model.place, file.indirect(root.at(_VERSION))
+        start = min(body, body - int(file.number(body, "i")))  # it may lie behind its own layout
+        if not root.place < start < text:
             raise ValueError("its parts are in another order")
-    except (struct.error, ValueError, IndexError) as error:
+        table = _table(kernels)
+    except ValueError as error:
         raise ArtifactError(
             "export ort",
             f"ONNX Runtime wrote a file of an unknown layout ({error})",
@@ -45,50 +46,15 @@ def with_sorted_kernels(data: bytes) -> bytes:
     return _written(table, data[start:], start, body - start, text - start)
 
 
-def _number(data: bytes, place: int, kind: str) -> int:
-    return int(struct.unpack_from(f"<{kind}", data, place)[0])
+def _table(resolver: Table) -> tuple[_Kernel, ...]:
+    def types(entry: Table) -> _Types:
+        arguments = ((item.number(0, "b"), item.number(1, "I")) for item in entry.tables(1))
+        return entry.text(0), tuple(arguments)
 
+    def kernel(entry: Table) -> _Kernel:
+        return entry.text(0), tuple(sorted(types(item) for item in entry.tables(1)))
 
-def _indirect(data: bytes, place: int) -> int:
-    return place + _number(data, place, "I")
-
-
-def _field(data: bytes, table: int, number: int, *, needed: bool = True) -> int:
-    """Return the place of a table's field; 0 if it has its default."""
-    layout = table - _number(data, table, "i")
-    slot = 4 + 2 * number
-    offset = _number(data, layout + slot, "H") if slot < _number(data, layout, "H") else 0
-    if needed and not offset:
-        raise ValueError(f"field {number} of a table is missing")
-    return table + offset if offset else 0
-
-
-def _items(data: bytes, table: int, number: int) -> Iterator[int]:
-    vector = _indirect(data, _field(data, table, number))
-    for index in range(_number(data, vector, "I")):
-        yield _indirect(data, vector + 4 + 4 * index)
-
-
-def _text(data: bytes, table: int) -> bytes:
-    place = _indirect(data, _field(data, table, 0))
-    return data[place + 4 : place + 4 + _number(data, place, "I")]
-
-
-def _table(data: bytes, table: int) -> tuple[_Kernel, ...]:
-    def argument(place: int) -> tuple[int, int]:
-        kind, index = (_field(data, place, n, needed=False) for n in (0, 1))
-        return (
-            _number(data, kind, "b") if kind else 0,
-            _number(data, index, "I") if index else 0,
-        )
-
-    def types(place: int) -> _Types:
-        return _text(data, place), tuple(argument(item) for item in _items(data, place, 1))
-
-    def kernel(place: int) -> _Kernel:
-        return _text(data, place), tuple(sorted(types(item) for item in _items(data, place, 1)))
-
-    return tuple(sorted(kernel(item) for item in _items(data, table, 0)))
+    return tuple(sorted(kernel(entry) for entry in resolver.tables(0)))
 
 
 def _written(
@@ -112,7 +78,7 @@ def _written(
             builder.PrependUOffsetTRelative(offset)
         return int(builder.EndVector())
 
-    def pair(name: bytes, members: list[int]) -> int:
+    def pair(name: str, members: list[int]) -> int:
         held, text = vector(members), builder.CreateString(name)
         builder.StartObject(2)
         builder.PrependUOffsetTRelativeSlot(0, text, 0)
@@ -144,7 +110,7 @@ def _written(
         root - 8,
         start + version - (root + 4),
         start + model - (root + 8),
-        place + _number(kernels, 0, "I") - (root + 12),
+        place + int.from_bytes(kernels[:4], "little") - (root + 12),
     )
-    front = struct.pack("<I", root) + _MARK + layout + body
+    front = struct.pack("<I", root) + MARK + layout + body
     return front + kernels + bytes(start - end) + rest

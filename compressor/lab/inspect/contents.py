@@ -44,12 +44,14 @@ class TensorRow:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What an ONNX graph says of itself.
+    """What a graph says of itself.
 
     Attributes:
-        opsets: versions by domain; the default domain is ``ai.onnx``.
+        opsets: versions by domain; the default domain is ``ai.onnx``. Formats other than ONNX have
+            none.
         operators: how many nodes there are of each operator, the most frequent first.
-        macs: multiply-accumulates for one sample; dynamic axes count as 1.
+        macs: multiply-accumulates for one sample; dynamic axes count as 1. ``None`` in formats
+            whose operators are not known here.
         producer: name and version of what wrote it.
     """
 
@@ -57,7 +59,7 @@ class GraphFacts:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     operators: Mapping[str, int]
-    macs: int
+    macs: int | None
     producer: str
     metadata: Mapping[str, str]
 
@@ -72,7 +74,8 @@ class ModelContents:
         zeros: share of the parameters that are zero, in percent; ``None`` without parameters.
         quantization: what the checkpoint's configuration says; empty without one.
         notes: what the reader should know, one sentence each.
-        metadata: what a GGUF file says of itself; of long arrays, how many values they have.
+        metadata: what a file says of itself, beside its graph; of long arrays, how many values
+            they have.
     """
 
     kind: str

@@ -29,12 +29,12 @@ from compressor.progress import Progress, Silent
 from compressor.types.exporter import PackedFormat
 
 _SPECS = (".yaml", ".yml")
-_GGUF = ".gguf"
+_PACKAGE = ".mlpackage"
 
 
 def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
-    """Describe a checkpoint, an ONNX or GGUF file, a compressed model, an archive, an engine, or a
-    run.
+    """Describe a checkpoint, a file of a runtime's format, a compressed model, an archive, an
+    engine, or a run.
 
     Raises:
         SpecError: there is nothing, or nothing of a known kind.
@@ -42,8 +42,7 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         InputError: an engine lacks its manifest.
     """
     from compressor.lab.inspect.checkpoint import inspect_checkpoint
-    from compressor.lab.inspect.gguf import inspect_gguf
-    from compressor.lab.inspect.graph import compressed_folder, inspect_compressed, inspect_onnx
+    from compressor.lab.inspect.graph import compressed_folder, inspect_compressed
 
     progress = progress or Silent()
     subject = f"path {str(path)!r}"
@@ -57,10 +56,9 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
         if run.report is not None:
             check_report(run.report, f"run {str(folder)!r}")
         return run
-    if path.suffix == ".onnx":
-        return inspect_onnx(path, progress)
-    if path.suffix == _GGUF and path.is_file():
-        return inspect_gguf(path, progress)
+    program = _inspect_program(path, progress)
+    if program is not None:
+        return program
     if is_engine(path):
         return inspect_engine(path)
     if path.suffix in _SPECS:
@@ -72,6 +70,42 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
     if compressed is not None:
         return inspect_compressed(compressed, progress)
     return inspect_checkpoint(path, progress)
+
+
+def _inspect_program(path: Path, progress: Progress) -> ModelContents | None:
+    """Describe a file of the format that its name says; ``None`` if that is of none of them."""
+    if path.suffix == _PACKAGE and path.is_dir():
+        from compressor.lab.inspect.coreml import inspect_coreml
+
+        return inspect_coreml(path)
+    if path.is_dir() and path.suffix != ".onnx":
+        return None
+    match path.suffix:
+        case ".onnx":
+            from compressor.lab.inspect.graph import inspect_onnx
+
+            return inspect_onnx(path, progress)
+        case ".ort":
+            from compressor.lab.inspect.ort import inspect_ort
+
+            return inspect_ort(path, progress)
+        case ".gguf":
+            from compressor.lab.inspect.gguf import inspect_gguf
+
+            return inspect_gguf(path, progress)
+        case ".tflite":
+            from compressor.lab.inspect.litert import inspect_litert
+
+            return inspect_litert(path)
+        case ".pte":
+            from compressor.lab.inspect.executorch import inspect_executorch
+
+            return inspect_executorch(path)
+        case ".xml" | ".bin" if path.with_suffix(".xml").is_file():
+            from compressor.lab.inspect.openvino import inspect_openvino
+
+            return inspect_openvino(path.with_suffix(".xml"))
+    return None
 
 
 def _inspect_packed(path: Path, packed: PackedFormat, progress: Progress) -> ModelContents:

@@ -49,7 +49,18 @@ def read_onnx(path: Path) -> ir.Model:
         ModelError: it is cut, not ONNX, or breaks ONNX's rules.
     """
     subject = f"model {str(path)!r}"
-    proto = _parsed(path, subject)
+    return checked_model(_parsed(path, subject), path.parent, subject)
+
+
+def checked_model(proto: onnx.ModelProto, folder: Path, subject: str) -> ir.Model:
+    """Return a message as a graph, in the order of execution.
+
+    Args:
+        folder: where its external data lie.
+
+    Raises:
+        ModelError: it breaks ONNX's rules.
+    """
     _check_header(proto, subject)
     _check_names(proto, subject)
     wrong = broken_node(proto)
@@ -58,7 +69,7 @@ def read_onnx(path: Path) -> ir.Model:
     _free_lengths(proto.graph)
     for tensor in tensors_in(proto):
         if tensor.data_location == TensorProto.EXTERNAL:
-            _check_external(tensor, path.parent, subject)
+            _check_external(tensor, folder, subject)
         else:
             _check_length(tensor, subject)
     try:
@@ -66,9 +77,9 @@ def read_onnx(path: Path) -> ir.Model:
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
         raise ModelError(subject, f"is not a graph that can be read ({reason})", _AGAIN) from error
-    ir.external_data.set_base_dir(model.graph, path.parent)
+    ir.external_data.set_base_dir(model.graph, folder)
     for function in model.functions.values():
-        ir.external_data.set_base_dir(function.graph, path.parent)
+        ir.external_data.set_base_dir(function.graph, folder)
     _decode_origin(model)
     if "ai.onnx" in model.opset_imports:  # another name of the default domain
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))

@@ -53,7 +53,7 @@ def _model(contents: ModelContents) -> Page:
     ]
     if contents.zeros is not None:
         parts[-1] += f" ({formats.percent(contents.zeros)} zeros)"
-    if contents.graph is not None:
+    if contents.graph is not None and contents.graph.macs is not None:
         parts.append(f"{formats.short_count(contents.graph.macs)} MACs")
     sizes = [f"{dtype} {formats.size(size)}" for dtype, size in contents.bytes_by_dtype.items()]
     parts.append(f"{formats.size(contents.bytes)} ({', '.join(sizes)})")
@@ -75,8 +75,8 @@ def _files(sizes: Mapping[str, int]) -> Line:
 
 
 def _graph(graph: GraphFacts) -> list[str]:
-    lines = [
-        f"opset: {_pairs(graph.opsets)}",
+    lines = [f"opset: {_pairs(graph.opsets)}"] if graph.opsets else []
+    lines += [
         f"inputs: {_listed(graph.inputs)}",
         f"outputs: {_listed(graph.outputs)}",
         f"operators: {_pairs(graph.operators) or 'none'}",
@@ -114,7 +114,8 @@ def _tensors(contents: ModelContents) -> Table:
     content = Table([*headings, *left("quantization", "stored as")], rows)
     coded = any(row.quantization for row in contents.tensors)
     stored = any(row.storage for row in contents.tensors)
-    return content.picked([*[True] * 5, contents.graph is not None, coded, stored])
+    costs = contents.graph is not None and contents.graph.macs is not None
+    return content.picked([*[True] * 5, costs, coded, stored])
 
 
 def _run(contents: RunContents) -> Page:
