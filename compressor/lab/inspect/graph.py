@@ -1,4 +1,4 @@
-"""Inspect graphs: ONNX files, and what the safetensors exporter writes."""
+"""Inspect graphs: ONNX files, ONNX Runtime's, and what the safetensors exporter writes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import onnx_ir.passes.common as common
 import torch
 
 from compressor.errors import ModelError
+from compressor.exporters.ort.reading import ort_model
 from compressor.files import read_json
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import macs, node_macs, parameters
@@ -31,6 +32,7 @@ from compressor.lab.inspect.contents import (
     not_finite_note,
     percent,
 )
+from compressor.lab.inspect.stored import mapped
 from compressor.models.codec.forms import DESCRIPTION, FORMAT
 from compressor.models.codec.headers import INDEX
 from compressor.models.codec.load import check
@@ -41,7 +43,7 @@ from compressor.models.codec.reading import (
     stored_headers,
 )
 from compressor.models.lazy_tensor import computed
-from compressor.models.onnx.file import external_files, read_onnx
+from compressor.models.onnx.file import checked_model, external_files, read_onnx
 from compressor.progress import Progress
 from compressor.types.tensors import Array
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from onnx_ir.passes import InPlacePass
 
 
+_ORT = "ONNX Runtime model"
 _SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
 _DEFAULT_DOMAIN = "ai.onnx"
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
@@ -204,6 +207,28 @@ def inspect_onnx(path: Path, progress: Progress) -> ModelContents:
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
     return inspect_graph(model, "ONNX model", str(path), files, progress)
+
+
+def inspect_ort(path: Path, progress: Progress) -> ModelContents:
+    """Describe a file of ONNX Runtime's own format; its nodes are those of the optimized graph.
+
+    Raises:
+        ModelError: it is none, cut or damaged, or breaks ONNX's rules.
+    """
+    with mapped(path, f"an {_ORT}") as data:
+        proto, _ = ort_model(data)
+        size = len(data)
+    model = checked_model(proto, path.parent, f"model {str(path)!r}")
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    used = {node.domain for node in all_nodes(model.graph)}
+    for domain in set(model.opset_imports) - used - {""}:  # the runtime lists all that it knows
+        del model.opset_imports[domain]
+    contents = inspect_graph(model, _ORT, str(path), {path.name: size}, progress)
+    if used <= {""} or contents.graph is None:
+        return contents
+    # Of the runtime's own operators no costs are known, and a part of the sum says nothing.
+    rows = tuple(replace(row, macs=None) for row in contents.tensors)
+    return replace(contents, tensors=rows, graph=replace(contents.graph, macs=None))
 
 
 def compressed_folder(path: Path) -> Path | None:

@@ -86,7 +86,7 @@ def _inspect_program(path: Path, progress: Progress) -> ModelContents | None:
 
             return inspect_onnx(path, progress)
         case ".ort":
-            from compressor.lab.inspect.ort import inspect_ort
+            from compressor.lab.inspect.graph import inspect_ort
 
             return inspect_ort(path, progress)
         case ".gguf":

@@ -38,8 +38,6 @@ _PAIRS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)  # two entries an eleme
 def read_onnx(path: Path) -> ir.Model:
     """Read an ONNX file; its external data is mapped, not read.
 
-    The nodes come in the order of execution, whatever their order in the file.
-
     Example:
         >>> [node.op_type for node in read_onnx(Path("model.onnx")).graph]
         ['Conv', 'Relu', 'Gemm']
@@ -53,10 +51,7 @@ def read_onnx(path: Path) -> ir.Model:
 
 
 def checked_model(proto: onnx.ModelProto, folder: Path, subject: str) -> ir.Model:
-    """Return a message as a graph, in the order of execution.
-
-    Args:
-        folder: where its external data lie.
+    """Return a message as a graph, in the order of execution; its external data lie in ``folder``.
 
     Raises:
         ModelError: it breaks ONNX's rules.
@@ -77,9 +72,8 @@ def checked_model(proto: onnx.ModelProto, folder: Path, subject: str) -> ir.Mode
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
         raise ModelError(subject, f"is not a graph that can be read ({reason})", _AGAIN) from error
-    ir.external_data.set_base_dir(model.graph, folder)
-    for function in model.functions.values():
-        ir.external_data.set_base_dir(function.graph, folder)
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        ir.external_data.set_base_dir(graph, folder)
     _decode_origin(model)
     if "ai.onnx" in model.opset_imports:  # another name of the default domain
         model.opset_imports.setdefault("", model.opset_imports.pop("ai.onnx"))
