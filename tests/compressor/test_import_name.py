@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
 from email import message_from_string
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -24,14 +26,30 @@ TRANSFORM = {
 }
 
 
+HOME = "https://example.org/owner/compressor"
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The distribution, built from a copy of what is tracked and unpacked."""
-    folder = tmp_path_factory.mktemp("wheel")
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The distribution, built from a copy of what is tracked."""
+    return built(tmp_path_factory.mktemp("wheel"), HOME)
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> Path:
+    """The distribution, unpacked."""
+    site = wheel_file.with_name("site")
+    with zipfile.ZipFile(wheel_file) as archive:
+        archive.extractall(site)
+    return site
+
+
+def built(folder: Path, home: str) -> Path:
+    """Build the distribution for a repository's address, which may be empty."""
     copy = folder / "source"
     copy.mkdir()
     tracked = subprocess.run(
-        ["git", "ls-files", "compressor", "pyproject.toml", "README.md", "LICENSE"],
+        ["git", "ls-files", "compressor", "pyproject.toml", "setup.py", "README.md", "LICENSE"],
         cwd=ROOT,
         check=True,
         capture_output=True,
@@ -43,11 +61,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(folder)!r})"
-    subprocess.run([sys.executable, "-c", code], cwd=copy, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    with zipfile.ZipFile(built) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+    environment = {**os.environ, "COMPRESSOR_HOME": home}
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=copy, env=environment, check=True, capture_output=True
+    )
+    (made,) = folder.glob("*.whl")
+    return made
 
 
 def run_beside_own_files(folder: Path, form: str, site: Path) -> subprocess.CompletedProcess[str]:
@@ -101,13 +120,70 @@ def test_the_wheel_has_one_top_level_name(wheel: Path):
     assert {".html", ".css", ".js"} <= data
 
 
+def metadata_of(site: Path) -> Message:
+    (file,) = site.glob("*.dist-info/METADATA")
+    return message_from_string(file.read_text(encoding="utf-8"))
+
+
+def targets(metadata: Message) -> list[str]:
+    """Return where the links and pictures of an index's page lead."""
+    return re.findall(r"\]\(([^)]+)\)", str(metadata.get_payload()))
+
+
+def test_the_index_shows_pictures_and_links_of_the_repository(wheel: Path):
+    metadata = metadata_of(wheel)
+    urls = dict(entry.split(", ") for entry in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Repository", "Documentation", "Changelog", "Issues"}
+    assert f"{HOME}/raw/main/docs/report.png" in targets(metadata)
+    assert all(target.startswith(HOME) for target in targets(metadata))
+    for target in targets(metadata):
+        assert (ROOT / target.partition("/main/")[2].partition("#")[0]).exists(), target
+
+
+@pytest.mark.slow
+def test_without_an_address_the_index_shows_nothing_broken(tmp_path: Path):
+    with zipfile.ZipFile(built(tmp_path, "")) as archive:
+        archive.extractall(tmp_path / "site")
+    metadata = metadata_of(tmp_path / "site")
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert targets(metadata) == []
+    assert "Project-URL" not in metadata
+    assert "user guide" in str(metadata.get_payload()).lower()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path: Path, wheel_file: Path):
+    """Installed with the dependencies that it names and no others, on a model of the user's."""
+    python = tmp_path / "environment" / "bin" / "python"
+    steps = [
+        [sys.executable, "-m", "venv", str(tmp_path / "environment")],
+        # The constraints choose a build of PyTorch without CUDA; dependencies are the wheel's own.
+        [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"),
+         str(wheel_file)],
+        [str(python), "-m", "pip", "check"],
+        [str(python.with_name("compress")), "doctor"],
+    ]  # fmt: skip
+    project = onnx_project(tmp_path / "project")
+    project.spec["passes"] = [{"pass": "fuse"}, {"pass": "quantize-static"}]
+    project.spec["exports"] = [{"format": "onnx"}, {"format": "safetensors"}]
+    steps.append([str(python.with_name("compress")), "run", str(project.path)])
+    loads = f"import compressor; compressor.load({str(project.folder / 'out/tiny')!r})"
+    steps.append([str(python), "-c", loads])
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    for step in steps:
+        done = subprocess.run(
+            step, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (step, done.stdout[-2000:], done.stderr[-2000:])
+
+
 def test_the_wheel_says_what_it_is(wheel: Path):
     assert (wheel / "compressor" / "py.typed").is_file()  # or checkers ignore all types
     assert (wheel / "compressor" / "spec" / "schema.json").is_file()
-    (folder,) = wheel.glob("*.dist-info")
-    (licence,) = folder.rglob("LICENSE")
+    (licence,) = wheel.glob("*.dist-info/**/LICENSE")
     assert licence.read_bytes() == (ROOT / "LICENSE").read_bytes()
-    metadata = message_from_string((folder / "METADATA").read_text(encoding="utf-8"))
+    metadata = metadata_of(wheel)
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Description-Content-Type"] == "text/markdown"
     classifiers = metadata.get_all("Classifier", [])
