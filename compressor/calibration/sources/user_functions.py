@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from compressor.errors import CompressorError, DataError
+from compressor.errors import CompressorError, DataError, listed
 from compressor.types.data import Source, SourceInfo
 from compressor.types.tensors import Batch, Feed, TensorSpec, cut, samples_in
 
@@ -256,9 +256,13 @@ class TransformedSource:
                 samples.
         """
         drawn = [np.random.default_rng(tuple(seed))] if self.random else []
-        given = samples_in(batch)  # the transform may change the batch in place
+        given, names = samples_in(batch), sorted(batch)  # the transform may change it in place
         check = check_feed if isinstance(batch, Feed) else check_batch
-        made = check(self.subject, call(self.subject, self.transform, batch, *drawn))
+        try:
+            made = check(self.subject, call(self.subject, self.transform, batch, *drawn))
+        except DataError as error:
+            self._check_names(error.__cause__, names)
+            raise
         if samples_in(made) != given:
             raise DataError(
                 self.subject,
@@ -266,6 +270,17 @@ class TransformedSource:
                 "return one sample for each that it is given; leave samples out of the data itself",
             )
         return made
+
+    def _check_names(self, raised: BaseException | None, names: Sequence[str]) -> None:
+        """Blame the names of arrays where the transform asked for one that is not there."""
+        asked = raised.args[0] if isinstance(raised, KeyError) and raised.args else None
+        if isinstance(asked, str) and asked not in names:
+            raise DataError(
+                "inputs",
+                f"has the arrays {listed(names)}, and {self.subject} asks for {asked!r}",
+                "name the array so under inputs, or correct the function; --debug shows where it "
+                "was",
+            ) from raised
 
     def digest(self) -> str:
         """Return a SHA-256 of the source's digest, the seed, and the file that has the function.

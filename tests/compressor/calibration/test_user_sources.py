@@ -147,7 +147,8 @@ def failing(batch):
     ("transform", "message"),
     [
         (bad_transform, "transform 'pkg:t': returned 'y' as a list"),
-        (failing, "transform 'pkg:t': raised KeyError: 'y'"),
+        (failing, "inputs: has the arrays 'x', and transform 'pkg:t' asks for 'y'; name the array"),
+        (lambda _: {}["x"], "transform 'pkg:t': raised KeyError: 'x'"),  # of its own
         (lambda batch: batch.clear(), "returned a NoneType"),
         (lambda batch: {1: batch["x"]}, "a dictionary with the key 1"),
     ],
