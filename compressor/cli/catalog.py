@@ -111,8 +111,9 @@ def doctor(as_json: bool) -> None:
 @click.option(
     "--data",
     type=PATH,
-    help="A folder of images or WAV files, or a file: .npz, .txt or .jsonl. By default a folder "
-    "beside MODEL is taken if it is the only one with class folders of images, or WAV files.",
+    help="A folder of images, of WAV files or of npz files (a sample each), or a file: .npz, .txt "
+    "or .jsonl. By default a folder beside MODEL is taken if it is the only one with class folders "
+    "of images, or WAV files.",
 )
 @click.option("--target", metavar="NAME", help="Where the ONNX file will run, such as ort-cpu.")
 @click.option("--metric", metavar="NAME", help="What is measured: a name, or package.module:fn.")

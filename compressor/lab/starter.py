@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def _starter_text(model: Path, relative: str, spec: str, given: Given) -> str:
 
     tensors, parameters = headers(model)
     middle = TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
-    data = given.part(inputs, calibrated=True, scored=True) or _arrays(inputs)
+    data = given.part(inputs, calibrated=True, scored=True) or _arrays(inputs, given)
     return _head(model, spec, name) + middle + data + _passes(USUAL) + _rest(name)
 
 
@@ -121,8 +121,10 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
     scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
     data = given.part(inputs, calibrated=calibrated, scored=scored)
     if not data:
-        fed = why and _feeds(inputs, carrier.outputs, calibrated, why)
-        data = fed or _arrays(inputs, calibrated)
+        if not why and given.found is not None and given.found.feeds:
+            why = "Each file is a sample"
+        fed = why and _feeds(inputs, carrier.outputs, given, calibrated, why)
+        data = fed or _arrays(inputs, given, calibrated)
     return first + data + _passes(recipe) + _rest(name, recipe.size_ratio)
 
 
@@ -138,13 +140,17 @@ def _head(model: Path, spec: str, name: str) -> str:
     )
 
 
-def _arrays(inputs: Sequence[TensorSpec], calibrated: bool = True) -> str:
-    mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in inputs)
+def _arrays(inputs: Sequence[TensorSpec], given: Given, calibrated: bool = True) -> str:
+    mapping = _mapping(given.names(inputs))
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else 32
     values = {"mapping": mapping, "batch": batch}
     calibration = CALIBRATION.format(**values) if calibrated else ""
     return DATA.format(calibration=calibration, images=_images(inputs), **values)
+
+
+def _mapping(names: Mapping[str, str]) -> str:
+    return "\n".join(f"      {scalar(name)}: {scalar(array)}" for name, array in names.items())
 
 
 def _images(inputs: Sequence[TensorSpec]) -> str:
@@ -181,12 +187,15 @@ def _is_image_of_any_size(shape: Sequence[object]) -> bool:
 
 
 def _feeds(
-    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], calibrated: bool, why: str
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    given: Given,
+    calibrated: bool,
+    why: str,
 ) -> str:
     """Return the part ``data`` for a model that is run on whole feeds."""
     states = _states(inputs, outputs)
-    given = [i for i in inputs if i.name not in states]
-    mapping = "\n".join(f"      {scalar(i.name)}: {scalar(i.name)}" for i in given)
+    mapping = _mapping(given.names([i for i in inputs if i.name not in states]))
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
     values = {"mapping": mapping, "state": f"\n    state: {{{state}}}" if states else ""}
     return FEEDS.format(
@@ -262,7 +271,7 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     recipe = USUAL if inputs[0].name == "pixel_values" else ENCODER
     scored = "Classification" in auto_class
     data = given.part(inputs, calibrated=recipe.calibrated, scored=scored)
-    data = data or _arrays(inputs, recipe.calibrated)
+    data = data or _arrays(inputs, given, recipe.calibrated)
     return first + data + _passes(recipe) + _rest(name)
 
 

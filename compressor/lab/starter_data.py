@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import get_args
 
 from compressor import catalog
+from compressor.calibration.sources.arrays import NpzSource
 from compressor.calibration.sources.audio import WavFolderSource, extractor_file
+from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
 from compressor.calibration.sources.images import ImageFolderSource
 from compressor.errors import SpecError, printable, suggestion
@@ -28,7 +30,8 @@ _SUFFIXES = {
     "images": ImageFolderSource.suffixes,
     "wav": WavFolderSource.suffixes,
 }
-_FILES = {".npz": "npz", ".txt": "text", ".jsonl": "jsonl"}
+_NPZ = ".npz"
+_FILES = {_NPZ: "npz", ".txt": "text", ".jsonl": "jsonl"}
 _IMAGENET = "[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]"
 
 
@@ -37,7 +40,7 @@ class Choices:
     """What ``compress init`` was told, or answered.
 
     Attributes:
-        data: a folder of images or WAV files, or a file of text or arrays.
+        data: a folder of images, WAV or npz files, or a file of text or arrays.
         target: where the ONNX file will run.
         metric: what is measured.
     """
@@ -72,6 +75,7 @@ class Found:
         files: how many files the latter has.
         typical: how many the former has.
         classes: how many class folders they lie in.
+        arrays: of an npz file, or of the first in a folder of them, by their names.
     """
 
     kind: str
@@ -80,11 +84,18 @@ class Found:
     files: int = 1
     typical: int = 1
     classes: int = 0
+    arrays: Mapping[str, Header] = field(default_factory=dict)
+
+    @property
+    def feeds(self) -> bool:
+        """Whether each sample is an npz file with all that the model takes at once."""
+        return self.kind == "npz" and self.evaluation.is_dir()
 
     def words(self) -> str:
         """Return what was found, such as ``20 images in 2 classes``."""
         what = {"images": "images", "wav": "WAV files"}.get(self.kind, f"a file of {self.kind}")
-        count = f"{self.files:,} " if self.kind in _SUFFIXES else ""
+        what = "npz files" if self.feeds else what
+        count = f"{self.files:,} " if self.kind in _SUFFIXES or self.feeds else ""
         return f"{count}{what}" + (f" in {self.classes:,} classes" if self.classes else "")
 
 
@@ -98,10 +109,11 @@ def look_at(place: Path) -> Found:
     if not place.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
     if place.is_file() and place.suffix in _FILES:
-        return Found(_FILES[place.suffix], place, place)
-    found = _folder(place) if place.is_dir() else None
+        arrays = NpzSource(path=place).headers() if place.suffix == _NPZ else {}
+        return Found(_FILES[place.suffix], place, place, arrays=arrays)
+    found = (_folder(place) or _feeds(place)) if place.is_dir() else None
     if found is None:
-        remedy = "name a folder of images or WAV files, or a file: .npz, .txt or .jsonl"
+        remedy = "name a folder of images, WAV or npz files, or a file: .npz, .txt or .jsonl"
         raise SpecError(subject, "holds no data that are known", remedy)
     return found
 
@@ -181,18 +193,47 @@ class Given:
             raise SpecError(f"data {str(self.choices.data)!r}", problem, remedy)
         return text
 
+    def names(self, inputs: Sequence[TensorSpec]) -> dict[str, str]:
+        """Return the array for each input: of its name, or the only one of its form.
+
+        An input that none is found for keeps its own name.
+        """
+        arrays = {} if self.found is None else dict(self.found.arrays)
+        names = {spec.name: spec.name for spec in inputs}
+        left = {name: header for name, header in arrays.items() if name not in names}
+        for spec in inputs:
+            if spec.name in arrays:
+                continue
+            like = [name for name, header in left.items() if self._fits(spec, header)]
+            if len(like) == 1:
+                names[spec.name] = like[0]
+                del left[like[0]]
+        return names
+
+    def _fits(self, spec: TensorSpec, header: Header) -> bool:
+        shape = header.shape
+        if self.found is not None and not self.found.feeds and spec.shape and shape:
+            first = spec.shape[0]
+            shape = (first if isinstance(first, int) else shape[0], *shape[1:])
+        return spec.mismatch(shape, header.dtype.name) is None
+
     def chosen(self, text: str) -> str:
         """Return a spec with the file, target and metric that were chosen in place of its own."""
         found, choices = self.found, self.choices
         if found is not None and found.kind not in _SUFFIXES:
-            place = _seen_from(self.folder, found.evaluation)
+            places = {
+                "calibration": _seen_from(self.folder, found.calibration),
+                "evaluation": _seen_from(self.folder, found.evaluation),
+            }
+            same = found.calibration == found.evaluation
+            note = " # CHECK: calibration and evaluation apart" if same else ""
             if not re.search(rf"^    {found.kind}: ", text, re.MULTILINE):
                 problem = f"is {found.words()}, which this model's spec does not take"
                 remedy = "leave --data out, and see the comments in the spec"
                 raise SpecError(f"data {str(choices.data)!r}", problem, remedy)
             text = re.sub(
-                rf"^(    {found.kind}:) (calibration|evaluation)\.\w+$",
-                lambda match: f"{match[1]} {place} # CHECK: calibration and evaluation apart",
+                rf"^(    {found.kind}:) (calibration|evaluation)(\.\w+| # a folder)?$",
+                lambda match: f"{match[1]} {places[match[2]]}{note}",
                 text,
                 flags=re.MULTILINE,
             )
@@ -277,11 +318,7 @@ def _image_keys(
 
 def _folder(place: Path) -> Found | None:
     """Return what a folder holds, by the names of its files."""
-    parts = {p.name.lower(): p for p in sorted(place.iterdir()) if p.is_dir()}
-    calibration = next((parts[n] for n in _FOR_RANGES if n in parts), None)
-    evaluation = next((parts[n] for n in _FOR_JUDGING if n in parts), None)
-    if calibration is None or evaluation is None:
-        calibration = evaluation = place
+    calibration, evaluation = _parts(place)
     for kind, suffixes in _SUFFIXES.items():
         files, typical = (
             [p for p in _files(folder) if p.suffix.lower() in suffixes]
@@ -293,6 +330,26 @@ def _folder(place: Path) -> Found | None:
             classes = 0 if loose else len(inside)
             return Found(kind, calibration, evaluation, len(files), len(typical), classes)
     return None
+
+
+def _feeds(place: Path) -> Found | None:
+    """Return a folder of npz files, each a sample; those of folders in it are not looked at."""
+    calibration, evaluation = _parts(place)
+    files, typical = (sorted(f.glob(f"*{_NPZ}")) for f in (evaluation, calibration))
+    if not files or not typical:
+        return None
+    arrays = NpzSource(path=files[0]).headers()
+    return Found("npz", calibration, evaluation, len(files), len(typical), arrays=arrays)
+
+
+def _parts(place: Path) -> tuple[Path, Path]:
+    """Return the folders of what sets ranges and of what judges; the same if there are not two."""
+    parts = {p.name.lower(): p for p in sorted(place.iterdir()) if p.is_dir()}
+    calibration = next((parts[n] for n in _FOR_RANGES if n in parts), None)
+    evaluation = next((parts[n] for n in _FOR_JUDGING if n in parts), None)
+    if calibration is None or evaluation is None:
+        return place, place
+    return calibration, evaluation
 
 
 def _files(folder: Path) -> Iterator[Path]:

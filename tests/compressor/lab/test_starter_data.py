@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from compressor.errors import SpecError
+from compressor.errors import DataError, SpecError
 from compressor.lab.starter import write_starter
 from compressor.lab.starter_data import Choices, Question, beside, look_at, questions
 from compressor.run.plan import Plan, make_plan
@@ -133,6 +133,35 @@ def test_a_file_of_arrays(tmp_path):
     plan = planned(model, Choices(tmp_path / "all.npz", metric="cosine"))
     assert plan.data["calibration"].samples == plan.data["evaluation"].samples == 4
     assert plan.metric.name == "cosine"
+
+
+def test_arrays_of_other_names_are_found_by_their_form(tmp_path):
+    arrays = {"pixels": np.zeros((4, 5), np.float32), "label": np.zeros(4, np.int64)}
+    np.savez(tmp_path / "all.npz", **arrays)
+    model = save_net(tmp_path / "m.onnx", ("batch", 5))
+    plan = planned(model, Choices(tmp_path / "all.npz"))
+    assert plan.data["evaluation"].first(4)["x"].shape == (4, 5)
+    np.savez(tmp_path / "two.npz", **arrays, other=np.ones((4, 5), np.float32))
+    (tmp_path / "specs" / "spec.yaml").unlink()
+    with pytest.raises(DataError, match="has no array 'x'"):  # which of them, nobody knows
+        planned(model, Choices(tmp_path / "two.npz"))
+
+
+@pytest.mark.parametrize("parts", [("train", "test"), ()])
+@pytest.mark.parametrize("shape", [("batch", 5), (3, 5)])
+def test_a_folder_of_npz_files_holds_a_sample_in_each(tmp_path, shape, parts):
+    for part in parts or ("",):
+        (tmp_path / "feeds" / part).mkdir(parents=True)
+        for index in range(2 + bool(part == "train")):
+            path = tmp_path / "feeds" / part / f"{index}.npz"
+            np.savez(path, values=np.full((3, 5), index, np.float32), length=np.int64(3))
+    plan = planned(save_net(tmp_path / "m.onnx", shape), Choices(tmp_path / "feeds"))
+    counts = {role: data.samples for role, data in plan.data.items()}
+    assert counts == {"calibration": 3 if parts else 2, "evaluation": 2}
+    assert plan.data["evaluation"].feeds
+    text = (tmp_path / "specs" / "spec.yaml").read_text()
+    assert ("CHECK: calibration and evaluation apart" in text) is not bool(parts)
+    assert look_at(tmp_path / "feeds").words() == "2 npz files"
 
 
 def test_two_folders_beside_the_model_are_too_many(tmp_path):
