@@ -131,7 +131,7 @@ def init(
     MODEL is an ONNX file, or a checkpoint: a .pt, .pth or .safetensors file, or a folder of
     safetensors. The passes are chosen by what is in an ONNX file, or by what a folder of
     transformers was saved for: an encoder of text needs nothing but lines of text. No file is
-    overwritten. At a terminal, data and target are asked for unless they are given.
+    overwritten. At a terminal, data, target and metric are asked for unless they are given.
     """
     from compressor.lab.starter import write_starter
     from compressor.lab.starter_data import Choices, questions

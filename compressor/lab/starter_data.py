@@ -30,6 +30,7 @@ _SUFFIXES = {
     "images": ImageFolderSource.suffixes,
     "wav": WavFolderSource.suffixes,
 }
+_NONE = "-"  # an answer
 _NPZ = ".npz"
 _FILES = {_NPZ: "npz", ".txt": "text", ".jsonl": "jsonl"}
 _IMAGENET = "[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]"
@@ -50,8 +51,9 @@ class Choices:
     metric: str | None = None
 
     def with_answer(self, key: str, answer: str) -> Choices:
-        """Return the choices with the answer to a question."""
-        value: Path | str = Path(answer) if key == "data" else answer
+        """Return the choices with the answer to a question; ``-`` leaves a metric open."""
+        value: Path | str | None = Path(answer) if key == "data" else answer
+        value = None if key == "metric" and answer == _NONE else value
         return replace(self, **{key: value})  # type: ignore[arg-type]  # each of its own type
 
 
@@ -128,13 +130,17 @@ def beside(model: Path) -> list[Path]:
 
 def questions(model: Path, choices: Choices) -> Iterator[Question]:
     """Yield what a person can be asked beyond what is chosen already."""
-    place = choices.data
-    if place is None and len(near := beside(model)) == 1:
-        place = near[0]
-        shown = os.path.relpath(place)
-        yield Question("data", f"Data ({look_at(place).words()}; - for none)", shown)
+    if choices.data is None:
+        near = beside(model)
+        if len(near) == 1:
+            found = look_at(near[0]).words()
+            yield Question("data", f"Data ({found}; - for none)", os.path.relpath(near[0]))
+        else:
+            yield Question("data", "Data, a folder or a file (- for none)", _NONE)
     if choices.target is None:
         yield Question("target", "Where will it run", "ort-cpu", targets())
+    if choices.metric is None:
+        yield Question("metric", "Metric, such as accuracy (- for what fits the data)", _NONE)
 
 
 def settled(model: Path, choices: Choices) -> tuple[Choices, Found | None]:
@@ -150,7 +156,7 @@ def settled(model: Path, choices: Choices) -> tuple[Choices, Found | None]:
         if name is not None and name not in known and not (key == "metric" and ":" in name):
             raise SpecError(f"option --{key}", f"is {name!r}", suggestion(name, known))
     if choices.data is not None:
-        return choices, None if str(choices.data) == "-" else look_at(choices.data)
+        return choices, None if str(choices.data) == _NONE else look_at(choices.data)
     near = beside(model)
     return choices, look_at(near[0]) if len(near) == 1 else None
 

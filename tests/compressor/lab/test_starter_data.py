@@ -170,17 +170,20 @@ def test_two_folders_beside_the_model_are_too_many(tmp_path):
     model = save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8))
     write_starter(model, tmp_path / "spec.yaml")
     assert "npz: calibration.npz" in (tmp_path / "spec.yaml").read_text()
-    assert [q.key for q in questions(model, Choices())] == ["target"]
+    first, *_ = questions(model, Choices())
+    assert first == Question("data", "Data, a folder or a file (- for none)", "-")
 
 
 def test_what_a_person_is_asked(tmp_path, monkeypatch):
     paint(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     model = save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8))
-    first, second = questions(model, Choices())
+    first, second, third = questions(model, Choices())
     assert first == Question("data", "Data (6 images in 2 classes; - for none)", "photos")
     assert (second.key, second.default, second.allowed[0]) == ("target", "ort-cpu", "ort-cpu")
-    assert not list(questions(model, Choices(Path("photos"), "tensorrt")))
+    assert (third.key, third.default) == ("metric", "-")
+    assert Choices(metric="top5").with_answer("metric", "-") == Choices()
+    assert not list(questions(model, Choices(Path("photos"), "tensorrt", "top5")))
     write_starter(model, tmp_path / "spec.yaml", Choices().with_answer("data", "-"))
     assert "npz: calibration.npz" in (tmp_path / "spec.yaml").read_text()
 
