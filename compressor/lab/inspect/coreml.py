@@ -82,7 +82,7 @@ def inspect_coreml(folder: Path) -> ModelContents:
             for file in sorted(folder.rglob("*"))
             if file.is_file()
         }
-        return described(_KIND, folder, files, stored, facts(kinds, *ends, producer), metadata)
+        return described(_KIND, folder, files, stored, facts(kinds, ends, producer), metadata)
 
 
 def _program(folder: Path) -> Path:

@@ -80,7 +80,7 @@ def inspect_executorch(path: Path) -> ModelContents:
         notes = {"notes": str(names["notes"])} if names["notes"] else {}
         for backend, count in sorted(program.backends.items()):
             notes[f"parts of {backend}"] = str(count)
-        graph = facts(program.operators, *ends)
+        graph = facts(program.operators, ends)
         return described(_KIND, path, {path.name: len(data)}, program.stored, graph, notes)
 
 

@@ -89,7 +89,7 @@ def inspect_litert(path: Path) -> ModelContents:
             for operator in graph.tables(3)
         ]
         ends = (list(_ends(graphs[0], field, tensors[0])) for field in (1, 2))
-        graph = facts(operators, *ends, producer=model.text(3))
+        graph = facts(operators, ends, producer=model.text(3))
         return described(_KIND, path, {path.name: len(data)}, stored, graph)
 
 

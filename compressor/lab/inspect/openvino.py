@@ -81,7 +81,7 @@ def _described(
     producer = root.find("rt_info/info[@name='OpenVINO Runtime']")
     notes = root.find("rt_info/framework")
     found = {note.tag: note.get("value", "") for note in ([] if notes is None else notes)}
-    graph = facts(operators, *ends, producer="" if producer is None else _version(producer))
+    graph = facts(operators, ends, producer="" if producer is None else _version(producer))
     return described(_KIND, path, files, stored, graph, found)
 
 
@@ -131,13 +131,13 @@ def _roles(
 
 
 def _constant(layer: ElementTree.Element, data: memoryview, role: str) -> Iterator[Stored]:
-    facts = layer.find("data")
-    if facts is None:
+    data_of = layer.find("data")
+    if data_of is None:
         raise ValueError(f"constant {layer.get('name')!r} has no data")
     dtype, shape = _type(layer), _lengths(layer)
     if not role and prod(shape) < (_SMALL if dtype in _ARGUMENTS else 2):
         return
-    start, size = int(facts.get("offset", "")), int(facts.get("size", ""))
+    start, size = int(data_of.get("offset", "")), int(data_of.get("size", ""))
     if not 0 <= start <= start + size <= len(data):
         raise ValueError(f"constant {layer.get('name')!r} lies at {start:,}, beyond its weights")
     part = data[start : start + size]
@@ -162,7 +162,7 @@ def _end(layer: ElementTree.Element) -> TensorSpec:
     port = next(layer.iter("port"), None)
     dims = () if port is None else tuple(int(dim.text or "") for dim in port.findall("dim"))
     precision = "" if port is None else port.get("precision", "").lower().replace("fp", "f")
-    names = layer.get("name", "") if port is None else port.get("names") or layer.get("name", "")
-    name = names.partition(",")[0].removesuffix("/sink_port_0")
+    named = "" if port is None else port.get("names", "")
+    name = (named or layer.get("name", "")).partition(",")[0].removesuffix("/sink_port_0")
     lengths = tuple(None if n < 0 else n for n in dims)
     return TensorSpec(name, lengths, _TYPES.get(precision, precision))

@@ -121,15 +121,17 @@ def described(
 
 
 def facts(
-    operators: Iterable[str],
-    inputs: Iterable[TensorSpec],
-    outputs: Iterable[TensorSpec],
-    producer: str = "",
+    operators: Iterable[str], ends: Iterable[Iterable[TensorSpec]], producer: str = ""
 ) -> GraphFacts:
-    """Return what a file says of its graph; its MACs are not counted."""
+    """Return what a file says of its graph; its MACs are not counted.
+
+    Args:
+        ends: its inputs, and its outputs.
+    """
+    inputs, outputs = (tuple(end) for end in ends)
     counts = Counter(operators)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return GraphFacts({}, tuple(inputs), tuple(outputs), dict(ordered), None, producer, {})
+    return GraphFacts({}, inputs, outputs, dict(ordered), None, producer, {})
 
 
 def scheme(dtype: str, scales: int, zero: int = 0) -> str:
