@@ -39,6 +39,7 @@ def make_corpus(folder: Path) -> None:
     _checkpoints(folder)
     _data(folder / "data")
     _gguf(folder / "gguf")
+    _devices(folder / "devices")
     project = onnx_project(folder / "spec")
     _passes(project)
     _ = project.path
@@ -134,6 +135,20 @@ def _gguf(folder: Path) -> None:
     save(folder / "llama")
     GgufExporter().write(open_checkpoint(folder / "llama"), folder, USUAL)
     shutil.rmtree(folder / "llama")
+
+
+def _devices(folder: Path) -> None:
+    """Leave a small network in the formats of runtimes that do not read ONNX."""
+    from compressor import catalog
+    from compressor.models.onnx.carrier import open_onnx
+    from compressor.models.torch.lowering import OPSET
+    from compressor.types.exporter import USUAL
+
+    folder.mkdir()
+    onnx.save(tiny_onnx(), folder / "tiny.onnx")
+    for name in ("litert", "openvino", "ort"):
+        carrier = open_onnx(folder / "tiny.onnx", OPSET)
+        catalog.load("exporter", name)().write(carrier, folder, USUAL)
 
 
 def _data(folder: Path) -> None:

@@ -313,6 +313,13 @@ READERS = (
         (_inspect("model.gguf"), _gguf, _json(*_inspect("model.gguf"))),
     ),
     Reader(
+        "files for devices",
+        "devices",
+        ("model.tflite", "model.ort", "model.xml", "model.bin"),
+        mutations.flipped,
+        (_inspect("{file}"), _json(*_inspect("{file}"))),
+    ),
+    Reader(
         "exported ONNX",
         f"run/{_OUT}",
         ("model.onnx",),
