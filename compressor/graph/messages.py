@@ -91,6 +91,9 @@ def _misformed(node: onnx.NodeProto, rule: _Rule) -> str:
     return ""
 
 
+_LARGEST = 2**31 - 1  # version that ONNX's library takes
+
+
 class _Rule(NamedTuple):
     """What an operator asks for: the inputs before optional ones, outputs, types of attributes."""
 
@@ -104,7 +107,7 @@ def _rule(operator: str, opset: int, domain: str) -> _Rule:
     """Return what an operator asks for; nothing where it is not known."""
     from onnx import defs
 
-    if not defs.has(operator, opset, domain):
+    if abs(opset) > _LARGEST or not defs.has(operator, opset, domain):
         return _Rule()
     schema = defs.get_schema(operator, opset, domain)
     single = defs.OpSchema.FormalParameterOption.Single

@@ -15,6 +15,7 @@ INPUTS = 6
 ENDED_BADLY: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "archive": {4: (459, 858, 1160)},
     "exported ONNX": {4: (1578,), 5: (1639,), 12: (3808,)},
+    "files for devices": {31: (1859,)},
     "history": {4: (406,)},
     "Hugging Face config": {7: (4827,)},
     "images": {7: (6032,)},
