@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,11 @@ class Choice:
     ratio: float
     integer_ratio: float
 
+    def copied(self, graph: ir.Graph, copy: ir.Graph) -> Choice:
+        """Return the same choice for a copy of the graph, whose nodes have the same order."""
+        places = dict(zip(graph, copy, strict=True))
+        return replace(self, nodes=frozenset(places[node] for node in self.nodes))
+
 
 def choose(
     model: ir.Model,
@@ -98,10 +103,11 @@ def choose(
     layers = frozenset(kernels.layers)
     pinned = frozenset(n for n, name in kernels.layers.items() if name in forced)
     usual = network.cut(layers | kernels.usual, kernels.joins - kernels.usual)
-    every, none = network.cut(layers), network.cut(pinned, layers - pinned)
     least = network.cut(pinned)
-    simpler = (usual, every) if pinned == layers else (none, usual, every)
-    chosen = next(c for c in (*simpler, least) if c.time <= _NEAR * least.time)
+    # A cut takes long, so that one is only made if it is looked at.
+    makers = [lambda: network.cut(pinned, layers - pinned)] if pinned != layers else []
+    makers += [lambda: usual, lambda: network.cut(layers), lambda: least]
+    chosen = next(c for make in makers if (c := make()).time <= _NEAR * least.time)
     if chosen is usual and not any(_is_pool(n) and n not in usual.integer for n in model.graph):
         return None  # everything that moves elements between codes moves codes
     ratios: dict[ir.Node, float] = {}

@@ -26,6 +26,7 @@ class Prepared:
 
     carrier: Carrier
     statistics: Mapping[str, Any]  # of its values, by `Request.key`
+    decision: Decision  # what is quantized in it
     balance: Balance = NOTHING
 
 
@@ -47,7 +48,7 @@ def rounding_of(decision: Decision) -> Rounding:
 def prepare(
     given: Prepared,
     scales: ScaleMap,
-    decide: Callable[[ir.Model], Decision],
+    decide: Callable[[ir.Model, Decision | None], Decision],
     moments: Callable[[Decision], Mapping[str, Request]],
     collect: Collect,
 ) -> Prepared:
@@ -59,19 +60,20 @@ def prepare(
     Args:
         given: the model, and the statistics that were asked for.
         scales: what can be scaled.
-        decide: returns what is quantized in a graph.
+        decide: returns what is quantized in a graph, which may copy another that was decided on.
         moments: returns the requests for second moments, by layer name.
         collect: returns statistics of a model.
     """
     statistics, carrier = given.statistics, given.carrier
     groups = tuple(g for g in scales.groups if not any(_on_grid(carrier, r.layer) for r in g.reads))
-    before = decide(carrier.graph())
+    before = given.decision
     scaled = balance(carrier, replace(scales, groups=groups), rounding_of(before), statistics)
     if not scaled.groups:
         return replace(given, balance=scaled)
     after, known = scaled.applied(carrier), dict(statistics)
     _forget(carrier.graph(), scaled.weights)
-    decision = decide(after.graph())
+    inserts = any(group.group.inserted for group in scaled.groups)
+    decision = decide(after.graph(), None if inserts else before)
     old, new = moments(before), moments(decision)
     for layer, columns in scaled.columns.items():
         observed = statistics.get(old[layer].key) if layer in old else None
@@ -93,7 +95,7 @@ def prepare(
         first, name = statistics.get(earlier.key), request.tensor
         if first is not None and name in scaled.reach:
             known[request.key] = _widened(first, found[request.key], *scaled.reach[name])
-    return Prepared(after, known, scaled)
+    return Prepared(after, known, decision, scaled)
 
 
 def _forget(model: ir.Model, names: Iterable[str]) -> None:

@@ -151,8 +151,13 @@ class StaticSettings:
                     "leave it out, or set it to true",
                 )
 
-    def decide(self, model: ir.Model) -> Decision:
+    def decide(self, model: ir.Model, known: Decision | None = None) -> Decision:
         """Choose the layers to quantize, in one walk over a graph, which is not changed.
+
+        Args:
+            model: the graph.
+            known: the decision about a graph of which it is a copy, but for weights: what stays
+                floats because it is faster so depends on shapes alone, and takes long to find.
 
         Raises:
             SpecError: a rule matches no layer.
@@ -181,7 +186,10 @@ class StaticSettings:
                 reasons[layer.name] = reason
                 continue
             schemes[layer.name] = settings.weight_scheme(layer, rule)
-        choice = self._choice(model, readers, schemes, rules)
+        if known is None:
+            choice = self._choice(model, readers, schemes, rules)
+        else:
+            choice = known.choice and known.choice.copied(known.model.graph, model.graph)
         for name, ratio in choice.floats.items() if choice else ():
             del schemes[name]
             reasons[name] = f"faster as floats: as integers, {ratio:.2f} x the time (predicted)"

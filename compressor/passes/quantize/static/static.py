@@ -169,10 +169,9 @@ class QuantizeStatic(GraphPass):
         train = self.weights.rounding == "reconstruct"
         prepared = self._prepared(carrier, context, statistics)
         ready, gathered = prepared.carrier, prepared.statistics
-        planned = self._settings(context).decide(ready.graph())
-        chosen = choose_observer(ready, planned, gathered, context)
+        chosen = choose_observer(ready, prepared.decision, gathered, context)
         decision, weights, errors = self._quantized(
-            ready, context, gathered, chosen.observer, train=train
+            prepared, context, observer=chosen.observer, train=train
         )
         scaled = prepared.balance
         outcomes = []
@@ -196,7 +195,9 @@ class QuantizeStatic(GraphPass):
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Quantize lazily: no weight is read."""
-        decision, *_ = self._quantized(carrier, context, statistics, 0, train=False)
+        decision = self._settings(context).decide(carrier.graph())
+        given = Prepared(carrier, statistics, decision)
+        decision, *_ = self._quantized(given, context, observer=0, train=False)
         return carrier.with_graph(decision.model)
 
     def _choice_notes(self, decision: Decision) -> list[str]:
@@ -223,10 +224,10 @@ class QuantizeStatic(GraphPass):
     def _prepared(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Prepared:
-        given, scales = Prepared(carrier, statistics), self._scales(carrier)
+        decide, scales = self._settings(context).decide, self._scales(carrier)
+        given = Prepared(carrier, statistics, decide(carrier.graph()))
         if scales is None or context.collect is None:
             return given
-        decide = self._settings(context).decide
         return prepare(given, scales, decide, self._moment_requests, context.collect)
 
     def _moment_requests(self, decision: Decision) -> dict[str, Request]:
@@ -256,11 +257,10 @@ class QuantizeStatic(GraphPass):
 
     def _quantized(
         self,
-        carrier: Carrier,
+        given: Prepared,
         context: PassContext,
-        statistics: Mapping[str, Any],
-        observer: int,
         *,
+        observer: int,
         train: bool,
     ) -> tuple[Decision, dict[str, _Pair], Mapping[str, tuple[float, float]]]:
         """Quantize a copy of the graph; without training, weights are computed when asked for.
@@ -268,7 +268,8 @@ class QuantizeStatic(GraphPass):
         Returns:
             What was decided; each weight before and after; and errors of blocks, if trained.
         """
-        decision = self._settings(context).decide(carrier.graph().clone())
+        statistics, planned = given.statistics, given.decision
+        decision = self._settings(context).decide(planned.model.clone(), planned)
         asked = self._moment_requests(decision)
         moments = {x: statistics[r.key] for x, r in asked.items() if r.key in statistics}
         decision, pixels = decision.with_pixels(statistics, moments)
