@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from compressor import catalog
-from compressor.calibration.histogram import extrema
+from compressor.calibration.histogram import extrema, row_ends
 from compressor.calibration.observers.ranges import (
+    EndsObserver,
     ExtremeValue,
     HistogramObserver,
     MovingAverage,
@@ -330,7 +331,15 @@ def updated_states(
     if values.is_floating_point() and not checked:
         extrema(values)
     ranges_first = sorted(feed.items(), key=lambda item: not isinstance(item[1], RangeObserver))
-    return {key: (o.absorb if alone else o.update)(states[key], values) for key, o in ranges_first}
+    sharing = [observer for observer in feed.values() if isinstance(observer, EndsObserver)]
+    ends = row_ends(values) if len(sharing) > 1 else None
+
+    def updated(observer: AnyObserver, state: Any) -> Any:
+        if ends is not None and isinstance(observer, EndsObserver):
+            return observer.with_ends(state, values, ends)
+        return (observer.absorb if alone else observer.update)(state, values)
+
+    return {key: updated(observer, states[key]) for key, observer in ranges_first}
 
 
 def values_at(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -54,11 +55,31 @@ def chunk_extrema(chunk: torch.Tensor) -> tuple[float, float]:
     return _finite(float(values.min())), _finite(float(values.max()))
 
 
-def row_extrema(rows: torch.Tensor) -> tuple[list[float], list[float]]:
-    """Return the least and the greatest values of each row; raises as ``extrema`` does."""
-    values = _exact(rows.detach()).numpy()
-    low, high = ([_finite(x) for x in ends.tolist()] for ends in (values.min(1), values.max(1)))
-    return low, high
+class Ends(NamedTuple):
+    """The least and the greatest value of each row of the first axis; without axes, of all."""
+
+    low: list[float]
+    high: list[float]
+
+
+def row_ends(values: torch.Tensor) -> Ends:
+    """Return the ends of each row, none where a row has no values; raises as ``extrema`` does."""
+    rows = values.detach().flatten(1) if values.ndim > 1 else values.detach().reshape(1, -1)
+    ends = Ends([], [])
+    if not rows.numel():
+        return ends
+    step = CHUNK // rows.shape[1]
+    if not step:  # a row has several chunks
+        for row in rows:
+            low, high = extrema(row)
+            ends.low.append(low)
+            ends.high.append(high)
+        return ends
+    for start in range(0, len(rows), step):
+        some = _exact(rows[start : start + step]).numpy()
+        ends.low.extend(map(_finite, some.min(1).tolist()))
+        ends.high.extend(map(_finite, some.max(1).tolist()))
+    return ends
 
 
 def _exact(values: torch.Tensor) -> torch.Tensor:
@@ -128,10 +149,15 @@ def empty() -> Histogram:
     return Histogram(counts, _LEAST_EXPONENT, math.inf, -math.inf)
 
 
-def observe(state: Histogram, values: torch.Tensor) -> Histogram:
+def observe(
+    state: Histogram, values: torch.Tensor, ends: tuple[float, float] | None = None
+) -> Histogram:
     """Return ``state`` with the values of a real tensor of any shape counted as well.
 
     One pass in steps that fit the cache: extrema, scaling, truncation, counting.
+
+    Args:
+        ends: the least and greatest of the values, if they are known.
 
     Raises:
         ValueError: a value is not finite.
@@ -140,7 +166,7 @@ def observe(state: Histogram, values: torch.Tensor) -> Histogram:
     exponent, low, high = state.exponent, state.low, state.high
     with _one_thread():
         for chunk in chunks(values):
-            least, greatest = chunk_extrema(chunk)
+            least, greatest = ends or chunk_extrema(chunk)
             low, high = min(low, least), max(high, greatest)
             needed = _exponent(least, greatest)
             if needed > exponent:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from compressor.calibration import clipping, histogram
 from compressor.calibration.clipping import density, expected_error, snap
-from compressor.calibration.histogram import Histogram, extrema, row_extrema
+from compressor.calibration.histogram import Ends, Histogram, extrema, row_ends
 from compressor.types.statistics import Observer, Range
 
 StateT = TypeVar("StateT")
@@ -49,7 +49,20 @@ class RangeObserver(Observer[StateT, Range]):
         return Range(low + 0.0, high)
 
 
-class HistogramObserver(RangeObserver[Histogram]):
+class EndsObserver(RangeObserver[StateT]):
+    """An observer that looks for the ends of values first; those of one tensor share that."""
+
+    def update(self, state: StateT, values: torch.Tensor) -> StateT:
+        """Return the state after also seeing ``values``."""
+        low, high = extrema(values)
+        return self.with_ends(state, values, Ends([low], [high]))
+
+    @abstractmethod
+    def with_ends(self, state: StateT, values: torch.Tensor, ends: Ends) -> StateT:
+        """Return the state after also seeing values whose ends are known, at least one."""
+
+
+class HistogramObserver(EndsObserver[Histogram]):
     """An observer that looks for its range in an exact histogram.
 
     The state does not depend on the observer or its options: all histogram observers of a
@@ -63,6 +76,10 @@ class HistogramObserver(RangeObserver[Histogram]):
     def update(self, state: Histogram, values: torch.Tensor) -> Histogram:
         """Return the histogram with the values counted."""
         return histogram.observe(state, values)
+
+    def with_ends(self, state: Histogram, values: torch.Tensor, ends: Ends) -> Histogram:
+        """Return the histogram with the values counted."""
+        return histogram.observe(state, values, (min(ends.low), max(ends.high)))
 
     def merge(self, first: Histogram, second: Histogram) -> Histogram:
         """Return the histogram of the values of both."""
@@ -96,7 +113,7 @@ def within(span: Span, full: Span) -> Span:
 Extrema = tuple[float, float]
 
 
-class MinMax(RangeObserver[Extrema]):
+class MinMax(EndsObserver[Extrema]):
     """From the least to the greatest value ever seen.
 
     Right where values are bounded or large values matter; one outlier makes every step coarse.
@@ -109,9 +126,9 @@ class MinMax(RangeObserver[Extrema]):
         """Return the empty interval."""
         return math.inf, -math.inf
 
-    def update(self, state: Extrema, values: torch.Tensor) -> Extrema:
+    def with_ends(self, state: Extrema, values: torch.Tensor, ends: Ends) -> Extrema:  # noqa: ARG002
         """Return the interval widened to hold the values."""
-        return self.merge(state, extrema(values))
+        return self.merge(state, (min(ends.low), max(ends.high)))
 
     def merge(self, first: Extrema, second: Extrema) -> Extrema:
         """Return the interval that holds both."""
@@ -294,7 +311,7 @@ class PeakSums:
     low: Peaks = Peaks()  # sums over their least values with the sign turned
 
 
-class ExtremeValue(RangeObserver[PeakSums]):
+class ExtremeValue(EndsObserver[PeakSums]):
     """The range that a multiple of the calibration's samples is expected to stay within.
 
     Later samples exceed the greatest value of a few samples, and where large values carry the
@@ -319,11 +336,13 @@ class ExtremeValue(RangeObserver[PeakSums]):
 
     def update(self, state: PeakSums, values: torch.Tensor) -> PeakSums:
         """Return the sums with the values' rows as further samples."""
-        rows = values.detach().flatten(1) if values.ndim > 1 else values.reshape(1, -1)
-        if not rows.numel():
-            return state
-        low, high = row_extrema(rows)
-        return self.merge(state, PeakSums(len(rows), _peaks(high), _peaks([-x for x in low])))
+        ends = row_ends(values)
+        return self.with_ends(state, values, ends) if ends.low else state
+
+    def with_ends(self, state: PeakSums, values: torch.Tensor, ends: Ends) -> PeakSums:  # noqa: ARG002
+        """Return the sums with the values' rows as further samples."""
+        highest, lowest = _peaks(ends.high), _peaks([-x for x in ends.low])
+        return self.merge(state, PeakSums(len(ends.low), highest, lowest))
 
     def merge(self, first: PeakSums, second: PeakSums) -> PeakSums:
         """Return the sums over the samples of both."""

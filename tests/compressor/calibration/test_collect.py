@@ -92,9 +92,9 @@ def test_histograms_are_shared_and_equal_requests_observed_once(monkeypatch):
     calls = []
     observe = histogram.observe
 
-    def counting(state, values):
+    def counting(state, values, ends=None):
         calls.append(tuple(values.shape))
-        return observe(state, values)
+        return observe(state, values, ends)
 
     monkeypatch.setattr(histogram, "observe", counting)
     collect(run, batches(count=3), [*REQUESTS, *REQUESTS], make)
