@@ -13,7 +13,14 @@ import torch
 
 from compressor.calibration import histogram
 from compressor.calibration.collect import collect, collect_statistics
-from compressor.calibration.observers.ranges import Entropy, MinMax, MovingAverage, Mse, Percentile
+from compressor.calibration.observers.ranges import (
+    Entropy,
+    ExtremeValue,
+    MinMax,
+    MovingAverage,
+    Mse,
+    Percentile,
+)
 from compressor.calibration.portions import Portion, Portions
 from compressor.errors import DataError
 from compressor.models.torch.carrier import TorchCarrier
@@ -42,7 +49,8 @@ class Total(Observer[float, float]):
         return 0.0
 
 
-KINDS = {cls.name: cls for cls in (MinMax, MovingAverage, Percentile, Entropy, Mse, Total)}
+CLASSES = (MinMax, MovingAverage, Percentile, Entropy, Mse, ExtremeValue, Total)
+KINDS = {cls.name: cls for cls in CLASSES}
 
 
 def make(name, options):
@@ -70,6 +78,10 @@ REQUESTS = [
     Request("x", "entropy"),
     Request("x", "mse", {"bits": 4}),
     Request("x", "mse", {"bits": 8}),
+    Request("x", "extreme-value"),
+    Request("relu", "extreme-value"),
+    Request("mean", "extreme-value"),
+    Request("mean", "min-max"),
     Request("relu", "percentile", {"percentile": 99.0}),
     Request("relu", "moving-average", {"constant": 0.5}),
     Request("relu", "moving-average", {"constant": 0.1}),
@@ -99,6 +111,21 @@ def test_histograms_are_shared_and_equal_requests_observed_once(monkeypatch):
     monkeypatch.setattr(histogram, "observe", counting)
     collect(run, batches(count=3), [*REQUESTS, *REQUESTS], make)
     assert len(calls) == 2 * 3, "one histogram each of x and relu, for each of three batches"
+
+
+def test_extremes_are_looked_for_once_a_tensor(monkeypatch):
+    searched = [0]
+    for name in ("chunk_extrema", "_finite"):
+        search = getattr(histogram, name)
+
+        def counting(*values, search=search):
+            searched[0] += 1
+            return search(*values)
+
+        monkeypatch.setattr(histogram, name, counting)
+    requests = [Request("x", name) for name in ("mse", "min-max", "extreme-value", "percentile")]
+    collect(run, batches(count=1, size=8), requests, make)
+    assert searched == [2 * 8], "the least and the greatest value of each sample"
 
 
 def test_one_pass_and_progress():

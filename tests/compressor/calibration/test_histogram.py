@@ -20,6 +20,7 @@ from compressor.calibration.histogram import (
     extrema,
     merge,
     observe,
+    row_ends,
 )
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -139,6 +140,25 @@ def test_strided_tensors_and_sizes_around_a_step():
         assert same(state, observe(empty(), values.flatten().clone()))
         bins = values.flatten().double().div(2.0**state.exponent).trunc().long() + SIDE
         assert torch.equal(state.counts, bins.bincount(minlength=2 * SIDE))
+
+
+def test_ends_that_are_known_change_nothing():
+    values = torch.randn(CHUNK + 7, generator=torch.Generator().manual_seed(4))
+    values[-1] = 100.0  # only the last step needs wider bins
+    for some in (values, values.relu(), values[:5]):
+        assert same(observe(of([0.5]), some, extrema(some)), observe(of([0.5]), some))
+
+
+@pytest.mark.parametrize("width", [1, 5, CHUNK // 2, CHUNK, CHUNK + 3])
+def test_rows_have_the_ends_that_each_has_alone(width):
+    rows = torch.randn(5, width, generator=torch.Generator().manual_seed(5)).to(torch.float16)
+    ends = row_ends(rows)
+    assert list(zip(*ends, strict=True)) == [extrema(row) for row in rows]
+    assert row_ends(rows[0]) == ([ends.low[0]], [ends.high[0]])
+    assert row_ends(rows[:, :0]) == row_ends(rows[:0]) == ([], [])
+    rows[4, -1] = math.nan
+    with pytest.raises(ValueError, match="not finite"):
+        row_ends(rows)
 
 
 def test_other_work_keeps_its_threads():

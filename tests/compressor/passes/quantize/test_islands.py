@@ -269,6 +269,23 @@ def test_lengths_that_the_graph_computes_are_known():
     assert QuantizeStatic()._settings(ORT).decide(model).choice is not None
 
 
+def test_a_copy_takes_over_what_is_known_of_the_graph(monkeypatch: pytest.MonkeyPatch):
+    model = chain("depth16", "point16", "depth16", size=24, channels=16)
+    settings = QuantizeStatic()._settings(ORT)
+    known = settings.decide(model)
+    anew = settings.decide(copy := model.clone())
+    assert known.choice is not None
+
+    def cut(*_: object) -> None:
+        pytest.fail("the graph was cut again")
+
+    monkeypatch.setattr(Network, "cut", cut)
+    decision = settings.decide(copy, known)
+    assert decision.choice == anew.choice
+    assert decision.reasons == anew.reasons
+    assert list(decision.placement.values) == list(anew.placement.values)
+
+
 def test_the_run_says_what_shapes_the_calibration_data_have(on_onnx: Project):
     assert on_onnx.plan().context.shapes["image"] == (1, 1, 8, 8)
     del on_onnx.spec["data"]["calibration"]

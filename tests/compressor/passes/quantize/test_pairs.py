@@ -161,6 +161,16 @@ def test_a_row_whose_pairs_just_fit_keeps_its_scale() -> None:
     assert paired_scale(torch.stack([row, row]), ones, replace(BYTES, paired=1)).equal(ones)
 
 
+def test_rows_are_searched_alike_in_one_piece_or_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = torch.randn(9, 65, generator=torch.Generator().manual_seed(3))
+    scheme = replace(BYTES, paired=5)
+    scale, _ = absmax_parameters(matrix, scheme)
+    widened = paired_scale(matrix, scale, scheme)
+    for size in (1, 65 * 4, 65 * 9):
+        monkeypatch.setattr("compressor.passes.quantize.maths.pairs._AT_ONCE", size)
+        assert torch.equal(paired_scale(matrix, scale, scheme), widened)
+
+
 def test_a_row_of_equal_weights_takes_seven_bits() -> None:
     matrix = torch.ones(2, 8)
     scheme = replace(BYTES, paired=1)
