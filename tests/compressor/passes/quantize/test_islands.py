@@ -80,11 +80,15 @@ def wide() -> OnnxCarrier:
 
 
 def quantized(declared: QuantizeStatic, model: OnnxCarrier) -> Outcome:
+    return declared.apply(model, ORT, known(declared, model))
+
+
+def known(declared: QuantizeStatic, model: OnnxCarrier) -> dict[str, Any]:
     batches = [
         {"x": np.random.default_rng(seed).standard_normal((1, *_shape(model)), np.float32)}
         for seed in range(2)
     ]
-    return declared.apply(model, ORT, statistics(declared, model, ORT, batches))
+    return statistics(declared, model, ORT, batches)
 
 
 def _shape(model: OnnxCarrier) -> tuple[int, ...]:
@@ -122,6 +126,19 @@ def test_what_stays_float_is_computed_without_codes_of_activations():
     x = {"x": np.random.default_rng(7).standard_normal((1, *_shape(hard())), np.float32)}
     (ours,), (theirs,) = (list(model.runner().run(x).values()) for model in (after.carrier, hard()))
     assert sqnr(theirs, ours) > 30
+
+
+def test_layers_are_chosen_once_for_the_graph_and_its_copies(monkeypatch: pytest.MonkeyPatch):
+    gathered, chosen = known(QuantizeStatic(), hard()), list[Any]()
+
+    def counted(*given: Any) -> Any:
+        chosen.append(choose(*given))
+        return chosen[-1]
+
+    monkeypatch.setattr("compressor.passes.quantize.static.settings.choose", counted)
+    after = QuantizeStatic().apply(hard(), ORT, gathered)
+    assert len(after.layers) == 5
+    assert len(chosen) == 1
 
 
 def test_a_rule_for_all_layers_makes_them_integer():
@@ -272,15 +289,15 @@ def test_lengths_that_the_graph_computes_are_known():
 def test_a_copy_takes_over_what_is_known_of_the_graph(monkeypatch: pytest.MonkeyPatch):
     model = chain("depth16", "point16", "depth16", size=24, channels=16)
     settings = QuantizeStatic()._settings(ORT)
-    known = settings.decide(model)
+    first = settings.decide(model)
     anew = settings.decide(copy := model.clone())
-    assert known.choice is not None
+    assert first.choice is not None
 
     def cut(*_: object) -> None:
         pytest.fail("the graph was cut again")
 
     monkeypatch.setattr(Network, "cut", cut)
-    decision = settings.decide(copy, known)
+    decision = settings.decide(copy, first)
     assert decision.choice == anew.choice
     assert decision.reasons == anew.reasons
     assert list(decision.placement.values) == list(anew.placement.values)
