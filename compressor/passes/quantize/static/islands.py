@@ -105,9 +105,8 @@ def choose(
     usual = network.cut(layers | kernels.usual, kernels.joins - kernels.usual)
     least = network.cut(pinned)
     # A cut takes long, so that one is only made if it is looked at.
-    makers = [lambda: network.cut(pinned, layers - pinned)] if pinned != layers else []
-    makers += [lambda: usual, lambda: network.cut(layers), lambda: least]
-    chosen = next(c for make in makers if (c := make()).time <= _NEAR * least.time)
+    simpler = network.simpler(pinned, usual)
+    chosen = next((c for c in simpler if c.time <= _NEAR * least.time), least)
     if chosen is usual and not any(_is_pool(n) and n not in usual.integer for n in model.graph):
         return None  # everything that moves elements between codes moves codes
     ratios: dict[ir.Node, float] = {}
@@ -191,6 +190,19 @@ class Network:
             edges.edges[ends].pop("capacity", None)  # never cut
         time, (codes, _) = networkx.minimum_cut(edges, _CODES, _FLOATS, flow_func=boykov_kolmogorov)
         return Sides(frozenset(self._free & codes), frozenset(codes), self._constant + time / 1000)
+
+    def simpler(self, pinned: Collection[ir.Node], usual: Sides) -> Iterator[Sides]:
+        """Yield the choices that are simpler than that of least time, the simplest first.
+
+        Args:
+            pinned: the layers that become integer in any case.
+            usual: the choice where all layers do, and the usual joins.
+        """
+        layers = self._kernels.layers.keys()
+        if layers - pinned:
+            yield self.cut(pinned, layers - pinned)
+        yield usual
+        yield self.cut(layers)
 
     def turned(self, chosen: Sides, island: Collection[ir.Node]) -> float:
         """Return the time of a choice with an island's layers integer, and its joins if better."""
