@@ -59,8 +59,7 @@ class StaticSettings:
     activations: ActivationOptions
     rules: Sequence[QuantizeRule]
     faster: bool = False  # layers that the target computes faster as floats stay floats
-    # shapes of inputs in the calibration data, by name
-    samples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    samples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of inputs
     wide_ends: bool = False  # the first and last layers have 8 bits, unless a rule gives others
     ends: Collection[str] = ()  # those layers, once a graph has been looked at
 
@@ -154,10 +153,7 @@ class StaticSettings:
     def decide(self, model: ir.Model, known: Decision | None = None) -> Decision:
         """Choose the layers to quantize, in one walk over a graph, which is not changed.
 
-        Args:
-            model: the graph.
-            known: the decision about a graph of which it is a copy, but for weights: what stays
-                floats because it is faster so depends on shapes alone, and takes long to find.
+        What is faster as floats is taken over from what is ``known`` of a graph of equal nodes.
 
         Raises:
             SpecError: a rule matches no layer.
@@ -173,8 +169,7 @@ class StaticSettings:
         ends = end_layers(model, readers) if self.wide_ends else ()
         settings = replace(self, rules=by_layer_name(self.rules, layers), ends=ends)
         rules = resolve_rules(settings.rules, layers)
-        schemes: dict[str, Scheme] = {}
-        reasons: dict[str, str] = {}
+        schemes, reasons = dict[str, Scheme](), dict[str, str]()
         for layer in layers:
             rule = rules[layer.name]
             reason = skip_reason(rule) or _kept(layer, nodes.get(layer.name), self.profile)
@@ -186,10 +181,8 @@ class StaticSettings:
                 reasons[layer.name] = reason
                 continue
             schemes[layer.name] = settings.weight_scheme(layer, rule)
-        if known is None:
-            choice = self._choice(model, readers, schemes, rules)
-        else:
-            choice = known.choice and known.choice.copied(known.model.graph, model.graph)
+        choice = known and known.choice and known.choice.copied(known.model.graph, model.graph)
+        choice = choice if known else self._choice(model, readers, schemes, rules)
         for name, ratio in choice.floats.items() if choice else ():
             del schemes[name]
             reasons[name] = f"faster as floats: as integers, {ratio:.2f} x the time (predicted)"
