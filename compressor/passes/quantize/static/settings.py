@@ -181,8 +181,8 @@ class StaticSettings:
                 reasons[layer.name] = reason
                 continue
             schemes[layer.name] = settings.weight_scheme(layer, rule)
-        choice = known and known.choice and known.choice.copied(known.model.graph, model.graph)
-        choice = choice if known else self._choice(model, readers, schemes, rules)
+        choice = known.choice if known else self._choice(model, readers, schemes, rules)
+        choice = choice.copied(known.model.graph, model.graph) if choice and known else choice
         for name, ratio in choice.floats.items() if choice else ():
             del schemes[name]
             reasons[name] = f"faster as floats: as integers, {ratio:.2f} x the time (predicted)"
