@@ -20,7 +20,7 @@ from compressor import catalog
 from compressor.cli.application import application
 from compressor.errors import ExitCode
 from compressor.run import cold_rounds
-from compressor.types.exporter import ExportContext
+from compressor.types.exporter import USUAL
 from tests.compressor.brief_timing import time_briefly
 from tests.compressor.tiny_project import (
     CHECKPOINT,
@@ -131,7 +131,13 @@ def voice_spec(folder: Path) -> None:
 
 def archived(folder: Path) -> None:
     carrier = torch_project(folder).plan().model.carrier
-    catalog.load("exporter", "archive")().write(carrier, folder, ExportContext("docs", ""))
+    catalog.load("exporter", "archive")().write(carrier, folder, USUAL)
+
+
+def phone(folder: Path) -> None:
+    carrier = torch_project(folder).plan().model.carrier
+    (folder / "out" / "edge").mkdir(parents=True)
+    catalog.load("exporter", "litert")().write(carrier, folder / "out" / "edge", USUAL)
 
 
 def accepted(folder: Path) -> None:
@@ -179,7 +185,10 @@ RUNNING = (
     Running(r"compress init voice.onnx -o voice.yaml", voice),
     Running(r"compress (plan|run) voice.yaml", voice_spec),
     Running(rf"compress (inspect|init) {FACES}", faces, data=FACES),
+    # 8 bits of random keys and values lose more than the default limit allows.
+    Running(r"compress quantize .*--kv-cache", llama, ExitCode.LIMIT_FAILED),
     Running(r"compress quantize (Llama-dir|DIR)", llama),
+    Running(r"compress inspect out/edge/model.tflite", phone),
     Running(r"compress (unpack|inspect|verify) model.archive", archived),
     Running(r"compress verify model$", archived, before=UNPACK),
     Running(r"compress verify .*--sign", signing),
