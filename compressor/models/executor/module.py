@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from threading import Lock
@@ -17,7 +17,7 @@ from compressor.errors import ModelError
 from compressor.models.element_types import from_numpy
 from compressor.models.executor.compiler import Compiler, flattened
 from compressor.models.executor.node import Operators
-from compressor.models.executor.program import Program
+from compressor.models.executor.program import Program, bound_inputs
 from compressor.models.lazy_tensor import check_ahead
 
 _SHAPE_SIZED = 1024
@@ -211,6 +211,37 @@ class GraphModule(nn.Module):
                 self._assign(name, value)
         return _IncompatibleKeys(missing, unexpected)
 
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],  # noqa: ARG002
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take other values as a part of a module that loads its state.
+
+        PyTorch's own way takes a dot for a child's. Values are copied into place where they are
+        trained, as an optimizer holds the tensors, and assigned where they may lie in a file.
+        """
+        own = self.state_dict()
+        given = {name: state_dict[prefix + name] for name in own if prefix + name in state_dict}
+        if strict:
+            missing_keys += [prefix + name for name in own if name not in given]
+            others = (key for key in state_dict if key.startswith(prefix))
+            unexpected_keys += [key for key in others if key.removeprefix(prefix) not in own]
+        for name, value in given.items():
+            if own[name].shape != value.shape:
+                wrong = f"{list(value.shape)}, and not {list(own[name].shape)}"
+                error_msgs.append(f"{prefix}{name!r} has shape {wrong}")
+            elif self._parameters:
+                own[name].copy_(value)
+            else:
+                self._assign(name, value)
+        self._constants = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the tensors; the program cannot change and is shared."""
         new = type(self).__new__(type(self))
@@ -326,40 +357,6 @@ def _interface(graph: ir.Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of the inputs that a call gives, and of the outputs."""
     inputs = (value for value in graph.inputs if not value.is_initializer())
     return tuple(v.name or "" for v in inputs), tuple(v.name or "" for v in graph.outputs)
-
-
-def bound_inputs(
-    names: Sequence[str],
-    arguments: Sequence[Tensor],
-    inputs: Mapping[str, Tensor],
-    optional: Sequence[Container[str]] = (),
-) -> dict[str, Tensor]:
-    """Return the inputs of a call by name.
-
-    Args:
-        names: what has to be given, in order.
-        arguments: inputs by position.
-        inputs: inputs by name.
-        optional: in which there are further names that may be given.
-
-    Raises:
-        ModelError: an input is missing, unknown, or given twice.
-    """
-    remedy = f"give {', '.join(names)}"
-    if len(arguments) > len(names):
-        problem = f"{len(arguments)} inputs are given, it has {len(names)}"
-        raise ModelError("the ONNX graph", problem, remedy)
-    by_name = dict(zip(names, arguments, strict=False))
-    for name, value in inputs.items():
-        if name in by_name:
-            raise ModelError(f"input '{name}'", "is given twice", remedy)
-        if name not in names and not any(name in weights for weights in optional):
-            raise ModelError(f"input '{name}'", "is not in the graph", remedy)
-        by_name[name] = value
-    missing = next((name for name in names if name not in by_name), None)
-    if missing is not None:
-        raise ModelError(f"input '{missing}'", "is missing", "give every input of the graph")
-    return by_name
 
 
 def _is_shape(value: Tensor | None) -> bool:

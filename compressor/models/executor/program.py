@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
@@ -191,3 +191,37 @@ def _aligned(arguments: list[Tensor | None], host: frozenset[int]) -> list[Tenso
     return [
         free[i].to(device) if i in free and free[i].is_cpu else x for i, x in enumerate(arguments)
     ]
+
+
+def bound_inputs(
+    names: Sequence[str],
+    arguments: Sequence[Tensor],
+    inputs: Mapping[str, Tensor],
+    optional: Sequence[Container[str]] = (),
+) -> dict[str, Tensor]:
+    """Return the inputs of a call by name.
+
+    Args:
+        names: what has to be given, in order.
+        arguments: inputs by position.
+        inputs: inputs by name.
+        optional: in which there are further names that may be given.
+
+    Raises:
+        ModelError: an input is missing, unknown, or given twice.
+    """
+    remedy = f"give {', '.join(names)}"
+    if len(arguments) > len(names):
+        problem = f"{len(arguments)} inputs are given, it has {len(names)}"
+        raise ModelError("the ONNX graph", problem, remedy)
+    by_name = dict(zip(names, arguments, strict=False))
+    for name, value in inputs.items():
+        if name in by_name:
+            raise ModelError(f"input '{name}'", "is given twice", remedy)
+        if name not in names and not any(name in weights for weights in optional):
+            raise ModelError(f"input '{name}'", "is not in the graph", remedy)
+        by_name[name] = value
+    missing = next((name for name in names if name not in by_name), None)
+    if missing is not None:
+        raise ModelError(f"input '{missing}'", "is missing", "give every input of the graph")
+    return by_name

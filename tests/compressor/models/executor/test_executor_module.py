@@ -112,6 +112,35 @@ def test_load_state_dict_refuses_what_does_not_fit() -> None:
     assert (missing, unexpected) == (["block.0/w", "block.0"], ["a"])
 
 
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_state_is_loaded_by_a_module_around_it(trained: bool) -> None:
+    model = _linear()
+    weights = model.graph.initializers
+    parameters = {
+        name: torch.nn.Parameter(torch.tensor(value.const_value.numpy()))
+        for name, value in weights.items()
+        if trained
+    }
+    inner = GraphModule(model, parameters=parameters, keeps_constants=True)
+    around = torch.nn.Sequential(inner).eval()
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    before = {name: value.const_value.numpy().copy() for name, value in weights.items()}
+    assert around(x)["y"].any()
+    state = {name: torch.zeros_like(value) for name, value in around.state_dict().items()}
+    around.load_state_dict(state)
+    assert not around(x)["y"].any()
+    for name, parameter in parameters.items():  # an optimizer holds them
+        assert inner.get_parameter(name) is parameter
+    for name, value in weights.items():
+        np.testing.assert_array_equal(value.const_value.numpy(), before[name])
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*: "0\.other\.name"'):
+        around.load_state_dict({**state, "0.other.name": torch.zeros(1)})
+    with pytest.raises(RuntimeError, match=r"'block\.0' has shape \[2\], and not \[4\]"):
+        around.load_state_dict({**state, "0.block.0": torch.zeros(2)})
+    with pytest.raises(RuntimeError, match=r'Missing key.*: "0\.block\.0"'):
+        around.load_state_dict({"0.block.0/w": state["0.block.0/w"]})
+
+
 def test_given_tensors_are_kept_and_not_read() -> None:
     weight = _untouchable(3, 4)
     module = GraphModule(_linear(), {"block.0/w": weight, "not in the graph": _untouchable(1)})
