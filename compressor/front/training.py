@@ -113,6 +113,14 @@ class PreparedModule(nn.Module):
         self._step = int(state["step"])
         self._handed.load(state["state"])
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refuse: in a copy, masks and bounds of scales would act on this module's parameters."""
+        raise SpecError(
+            "prepared module",
+            "cannot be copied: masks and bounds of scales act on the parameters that prepare gave",
+            "average or keep its state_dict(), and load that before convert",
+        )
+
     def _begin(self) -> None:
         self._handed.before(self._step)
         self._seen = self._versions()

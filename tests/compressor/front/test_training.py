@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 import compressor
 from compressor import PreparedModule, RunResult, Spec
@@ -216,3 +218,13 @@ def test_a_prepared_module_takes_and_returns_what_the_module_does():
 def test_one_pass_trains(passes: Any, message: str):
     with pytest.raises(SpecError, match=message):
         compressor.prepare(tiny_module(), passes, (IMAGES, LABELS))
+
+
+def test_averages_are_made_of_states_as_a_copy_would_share_masks(prepared: PreparedModule):
+    with pytest.raises(SpecError, match=r"cannot be copied.*state_dict"):
+        AveragedModel(prepared)
+    before = outputs_of(compressor.convert(prepared))
+    kept = deepcopy(prepared.state_dict())
+    train(prepared, 1)
+    prepared.load_state_dict(kept)
+    assert np.array_equal(outputs_of(compressor.convert(prepared)), before)
