@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from compressor.passes.prune.sparse.passes import PruneSparsegpt as PruneSparsegpt
     from compressor.passes.prune.sparse.passes import PruneWanda as PruneWanda
     from compressor.passes.prune.structured.structured import PruneStructured as PruneStructured
+    from compressor.passes.quantize.attention_cache import QuantizeCache as QuantizeCache
     from compressor.passes.quantize.cast.cast import Cast as Cast
     from compressor.passes.quantize.cluster import Cluster as Cluster
     from compressor.passes.quantize.dynamic import QuantizeDynamic as QuantizeDynamic

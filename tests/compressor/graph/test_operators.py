@@ -31,6 +31,7 @@ BUILDERS = {"node", "_node", "Node", "make_node", "add", "_add", "put", "replace
 OTHER_WORDS = {
     "exporters/gguf/vocabulary.py",
     "exporters/tensorrt/engine_layers.py",
+    "lab/inspect/openvino.py",
     "report/html.py",
 }
 

@@ -386,14 +386,12 @@ def _kept(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
     if node.op_type not in profile.layers:
         other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
         return profile.kept.get(node.op_type, other)
-    if layer.is_linear:
-        plain = (
-            node.attributes.get_float("alpha", 1.0) == 1.0
-            and node.attributes.get_float("beta", 1.0) == 1.0
-            and node.attributes.get_int("transA", 0) == 0
-        )
-        if not plain:
-            return "its alpha, beta or transA has no integer kernel"
+    if layer.is_linear and (
+        node.attributes.get_float("alpha", 1.0) != 1.0
+        or node.attributes.get_float("beta", 1.0) != 1.0
+        or node.attributes.get_int("transA", 0) != 0
+    ):
+        return "its alpha, beta or transA has no integer kernel"
     weight = node.inputs[1]
     if weight is None or constant_of(weight) is None or weight.is_graph_output():
         return _COMPUTED
