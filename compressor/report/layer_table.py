@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 from compressor.report import formats
+from compressor.report.tables import was_trained
 from compressor.report.verdict import Report
 
 _Entry: TypeAlias = Mapping[str, Any]
@@ -56,6 +57,7 @@ class LayerTable:
         left_out: number of layers that are only in ``report.json``.
         last: the last pass, after which outputs were compared.
         shared_by: the pass whose noise is shared out; empty where no pass says.
+        trained: outputs differ from the float model's on purpose.
     """
 
     lines: tuple[LayerLine, ...]
@@ -63,6 +65,7 @@ class LayerTable:
     last: str = ""
     shared_by: str = ""
     shared_words: str = ""
+    trained: bool = False
 
     @property
     def schemes(self) -> list[tuple[str, int]]:
@@ -94,6 +97,7 @@ def layer_table(report: Report) -> LayerTable:
         last=passes[-1]["pass"],
         shared_by="" if shared is None else shared["pass"],
         shared_words="" if shared is None else _shared_words(shared),
+        trained=was_trained(report, passes[-1]),
     )
 
 

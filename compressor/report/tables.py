@@ -349,7 +349,9 @@ def _pass_row(report: Report, entry: Mapping[str, Any]) -> Sequence[Cell]:
         sqnr = formats.decibel(entry["sqnr_db"])
     else:
         sqnr = formats.NOT_MEASURED if entry["metric"] is None else "equal"
-    worst = Cell(formats.NOTHING)
+    worst, moved = Cell(formats.NOTHING), ""
+    if was_trained(report, entry) and entry["sqnr_db"] is not None:
+        moved = "moved by training, not lost"
     if weakest:
         worst = Cell(weakest["name"], tag=formats.decibel(weakest["sqnr_db"]), code=True)
     return [
@@ -357,11 +359,18 @@ def _pass_row(report: Report, entry: Mapping[str, Any]) -> Sequence[Cell]:
         Cell(formats.seconds(entry["seconds"]), note="earlier run" if entry["cached"] else ""),
         replace(metric, note="", small=metric.note),
         replace(_drop(report, entry), small=""),
-        Cell(sqnr),
+        Cell(sqnr, small=moved),
         Cell(formats.size(entry["bytes"])),
         worst,
         Cell(schemes(entry["layers"]), items=tuple(pass_notes(entry))),
     ]
+
+
+def was_trained(report: Report, entry: Mapping[str, Any]) -> bool:
+    """Whether a pass, or one before it, has trained: outputs then differ on purpose."""
+    passes = report["passes"]
+    done = passes[: next(i for i, each in enumerate(passes) if each is entry) + 1]
+    return any(each.get("training") for each in done)
 
 
 def schemes(layers: Sequence[Mapping[str, Any]]) -> str:

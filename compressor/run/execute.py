@@ -211,6 +211,7 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
         if step is steps[-1]:  # its outputs for some samples are known: artifacts were compared
             runner = partial(workspace.runner, step.key, runner)
         after = workspace.evaluated(step.key, runner, f"after {step.name}")
+        trained = any(planned.trains for planned in workspace.plan.passes[: index + 1])
         metric, baseline = workspace.plan.metric, workspace.baseline_evaluation
         drop = None
         if after is not None and baseline is not None and metric is not None:
@@ -224,7 +225,8 @@ def _pass_entries(workspace: Workspace, steps: Sequence[Step]) -> list[dict[str,
                 "metric_drop": drop,
                 "sqnr_db": None if after is None else after.sqnr_db,
                 "bytes": step.result["bytes"],
-                "weakest": weakest_layer(list(step.result["layers"])),
+                # What training has moved is not lost.
+                "weakest": None if trained else weakest_layer(list(step.result["layers"])),
                 "notes": step.result["notes"],
                 "training": step.result.get("training"),
                 "layers": step.result["layers"],

@@ -289,6 +289,18 @@ def test_layers_have_bytes_and_a_share_of_the_noise(passed_report: Report):
     )
 
 
+def test_what_training_moved_is_not_called_lost(passed_report: Report):
+    words = "moved by training, not lost"
+    page = html_report(passed_report)
+    assert words not in page
+    assert "it is a distance, not a loss" not in page
+    passes = passed_report["passes"]
+    passes[0]["training"] = {"steps": 4, "losses": [[1, 0.5], [4, 0.2]]}
+    page = html_report(passed_report)
+    assert page.count(words) == 1 + sum(entry["sqnr_db"] is not None for entry in passes)
+    assert "it is a distance, not a loss" in page
+
+
 def test_what_only_folding_changed_is_not_called_changed(passed_report: Report):
     rows = [line for line in html_report(passed_report).splitlines() if line.startswith("<tr")]
     changed = {re.findall("<code>(.*?)</code>", row)[0] for row in rows if "changed" in row}

@@ -36,6 +36,8 @@ def test_the_report_measures_the_network_before_it_is_trained(tmp_path: Path) ->
     idle = project(tmp_path / "idle", **options, steps=1, **{"learning-rate": 1e-12})
     trained = project(tmp_path / "trained", **options, epochs=20, **{"learning-rate": 0.03})
     (_, still), (tuned, moved) = (p.run().report["passes"] for p in (idle, trained))
+    assert tuned["sqnr_db"] is not None
+    assert tuned["weakest"] is moved["weakest"] is None  # moved by training, not lost
     assert still["untrained"]["metric"] == moved["untrained"]["metric"] == still["metric"]
     assert still["untrained"]["won_back"] == pytest.approx(0, abs=1e-9)
     lost = moved["untrained"]["metric_drop"]
