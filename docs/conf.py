@@ -17,6 +17,7 @@ extensions = ["myst_nb"]
 nb_execution_mode = "off"
 html_theme = "furo"
 html_title = f"compressor {__version__}"
+html_favicon = "favicon.svg"
 myst_heading_anchors = 4
 # Links that lead out of this folder, to samples and the README, work on the project's own pages
 # only; a test checks all links.
