@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,13 @@ from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.report.html import Shown, html_report
 from compressor.report.past_runs import Related
 from compressor.report.samples import Sample, shown_samples
+from tests.chromium import chromium
 from tests.compressor.report.reports import advice, passed
 from tests.compressor.report.test_samples import Stream, data
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 A4_WIDTH = 703  # pixels between margins of 12 mm
 KEYS = ("layer", "shape", "scheme", "zeros", "before", "after", "weight", "sqnr", "share")
 
@@ -53,14 +52,8 @@ Report = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = next((found for name in NAMES if (found := shutil.which(name))), None)
-    if program is None:
-        pytest.skip(f"no Chromium on the path: none of {', '.join(NAMES)}")
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
