@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.errors import ModelError, SpecError
+from compressor.passes.train.accelerators import accelerated
 from compressor.passes.train.altered_modules import checkpoint_blocks, synchronize_norms
 from compressor.passes.train.averages import Average
 from compressor.passes.train.job import (
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 _FACTOR = "rate_factor"
-_PRECISION = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def train_model(
@@ -71,12 +71,12 @@ def train(job: Job, course: Course) -> Trained:
     if course.training.loop is not None:
         tensors = course.training.loop.train(_handed(job, course))
         return Trained(tensors, (), {}, (), best_step=0, started=0)
-    loop = _Loop(job, course)
     with (
+        accelerated(course.recipe.precision, course.training.ranks) as accelerator,
         course.training.stage(job.name, course.steps) as advance,
         deferred_interrupts() as interruption,
     ):
-        return loop.run(advance, interruption)
+        return _Loop(job, course, accelerator).run(advance, interruption)
 
 
 def _handed(job: Job, course: Course) -> Handed:
@@ -94,30 +94,12 @@ def _handed(job: Job, course: Course) -> Handed:
     return job.handed(course.training.data.target, course.steps)
 
 
-def _accelerator(precision: str) -> Accelerator:
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, GradientState
-
-    if precision == "float16" and not torch.cuda.is_available():
-        raise SpecError(
-            "precision", "is float16, which needs a GPU", "set bfloat16 or float32, or use a GPU"
-        )
-    # One process may train several times, each time in another precision.
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    return Accelerator(
-        mixed_precision=_PRECISION[precision],
-        cpu=not torch.cuda.is_available(),
-        step_scheduler_with_optimizer=False,
-    )
-
-
 class _Loop:
-    def __init__(self, job: Job, course: Course):
+    def __init__(self, job: Job, course: Course, accelerator: Accelerator):
         self._job, self._course = job, course
         self._recipe, self._training = recipe, training = course.recipe, course.training
         self._order, self._steps, self._micro = course.order, course.steps, course.micro
-        self._accelerator = accelerator = _accelerator(recipe.precision)
+        self._accelerator = accelerator
         self._parts, self._prunings = course.parts, course.prunings
         rewound = (
             recipe.prune is not None and (recipe.prune.rewind, recipe.prune.rounds) != (None,) * 2

@@ -16,6 +16,9 @@ from compressor.models.executor import GraphModule
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+"""Where each case runs."""
+
 OPSET = 21
 CONTRIB = "com.microsoft"
 
@@ -51,12 +54,14 @@ def by_runtime(model: onnx.ModelProto, inputs: Arrays) -> list[Any]:
 def assert_same(
     model: onnx.ModelProto, inputs: Arrays, rtol: float = 1e-4, atol: float = 1e-5
 ) -> None:
-    module = GraphModule(ir.from_proto(model))
-    results = module(**{name: torch.from_numpy(value) for name, value in inputs.items()})
     expected = by_runtime(model, inputs)
-    assert len(results) == len(expected)
-    for result, value in zip(results.values(), expected, strict=True):
-        torch.testing.assert_close(result, torch.from_numpy(value), rtol=rtol, atol=atol)
+    for device in DEVICES:
+        module = GraphModule(ir.from_proto(model)).to(device)
+        given = {name: torch.from_numpy(value).to(device) for name, value in inputs.items()}
+        results = module(**given)
+        assert len(results) == len(expected)
+        for result, value in zip(results.values(), expected, strict=True):
+            torch.testing.assert_close(result.cpu(), torch.from_numpy(value), rtol=rtol, atol=atol)
 
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

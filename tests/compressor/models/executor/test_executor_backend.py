@@ -19,6 +19,7 @@ from compressor.models.element_types import from_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.executor.compiler import OLDEST_OPSET
 from compressor.models.executor.ops import OPERATORS
+from tests.compressor.models.executor.parity import DEVICES
 
 TRAINING = "training only"
 RANDOM = "gives random numbers"
@@ -163,14 +164,14 @@ def _graph(case: Any) -> ir.Model:
     return model
 
 
-def _run(case: Any) -> None:
+def _run(case: Any, device: str) -> None:
     model = _graph(case)
-    module = GraphModule(model)
+    module = GraphModule(model).to(device)
     for inputs, expected in case.data_sets:
-        results = module(*(_tensor(value) for value in inputs))
+        results = module(*(_tensor(value).to(device) for value in inputs))
         assert list(results) == [value.name for value in model.graph.outputs]
         for result, value in zip(results.values(), expected, strict=True):
-            wanted = _tensor(value)
+            wanted, result = _tensor(value), result.cpu()
             rtol = max(case.rtol, _SLACK.get(wanted.dtype, 0.0))
             if wanted.is_floating_point() and wanted.dtype.itemsize == 1:
                 assert result.dtype == wanted.dtype
@@ -184,7 +185,8 @@ def _problem(case: Any) -> str | None:
     """Say how a case went otherwise than it should."""
     reason = _refusal(case)
     try:
-        _run(case)
+        for device in DEVICES:
+            _run(case, device)
     except ModelError as error:
         return None if reason else f"{case.name}: {error}"
     except AssertionError as error:
