@@ -30,9 +30,13 @@ settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "share
 def pytest_sessionstart() -> None:
     """Import what the fixtures below need; a mutation run does so once, before it forks."""
     import torch._export.utils
-    import torch.onnx._internal.exporter._registration  # noqa: F401
+    import torch.backends.cudnn
+    import torch.onnx._internal.exporter._registration
 
     import compressor.models.torch.carrier  # noqa: F401
+
+    # Where there is a GPU, what it computes is compared to more than the ten bits of this type.
+    torch.backends.cudnn.allow_tf32 = False
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -317,8 +317,11 @@ class _Loop:
 
     def _result(self, start: int, step: int) -> Trained:
         best = bool(self._best.history)
+        tensors = self._saved.best() if best else self._weights()
+        if not self._prepared.spread:
+            self._job.module.cpu()  # where it was
         return Trained(
-            tensors=self._saved.best() if best else self._weights(),
+            tensors=tensors,
             losses=tuple(self._losses),
             terms=dict(self._terms),
             validations=tuple(self._best.history),

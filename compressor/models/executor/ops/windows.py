@@ -239,9 +239,11 @@ def _max_pool(
         return _MAX_POOLS[len(kernel)](x, kernel, strides, pads.before, dilations)[0]
     lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
     padded = (pads + extra if any(extra) else pads).apply(x, lowest)
-    if x.dtype.itemsize == 1:  # with channels last, PyTorch counts the places in the same type
-        padded = padded.contiguous()
+    if x.dtype.itemsize == 1:
+        # With channels last, PyTorch counts the places in the same type; GPUs have no kernel.
+        padded = padded.contiguous() if x.is_cpu else padded.half()
     result, places = _MAX_POOLS[len(kernel)](padded, kernel, strides, 0, dilations)
+    result = result.to(x.dtype)
     if not indices:
         return result
     return result, _indices(places, x, padded.shape[2:], pads.before, storage_order)

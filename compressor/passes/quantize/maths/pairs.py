@@ -39,7 +39,7 @@ def clip_pairs(codes: Tensor, positions: int) -> Tensor:
     given = (half[rows, places].to(torch.int16) for half in (first, second))
     changed = codes.clone()
     for columns, clipped in zip(pairs(codes.shape[1], positions), _clipped(*given), strict=True):
-        changed[rows, columns[places]] = clipped.to(codes.dtype)
+        changed[rows, columns.to(codes.device)[places]] = clipped.to(codes.dtype)
     return changed
 
 
@@ -53,10 +53,12 @@ def _halves(matrix: Tensor, positions: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _overflowing(first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
     """Return rows and places of pairs that can overflow; only codes of one sign add up to that."""
-    overflows = (first + second).abs_().numpy() > MOST
+    sums = (first + second).abs_()
+    if not sums.is_cpu:
+        return (sums > MOST).nonzero(as_tuple=True)
     # NumPy compares and finds what is true in a fifth of PyTorch's time.
-    places = np.flatnonzero(overflows)
-    return tuple(map(torch.from_numpy, np.divmod(places, max(overflows.shape[1], 1))))
+    places = np.flatnonzero(sums.numpy() > MOST)
+    return tuple(map(torch.from_numpy, np.divmod(places, max(sums.shape[1], 1))))
 
 
 def _clipped(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

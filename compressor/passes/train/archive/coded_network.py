@@ -101,7 +101,7 @@ class CodedNetwork:
                 weight,
                 held[PREFIX + name + _BOOK].detach(),
                 held[PREFIX + name + _CODES],
-                torch.ones_like(weight) if given is None else given,
+                torch.ones_like(weight) if given is None else given.to(weight.device),
             )
         return found
 

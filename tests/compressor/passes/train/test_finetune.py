@@ -352,7 +352,6 @@ def test_batches_must_divide_over_processes(tmp_path: Path) -> None:
         ({"patience": 2}, "patience needs validation"),
         ({"prune": {"target": 0.5, "begin": 0.5, "end": 0.4}}, "is not after begin"),
         ({"data": SmallData(0)}, "has 0 samples to train on"),
-        ({"precision": "float16"}, "needs a GPU"),
         ({"milestones": (0.5,)}, "milestones with schedule: cosine; set schedule: step"),
         ({"loss": "hinge"}, "set cross-entropy, mse or package.module:function"),
     ],

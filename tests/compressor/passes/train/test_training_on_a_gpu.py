@@ -15,12 +15,20 @@ import torch
 from compressor.errors import SpecError
 from compressor.passes.train.accelerators import accelerated
 from compressor.types.data import Ranks
+from compressor.types.passes import Outcome
+from tests.compressor.passes.train.distill_models import Unlabelled, block, distilled, divergence
+from tests.compressor.passes.train.small_qat import quantized
 from tests.compressor.passes.train.small_training import SmallData, small
 from tests.compressor.passes.train.test_finetune import Killed, ending_at, same, state, tuned
 from tests.paths import ROOT
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+def losses(outcome: Outcome) -> list[float]:
+    """Return the first and the last loss."""
+    return [float(part) for part in outcome.notes[0].split()[1:4:2]]
 
 
 class Pair:
@@ -40,13 +48,38 @@ def test_each_process_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(raised.value).startswith(text)
 
 
+def test_float16_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SpecError, match="needs a GPU"):
+        tuned(tmp_path, precision="float16")
+
+
+@on_a_gpu
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_trained_in_16_bits(tmp_path: Path, bits: int, precision: str) -> None:
+    options = {"weights": {"bits": bits}, "activations": {"bits": bits}, "steps": 30}
+    data = SmallData(40, noisy=False)
+    first, last = losses(quantized(tmp_path, data=data, precision=precision, **options))
+    assert last < first
+
+
+@on_a_gpu
+@pytest.mark.parametrize("precision", PRECISIONS[1:])
+def test_a_student_learns_in_16_bits(tmp_path: Path, precision: str) -> None:
+    before = divergence(block(4), block())
+    own = {"alpha": 0.0, "data": Unlabelled(noisy=False), "steps": 150, "precision": precision}
+    outcome = distilled(tmp_path, block(4), block(), **own)
+    assert divergence(outcome.carrier, block()) < 0.4 * before
+
+
 @on_a_gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_the_loss_falls(tmp_path: Path, precision: str) -> None:
     outcome = tuned(
         tmp_path, precision=precision, steps=30, data=SmallData(40, noisy=False), clip=1.0
     )
-    first, last = (float(part) for part in outcome.notes[0].split()[1:4:2])
+    first, last = losses(outcome)
     assert last < 0.8 * first
     assert all(t.dtype in (torch.float32, torch.int64) for t in state(outcome).values())
 
