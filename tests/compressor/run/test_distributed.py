@@ -58,6 +58,7 @@ def in_two_processes(folder: Path, *program: str) -> subprocess.CompletedProcess
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     environment["PYTHONPATH"] = str(ROOT)
+    environment["CUDA_VISIBLE_DEVICES"] = ""  # two processes cannot train on one GPU
     return subprocess.run(
         [*launcher, *program],
         cwd=folder,

@@ -189,9 +189,10 @@ def test_a_teacher_runs_as_in_evaluation() -> None:
 
 
 def test_an_onnx_file_teaches_as_its_module_does(tmp_path: Path) -> None:
-    default = distilled(tmp_path / "one", student(), block())
+    # AdamW makes whole steps of gradients that are rounding errors, as a bias before a norm has.
+    default = distilled(tmp_path / "one", student(), block(), optimizer="sgd")
     models: dict[str, Carrier] = {"t.onnx": as_onnx()}
-    options: dict[str, Any] = {"teacher": {"onnx": "t.onnx"}}
+    options: dict[str, Any] = {"teacher": {"onnx": "t.onnx"}, "optimizer": "sgd"}
     named = distilled(tmp_path / "two", student(), block(6), models, **options)
     assert Distill.model_validate(options).other_models == {"teacher": {"onnx": "t.onnx"}}
     for name, value in state(default).items():
