@@ -25,6 +25,7 @@ from compressor.exporters.onnx.file import (
 )
 from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.matmul_nbits import Compute
+from compressor.exporters.onnx.short_names import with_short_names
 from compressor.exporters.onnx.targets import TARGETS, first_breach
 from compressor.graph.blocks import sink_initializers
 from compressor.graph.skeleton import Skeleton, skeleton
@@ -39,7 +40,7 @@ class OnnxExporter(Exporter):
     """Writes ``model.onnx``, and ``model.onnx.data`` beside it where weights are large."""
 
     format: ClassVar[str] = "onnx"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 
     opset: int = Field(
@@ -70,6 +71,13 @@ class OnnxExporter(Exporter):
         ge=0,
         lt=PROTOBUF_LIMIT,
         description="bytes of weights from which external-data: auto gives them their own file",
+    )
+
+    names: Literal["full", "short"] = Field(
+        default="full",
+        description="short gives letters to what is between inputs and outputs, except for "
+        "weights, names no nodes, and leaves out attributes that are defaults: of a network of some "
+        "hundred kB that is a tenth",
     )
 
     @property
@@ -165,7 +173,7 @@ class OnnxExporter(Exporter):
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
         """Compare the tensors of a file with those of a model that cannot be run."""
-        parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))
+        parts = self._parts(carrier)
         return check_tensors(path, parts.tensors)
 
     def _in_form(self, carrier: Carrier) -> ir.Model:
@@ -178,8 +186,12 @@ class OnnxExporter(Exporter):
             sink_initializers(layout.proto.graph)
         return layout
 
-    def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
+    def _parts(self, carrier: Carrier) -> Skeleton:
         parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))
+        return with_short_names(parts) if self.names == "short" else parts
+
+    def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
+        parts = self._parts(carrier)
         self._label(parts, context, carrier.graph().metadata_props)
         size = sum(tensor.nbytes for tensor in parts.tensors.values())
         external = self.external_data == "always" or (

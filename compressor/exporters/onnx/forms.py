@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,10 @@ _FLOAT = ir.DataType.FLOAT
 _PAIR = 2  # bits: narrower than any element type of opset 21
 _CAST = INTEGER_CODES | {ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2}
 _SIGNED = (ir.DataType.INT4, ir.DataType.INT2)
+_WIDER = {
+    **dict.fromkeys((ir.DataType.INT4, ir.DataType.INT2), ir.DataType.INT8),
+    **dict.fromkeys((ir.DataType.UINT4, ir.DataType.UINT2), ir.DataType.UINT8),
+}
 _EACH = 4  # codes of two bits in a byte
 _MERGED = 3  # axes from which on ONNX Runtime merges a sum into the product before it
 
@@ -206,6 +210,28 @@ def _powers(exponents: Array) -> Array:
     return np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
 
 
+def widen(editor: Editor, dequantize: ir.Node) -> None:
+    """Let ONNX Runtime turn narrow codes into bytes when it loads them.
+
+    It has kernels for products of bytes alone, and would dequantize a narrow weight in every run:
+    ResNet-20 with weights of 4 bits took 2.15 ms in place of 0.70, as long as with 8.
+    """
+    codes = dequantize.inputs[0]
+    assert codes is not None
+    wide = _WIDER[codes.dtype] if codes.dtype is not None else _FLOAT
+    chain = Chain(editor, codes.name or "")
+    cast = chain.add("Cast", [codes], "_bytes", wide, {"to": wide})
+    cast.shape = codes.shape
+    dequantize.prepend(chain.nodes)
+    dequantize.replace_input_with(0, cast)
+    zero = dequantize.inputs[2] if len(dequantize.inputs) > 2 else None
+    shape = None if zero is None else static_shape(zero)
+    if zero is not None and shape is not None:
+        kind = np.int8 if wide == ir.DataType.INT8 else np.uint8
+        stored = replaced(editor, zero, lambda array: array.astype(kind), wide, shape)
+        dequantize.replace_input_with(2, stored)
+
+
 def fuse_around_codes(editor: Editor) -> bool:
     """Write what ONNX Runtime does not recognize between codes as it wants it; return whether any.
 
@@ -238,6 +264,22 @@ def fuse_around_codes(editor: Editor) -> bool:
             continue
         changed = True
     return changed
+
+
+def _narrow(model: ir.Model, floats: Sequence[WeightOnly]) -> list[ir.Node]:
+    """Return what dequantizes narrow weights of integer products, with a scale for each row."""
+    others = {weight.dequantize for weight in floats}
+    return [
+        node
+        for node in model.graph
+        if operator(node).dequantizes
+        and node not in others
+        and node.inputs[0] is not None
+        and node.inputs[0].is_initializer()
+        and node.inputs[0].dtype in _WIDER
+        and not node.attributes.get_int("block_size", 0)
+        and all(operator(use.node).is_product for use in node.outputs[0].uses())
+    ]
 
 
 def _keep_norms_apart(graph: ir.Graph) -> bool:
@@ -333,8 +375,11 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     editor = Editor(changed)
     fused = target == "ort-cpu" and fuse_around_codes(editor)
     weights = weight_only(changed, target)
-    if not weights and not fused:
+    narrow = _narrow(changed, weights) if target == "ort-cpu" else []
+    if not weights and not fused and not narrow:
         return model
+    for node in narrow:
+        widen(editor, node)
     for weight in weights:
         if target in ("tensorrt", "openvino"):
             as_four_bit_floats(editor, weight)

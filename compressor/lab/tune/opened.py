@@ -26,7 +26,7 @@ def opened_bench(spec: Spec, goal: Goal, progress: Progress) -> tuple[Workbench,
     opened = make_plan(spec)
     goal = _checked(spec, opened, goal)
     search = search_data(opened)
-    base = _base(spec, search.calibration)
+    base = _base(spec, search.calibration, short_names=goal.minimize == "size")
     plan = make_plan(base, None if search.calibration else opened)
     store = Store(store_of(base.output), progress.note)
     bench = Workbench(base, plan, search, store, progress, goal.metric_drop, goal.minimize)
@@ -70,11 +70,19 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
     return replace(goal, metric_drop=limit, size_ratio=size)
 
 
-def _base(spec: Spec, calibration: Mapping[str, Any]) -> Spec:
-    """Return the spec that candidates share: with a folder of its own, and without search data."""
+def _base(spec: Spec, calibration: Mapping[str, Any], short_names: bool) -> Spec:
+    """Return the spec that candidates share: with a folder of its own, and without search data.
+
+    Args:
+        short_names: of ONNX files, which cost nothing.
+    """
     value = spec.document.value
     data = {role: dict(entry) for role, entry in value["data"].items() if role != "search"}
     if calibration:
         data["calibration"].update(calibration)
     folder = value.get("output") or f"out/{spec.name}"
-    return spec_with(spec, {"data": data, "output": f"{folder}-tuned"})
+    exports = [dict(entry) for entry in value["exports"]]
+    for entry in exports:
+        if short_names and entry["format"] == "onnx":
+            entry.setdefault("names", "short")
+    return spec_with(spec, {"data": data, "exports": exports, "output": f"{folder}-tuned"})

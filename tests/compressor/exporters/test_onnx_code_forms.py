@@ -184,3 +184,41 @@ def test_sums_in_front_of_norms_of_floats_are_left_to_the_runtime():
     }"""
     model = graph(text, {"w": (12, 12), "scale": (12,), "shift": (12,)})
     assert in_form_for("ort-cpu", model, "float32") is model
+
+
+NARROW = """(float[N, 8, 6, 6] x) => (float[N, 5] y) {
+    c = Conv<kernel_shape = [3, 3]>(x, first, bias) r = Relu(c)
+    p = GlobalAveragePool(r) f = Flatten(p) y = Gemm<transB = 1>(f, head, last)
+}"""
+WEIGHTS = {"first": (16, 8, 3, 3), "bias": (16,), "head": (5, 16), "last": (5,)}
+
+
+def narrow() -> ir.Model:
+    model = graph(NARROW, WEIGHTS)
+    for node in model.graph:
+        node.name = f"node_{node.outputs[0].name}"
+    return model
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_narrow_weights_are_multiplied_as_bytes(bits, symmetric, tmp_path):
+    # They were decoded in each run: 2.15 ms in place of 0.70 for a ResNet-20.
+    weights = {"bits": bits, "symmetric": symmetric}
+    model = quantized(narrow(), weights=weights, first_last="same")
+    written = in_form_for("ort-cpu", model, "float32")
+    counted = executed(written, tmp_path)
+    assert counted["QLinearConv"] == counted["QGemm"] == 1
+    assert not counted["Conv"] + counted["Gemm"]
+    stored = {name: v.dtype for name, v in written.graph.initializers.items() if len(v.shape) > 1}
+    assert set(stored) == {"first", "head"}
+    assert set(stored.values()) <= {ir.DataType.INT4, ir.DataType.UINT4}
+    assert same(model, written)
+    for target in ("openvino", "tensorrt", "ort-cuda"):
+        assert not any(n.op_type == "Cast" for n in in_form_for(target, model, "float32").graph)
+
+
+def test_biases_of_narrow_convolutions_stay_floats():
+    model = quantized(narrow(), weights={"bits": 4})
+    biases = {name: model.graph.initializers[name].dtype for name in ("bias", "last")}
+    assert biases == {"bias": ir.DataType.FLOAT, "last": ir.DataType.INT32}

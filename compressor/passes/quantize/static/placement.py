@@ -13,8 +13,9 @@ from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
 from compressor.graph.values import constant_array, constant_of, origin, sole_reader
 from compressor.passes.quantize.static.latency import ORT_CPU_LATENCY, Latency
-from compressor.types.layers import Layer
+from compressor.types.layers import Layer, Scheme
 
+_BYTE = 8
 _LAYERS = ("layer", "layer-to-codes", "layer-with-zero")
 
 
@@ -39,7 +40,7 @@ class Profile:
     """
 
     target: Target  # the runtime's column in the table
-    integer_bias: bool  # biases are stored as int32 codes
+    integer_bias: bool  # biases are stored as int32 codes, where the weight has 8 bits
     unsigned: bool  # asymmetric activations are uint8; where false, activations must be symmetric
     saturates: bool = False  # on x86 CPUs without VNNI, where pairs of products overflow
     missing: str = ""  # why a product without an integer kernel stays in floating point
@@ -48,6 +49,15 @@ class Profile:
     def kernel(self, node: ir.Node | None) -> Kernel | None:
         """Return what the runtime does with a node between codes; ``None`` if it takes floats."""
         return operator(node).kernels.get(self.target)
+
+    def stores_bias(self, node: ir.Node, weight: Scheme) -> bool:
+        """Whether the bias beside a weight is stored as codes, too.
+
+        Codes with a scale each take twice the bytes of a float bias. Who takes narrower weights
+        wants a small file; ONNX Runtime makes the codes of convolutions when it loads it.
+        """
+        itself = self.kernel(node) == "layer-to-codes" and weight.bits < _BYTE
+        return self.integer_bias and not itself
 
     @property
     def layers(self) -> frozenset[str]:
@@ -111,16 +121,12 @@ def profile_for(targets: frozenset[str]) -> Profile:
     return named[0] if named[0].saturates == saturates else replace(named[0], saturates=saturates)
 
 
-def kernel_notes(targets: frozenset[str], bits: int, symmetric: bool) -> tuple[str, ...]:
-    """Return what a target is slow with: the least width of codes, and symmetric activations."""
+def kernel_notes(targets: frozenset[str], symmetric: bool) -> tuple[str, ...]:
+    """Return what a target is slow with."""
     notes = []
     if "ort-cpu" in targets and symmetric:
         notes.append(
             "symmetric int8 activations run slower than uint8 in ONNX Runtime on most CPUs"
-        )
-    if "ort-cpu" in targets and bits < 8:
-        notes.append(
-            "ONNX Runtime's CPU provider has integer kernels of 8 bits only: smaller, not faster"
         )
     if "ort-cuda" in targets:
         notes.append(

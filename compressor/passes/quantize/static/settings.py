@@ -104,11 +104,6 @@ class StaticSettings:
         )
 
     @property
-    def narrowest(self) -> int:
-        """The least width of codes."""
-        return min(self.weights.bits, self.activations.bits)
-
-    @property
     def avoids_overflow(self) -> bool:
         """Products of bytes must not overflow on x86 CPUs without VNNI."""
         return self.profile.saturates and self.weights.overflow == "avoid"

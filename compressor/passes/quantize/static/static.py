@@ -76,7 +76,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 11
+    version: ClassVar[int] = 12
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -141,7 +141,7 @@ class QuantizeStatic(GraphPass):
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
         asked = [*self._moment_requests(decision).values(), *decision.requests()]
         notes = [
-            *kernel_notes(context.targets, settings.narrowest, settings.symmetric),
+            *kernel_notes(context.targets, settings.symmetric),
             *decision.notes,
             *self._choice_notes(decision),
         ]

@@ -55,7 +55,7 @@ def write_static_codes(
         stored = attach_codes(Editor(model), layer, decision.schemes[layer.name], make)
         if layer.kind in profile.explicit_zero and stored.zero_point is None:
             write_out_zero_point(model.graph, stored)
-        if bias is not None:
+        if bias is not None and profile.stores_bias(node, decision.schemes[layer.name]):
             node.replace_input_with(2, _attach_bias_codes(model.graph, bias, scales[value], make))
     values = value_by_name(model)
     for name in placement.values:

@@ -305,7 +305,9 @@ def find_points(
         matrix = layer.canonical(_weight(changed.model, layer)).to(torch.float32)
         scale, zero = find(matrix, schemes[layer.name])
         scale = paired_scale(matrix, scale, schemes[layer.name])
-        bias = own_bias(changed.nodes[layer.name]) if settings.profile.integer_bias else None
+        node = changed.nodes[layer.name]
+        coded = settings.profile.stores_bias(node, schemes[layer.name])
+        bias = own_bias(node) if coded else None
         weights[layer.name] = WeightPoint(
             layer=trained[layer.name],
             scheme=schemes[layer.name],

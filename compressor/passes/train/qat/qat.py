@@ -71,7 +71,7 @@ class Qat(Recipe):
     """
 
     name: ClassVar[str] = "qat"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
@@ -168,7 +168,7 @@ class Qat(Recipe):
         if self.distill is not None:
             part = f", {self.distill.alpha:g} {name}" if name else ""
             note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
-        notes = kernel_notes(context.targets, settings.narrowest, settings.symmetric)
+        notes = kernel_notes(context.targets, settings.symmetric)
         faster = replace(settings, faster=True, samples=context.shapes).decide(networks.folded)
         return Survey(
             rows, notes=(note, *notes, *self.pruned_notes(context), *_faster_as_floats(faster))
