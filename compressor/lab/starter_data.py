@@ -93,6 +93,17 @@ class Found:
         """Whether each sample is an npz file with all that the model takes at once."""
         return self.kind == "npz" and self.evaluation.is_dir()
 
+    @property
+    def shared(self) -> bool:
+        """Whether what sets ranges and what judges are one file or folder."""
+        return self.calibration == self.evaluation
+
+    def halves(self, least: int = 1) -> bool:
+        """Whether each of the two gets half of the samples, and so at least so many."""
+        lengths = [header.shape[0] for header in self.arrays.values() if header.shape]
+        held = self.files if self.kind in _SUFFIXES else min(lengths, default=2 * least)
+        return self.shared and not self.feeds and held >= 2 * least
+
     def words(self) -> str:
         """Return what was found, such as ``20 images in 2 classes``."""
         what = {"images": "images", "wav": "WAV files"}.get(self.kind, f"a file of {self.kind}")
@@ -231,15 +242,17 @@ class Given:
                 "calibration": _seen_from(self.folder, found.calibration),
                 "evaluation": _seen_from(self.folder, found.evaluation),
             }
-            same = found.calibration == found.evaluation
-            note = " # CHECK: calibration and evaluation apart" if same else ""
+            folds = {"calibration": "1/2", "evaluation": "2/2"} if found.halves() else {}
+            note = " # CHECK: calibration and evaluation apart" if found.shared else ""
             if not re.search(rf"^    {found.kind}: ", text, re.MULTILINE):
                 problem = f"is {found.words()}, which this model's spec does not take"
                 remedy = "leave --data out, and see the comments in the spec"
                 raise SpecError(f"data {str(choices.data)!r}", problem, remedy)
             text = re.sub(
                 rf"^(    {found.kind}:) (calibration|evaluation)(\.\w+| # a folder)?$",
-                lambda match: f"{match[1]} {places[match[2]]}{note}",
+                lambda match: (
+                    f"{match[1]} {places[match[2]]}" + (_fold(folds[match[2]]) if folds else note)
+                ),
                 text,
                 flags=re.MULTILINE,
             )
@@ -260,26 +273,38 @@ def _of_folder(
         return ""
     array, keys = _keys(found, model, spec)
     fixed = fixed_batch(inputs) or 1
-    samples = min(_SAMPLES, found.typical) // fixed * fixed or _SAMPLES
-    whole = found.files // fixed * fixed
+    halves = calibrated and found.halves(fixed)
+    of = 2 if halves else 1
+    samples = min(_SAMPLES, found.typical // of) // fixed * fixed or _SAMPLES
+    whole = found.files // of // fixed * fixed
     steps = "".join(f"    {line}\n" for line in keys)
     values = {"kind": found.kind, "keys": steps, "mapping": f"{scalar(spec.name)}: {array}"}
-    same = found.calibration == found.evaluation
-    warning = "\n  # CHECK: take others; what tunes a model must not also judge it." if same else ""
+    alone = found.shared and not halves
+    warning = (
+        "\n  # CHECK: take others; what tunes a model must not also judge it." if alone else ""
+    )
     before = FILES_FOR_RANGES.format(
-        place=_seen_from(folder, found.calibration), samples=samples, warning=warning, **values
+        place=_seen_from(folder, found.calibration) + (_fold("1/2") if halves else ""),
+        samples=samples,
+        warning=warning,
+        **values,
     )
     labelled = found.classes > 1
     target = "target: label" if labelled and scored else "# target: label # of class folders"
     return FILES.format(
         words=found.words(),
         calibration=before if calibrated else "",
-        place=_seen_from(folder, found.evaluation),
+        place=_seen_from(folder, found.evaluation) + (_fold("2/2") if halves else ""),
         target=f"    {target}\n" if labelled else "",
         samples=f"    samples: {whole} # whole batches\n" if fixed > 1 and whole else "",
         metric="metric: accuracy\n" if labelled and scored else "# metric: cosine\n",
         **values,
     )
+
+
+def _fold(part: str) -> str:
+    which = "first" if part.startswith("1") else "second"
+    return f"\n    fold: {part} # the {which} of every two samples: what tunes must not also judge"
 
 
 def _keys(found: Found, model: Path, spec: TensorSpec) -> tuple[str, list[str]]:

@@ -79,12 +79,14 @@ def test_class_folders_beside_the_model_are_its_data(tmp_path, shape, dtype):
     paint(tmp_path / "photos")
     plan = planned(save_net(tmp_path / "m.onnx", shape, dtype))
     data = plan.data["evaluation"]
-    assert (data.samples, data.target, plan.metric.name) == (6, "label", "accuracy")
-    batch = data.first(6)
+    count = 2 if shape[0] == 2 else 3  # whole batches of half of the images
+    assert (data.samples, data.target, plan.metric.name) == (count, "label", "accuracy")
+    batch = data.first(count)
     sides = [n if isinstance(n, int) else 224 for n in shape[1:]]
     assert list(batch["x"].shape[1:]) == sides
-    assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
-    assert plan.data["calibration"].samples == 6
+    assert batch["label"].tolist() == [0, 1, 1][:count]  # the second of every two
+    assert plan.data["calibration"].samples == count
+    assert not any("flatters" in warning for warning in plan.warnings)
 
 
 def test_parts_for_ranges_and_for_judging_are_told_apart(tmp_path):
@@ -114,7 +116,7 @@ def test_the_models_own_file_says_how_images_are_prepared(tmp_path):
 def test_sounds(tmp_path):
     sing(tmp_path / "commands")
     plan = planned(save_net(tmp_path / "m.onnx", ("batch", 300)))
-    assert plan.data["evaluation"].first(2)["x"].shape == (2, 300)
+    assert plan.data["evaluation"].first(1)["x"].shape == (1, 300)
 
 
 def test_choices_are_written(tmp_path):
@@ -131,7 +133,8 @@ def test_a_file_of_arrays(tmp_path):
     np.savez(tmp_path / "all.npz", x=np.zeros((4, 5), np.float32))
     model = save_net(tmp_path / "m.onnx", ("batch", 5))
     plan = planned(model, Choices(tmp_path / "all.npz", metric="cosine"))
-    assert plan.data["calibration"].samples == plan.data["evaluation"].samples == 4
+    assert plan.data["calibration"].samples == plan.data["evaluation"].samples == 2
+    assert not any("flatters" in warning for warning in plan.warnings)
     assert plan.metric.name == "cosine"
 
 
@@ -140,7 +143,7 @@ def test_arrays_of_other_names_are_found_by_their_form(tmp_path):
     np.savez(tmp_path / "all.npz", **arrays)
     model = save_net(tmp_path / "m.onnx", ("batch", 5))
     plan = planned(model, Choices(tmp_path / "all.npz"))
-    assert plan.data["evaluation"].first(4)["x"].shape == (4, 5)
+    assert plan.data["evaluation"].first(2)["x"].shape == (2, 5)
     np.savez(tmp_path / "two.npz", **arrays, other=np.ones((4, 5), np.float32))
     (tmp_path / "specs" / "spec.yaml").unlink()
     with pytest.raises(DataError, match="has no array 'x'"):  # which of them, nobody knows
