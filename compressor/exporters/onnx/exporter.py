@@ -76,8 +76,8 @@ class OnnxExporter(Exporter):
     names: Literal["full", "short"] = Field(
         default="full",
         description="short gives letters to what is between inputs and outputs, except for "
-        "weights, names no nodes, and leaves out attributes that are defaults: of a network of some "
-        "hundred kB that is a tenth",
+        "weights, names no nodes, and leaves out attributes that are defaults: a tenth of the file "
+        "where that has some hundred kB",
     )
 
     @property

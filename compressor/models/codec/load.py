@@ -63,9 +63,9 @@ def load(
         >>> logits = model(torch.zeros(1, 3, 32, 32))["logits"]
 
     Args:
-        path: the directory that holds ``model.json``, that file or the ``.safetensors`` file
-            beside it, an ``.onnx`` file of whatever origin, or an archive, all of which is read at
-            once.
+        path: the directory that holds ``model.json``, or else one ``.onnx`` file or archive; that
+            file or the ``.safetensors`` file beside it; an ``.onnx`` file of whatever origin; or an
+            archive, all of which is read at once.
         device: where the weights go; anything but ``cpu`` reads and decodes them at once.
         mmap: map the files. Without, they are read at once, from the first byte to the last, and
             may go away; that suits a slow network disk.
@@ -89,14 +89,15 @@ def load(
     """
     if dequantize not in ("on-use", "once"):
         raise SpecError(f"dequantize {dequantize!r}", "is not a choice", "use on-use or once")
-    packed = packed_format(Path(path))
+    path = _found(Path(path))
+    packed = packed_format(path)
     if packed is not None:
-        with packed.unpacked(Path(path)) as folder:
+        with packed.unpacked(path) as folder:
             # What is unpacked has been compared with its hash.
             return load(folder, device=device, mmap=False, dequantize=dequantize, verify=False)
     once = dequantize == "once"
-    if Path(path).suffix.lower() == _ONNX:
-        module = onnx_module(Path(path), device=device, mmap=mmap, once=once, stacklevel=_CALLER)
+    if path.suffix.lower() == _ONNX:
+        module = onnx_module(path, device=device, mmap=mmap, once=once, stacklevel=_CALLER)
         return _moved(module, device)
     description, headers = _opened(path)
     read = partial(read_tensors, description, headers, verify=verify)
@@ -116,6 +117,15 @@ def load(
         model = description.model()
         module = GraphModule(model, read(mapped=mmap), keeps_constants=once)
     return _moved(module.eval(), device)
+
+
+def _found(path: Path) -> Path:
+    """Return the only ONNX file or archive of a directory without ``model.json``, or the path."""
+    if not path.is_dir() or (path / DESCRIPTION).exists():
+        return path
+    files = sorted(file for file in path.iterdir() if file.is_file())
+    models = [f for f in files if f.suffix.lower() == _ONNX or packed_format(f) is not None]
+    return models[0] if len(models) == 1 else path
 
 
 def _moved(module: torch.nn.Module, device: str) -> torch.nn.Module:

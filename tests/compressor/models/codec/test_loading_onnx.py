@@ -158,3 +158,12 @@ def test_a_path_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "cut.onnx").write_bytes(b"\x08\x07\x12")
     with pytest.raises(ModelError, match=r"cut\.onnx': is not an ONNX file"):
         compressor.load(tmp_path / "cut.onnx")
+
+
+def test_a_folder_with_one_file(tmp_path: Path) -> None:
+    file = saved(one_node(helper.make_node("Relu", ["x"], ["y"])), tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    assert compressor.load(tmp_path)(torch.tensor([[-1.0, 2.0, 0.0]] * 2))["y"].max() == 2
+    (tmp_path / "other.onnx").write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match=r"model\.json"):  # which of them, nobody knows
+        compressor.load(tmp_path)
