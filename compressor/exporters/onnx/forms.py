@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from compressor.exporters.onnx.float_layers import keep_floats
 from compressor.exporters.onnx.matmul_nbits import (
     DOMAIN,
     Compute,
@@ -376,8 +377,6 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     fused = target == "ort-cpu" and fuse_around_codes(editor)
     weights = weight_only(changed, target)
     narrow = _narrow(changed, weights) if target == "ort-cpu" else []
-    if not weights and not fused and not narrow:
-        return model
     for node in narrow:
         widen(editor, node)
     for weight in weights:
@@ -389,5 +388,8 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
             expand(editor, weight)
         else:
             pack(editor, weight, packing, compute)
+    kept = target.startswith("ort") and keep_floats(editor)
+    if not weights and not fused and not narrow and not kept:
+        return model
     common.RemoveUnusedNodesPass()(changed)
     return changed
