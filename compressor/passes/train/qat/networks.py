@@ -209,7 +209,8 @@ class WeightPoint:
             codes are pixels.
         norm: name of the batch norm that is folded into it at the end.
         source: the activation that the layer reads; ``None`` if there is a ``grid``.
-        integer_bias: the layer will have a bias, stored as integers at the scale of the product.
+        integer_bias: the layer will have a bias in integers at the scale of the product, stored as
+            such or made by the runtime.
     """
 
     layer: Layer
@@ -305,9 +306,7 @@ def find_points(
         matrix = layer.canonical(_weight(changed.model, layer)).to(torch.float32)
         scale, zero = find(matrix, schemes[layer.name])
         scale = paired_scale(matrix, scale, schemes[layer.name])
-        node = changed.nodes[layer.name]
-        coded = settings.profile.stores_bias(node, schemes[layer.name])
-        bias = own_bias(node) if coded else None
+        bias = own_bias(changed.nodes[layer.name]) if settings.profile.integer_bias else None
         weights[layer.name] = WeightPoint(
             layer=trained[layer.name],
             scheme=schemes[layer.name],
