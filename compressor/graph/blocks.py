@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,10 @@ from onnx_ir import tensor_adapters
 
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
-from compressor.graph.operators import operator
+from compressor.graph.operators import operator, operator_named
+from compressor.graph.values import DEFAULT_DOMAINS
 
+_ITSELF = -1  # in place of a branch: the graph that holds them
 _CUT = 1  # values that may be live where the graph is cut
 
 
@@ -198,25 +201,65 @@ def all_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
         yield from all_initializers(inner)
 
 
-def sink_initializers(graph: onnx.GraphProto) -> None:
-    """Move each initializer that one branch alone reads into that branch, in place."""
+def sink_constants(graph: onnx.GraphProto) -> None:
+    """Move what one branch alone reads into that branch, in place.
+
+    That is initializers, and nodes that compute something of these alone, such as floats of codes:
+    ONNX Runtime chooses a faster layout for a weight, and prepares it once, only where the weight
+    is a constant of the graph that multiplies with it.
+    """
     branches = list(inner_graphs(graph))
     if not branches:
         return
-    elsewhere = {name for node in graph.node for name in node.input}
-    elsewhere.update(value.name for value in (*graph.output, *graph.input))
-    readers: dict[str, list[int]] = {}
+    readers: dict[str, list[int]] = defaultdict(list)
     for index, branch in enumerate(branches):
         for name in set(_names_read(branch)):
-            readers.setdefault(name, []).append(index)
+            readers[name].append(index)
+    for names in (*(node.input for node in graph.node), (v.name for v in graph.output)):
+        for name in names:
+            readers[name].append(_ITSELF)
+    _sink_nodes(graph, branches, readers)
+    given = {value.name for value in graph.input}
     for index in reversed(range(len(graph.initializer))):
         tensor = graph.initializer[index]
-        places = readers.get(tensor.name, [])
-        if len(places) == 1 and tensor.name not in elsewhere:
-            branches[places[0]].initializer.insert(0, tensor)
+        place = _only(readers[tensor.name])
+        if place is not None and tensor.name not in given:
+            branches[place].initializer.insert(0, tensor)
             del graph.initializer[index]
     for branch in branches:
-        sink_initializers(branch)
+        sink_constants(branch)
+
+
+def _sink_nodes(
+    graph: onnx.GraphProto,
+    branches: Sequence[onnx.GraphProto],
+    readers: Mapping[str, list[int]],
+) -> None:
+    constants = {tensor.name for tensor in graph.initializer} - {v.name for v in graph.input}
+    computed = []
+    for index, node in enumerate(graph.node):
+        row = operator_named(node.op_type)
+        plain = not row.random and row.family != "control" and node.domain in DEFAULT_DOMAINS
+        if plain and node.input and all(name in constants for name in node.input if name):
+            constants.update(node.output)
+            computed.append(index)
+    for index in reversed(computed):
+        node = graph.node[index]
+        places = {_only(readers[name]) for name in node.output if name}
+        if len(places) != 1 or (place := places.pop()) is None:
+            continue
+        for name in node.input:
+            readers[name].remove(_ITSELF)
+            readers[name].append(place)
+        branches[place].node.insert(0, node)
+        del graph.node[index]
+
+
+def _only(places: Sequence[int]) -> int | None:
+    """Return the branch that reads a value if nothing else does."""
+    only = set(places)
+    place = next(iter(only), _ITSELF)
+    return None if len(only) != 1 or place == _ITSELF else place
 
 
 def _names_read(graph: onnx.GraphProto) -> Iterator[str]:

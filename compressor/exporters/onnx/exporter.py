@@ -27,7 +27,7 @@ from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.matmul_nbits import Compute
 from compressor.exporters.onnx.short_names import with_short_names
 from compressor.exporters.onnx.targets import TARGETS, first_breach
-from compressor.graph.blocks import sink_initializers
+from compressor.graph.blocks import sink_constants
 from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER, TARGET
@@ -183,7 +183,7 @@ class OnnxExporter(Exporter):
         """Lay a model out; ONNX Runtime fuses a weight only inside the branch that reads it."""
         layout = self._layout(carrier, context)
         if self.target.startswith("ort"):
-            sink_initializers(layout.proto.graph)
+            sink_constants(layout.proto.graph)
         return layout
 
     def _parts(self, carrier: Carrier) -> Skeleton:

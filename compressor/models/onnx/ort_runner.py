@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.errors import ModelError
 from compressor.files import scratch
-from compressor.graph.blocks import sink_initializers
+from compressor.graph.blocks import sink_constants
 from compressor.graph.operators import operator
 from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
@@ -76,7 +76,7 @@ def _graph_opener(
     except ir.serde.SerdeError as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
         raise ModelError(subject, f"is not a graph ({reason})", "export it again") from error
-    sink_initializers(proto.graph)
+    sink_constants(proto.graph)
     return partial(_opened, proto.SerializeToString(), started, shared)
 
 

@@ -24,7 +24,7 @@ from compressor.exporters.onnx.file import (
     write_layout,
 )
 from compressor.exporters.onnx.wire import read_outline
-from compressor.graph.blocks import all_initializers, sink_initializers
+from compressor.graph.blocks import all_initializers, sink_constants
 from compressor.graph.skeleton import skeleton
 from tests.compressor.exporters.hand_made import Builder, entry, quantized, sample
 from tests.compressor.models import wild_models
@@ -58,7 +58,7 @@ MODELS: dict[str, Callable[[], ir.Model]] = {
 
 def laid_out(model: ir.Model, external: bool) -> Layout:
     layout = lay_out(skeleton(model), external)
-    sink_initializers(layout.proto.graph)
+    sink_constants(layout.proto.graph)
     return layout
 
 
