@@ -96,7 +96,7 @@ def filled(*arrays: Array) -> tuple[Array, ...]:
 
 def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
     """Return the number of samples that a model takes at a time; ``None`` if that is any."""
-    lengths = [spec.shape[0] for spec in inputs if spec.shape and not _later_batch(spec)]
+    lengths = [s.shape[0] for s in inputs if s.shape and not _begins_otherwise(s, inputs)]
     first = lengths[0] if lengths else None
     fixed = all(isinstance(length, int) for length in lengths)
     return first if fixed and isinstance(first, int) else None
@@ -111,20 +111,31 @@ def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> Tenso
     """Return the first input whose first axis cannot be that of samples; ``None`` if all can.
 
     An axis that is called a batch, behind one that is not, has the samples: recurrent networks
-    often take ``[time, batch, features]``.
+    often take ``[time, batch, features]``. Without such a name, an axis that one input begins with
+    and another one has later is not the first axis of both: ``[N, units]`` and ``[time, N, units]``.
 
     Args:
         batch: how many samples are to be stacked, if that is known.
     """
     size = fixed_batch(inputs) or batch
     for spec in inputs:
-        apart = not spec.shape or _later_batch(spec)
+        apart = not spec.shape or _begins_otherwise(spec, inputs)
         if apart or (isinstance(spec.shape[0], int) and spec.shape[0] != size):
             return spec
     return None
 
 
-def _later_batch(spec: TensorSpec) -> bool:
-    """Return whether an axis is called a batch, and the first one is not."""
-    called = [isinstance(d, str) and "batch" in d.lower() for d in spec.shape]
-    return any(called) and not called[0]
+def _begins_otherwise(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> bool:
+    """Return whether names of axes say that the first one is not that of samples."""
+    if not spec.shape or _is_batch(first := spec.shape[0]):
+        return False
+    starts = {other.shape[0] for other in inputs if other.shape}
+    if any(map(_is_batch, (d for other in inputs for d in other.shape))):
+        behind = {d for other in inputs for d in other.shape[1:] if _is_batch(other.shape[0])}
+        later = any(map(_is_batch, spec.shape))
+        return later or (isinstance(first, str) and first in behind)
+    return any(isinstance(d, str) and d in starts and d != first for d in spec.shape[1:])
+
+
+def _is_batch(axis: int | str | None) -> bool:
+    return isinstance(axis, str) and "batch" in axis.lower()

@@ -1,0 +1,37 @@
+"""Which inputs have their samples first."""
+
+from __future__ import annotations
+
+import pytest
+
+from compressor.types.tensors import TensorSpec, unstackable
+
+
+def first_apart(*shapes: tuple[int | str | None, ...]) -> int | None:
+    specs = [TensorSpec(str(i), shape, "float32") for i, shape in enumerate(shapes)]
+    found = unstackable(specs)
+    return None if found is None else specs.index(found)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "apart"),
+    [
+        ([("batch", 4), ("batch", "time", 3)], None),
+        ([("N", 4), ("M", 3)], None),  # exporters name one axis twice
+        ([("N", "time"), ("N", "time", "time")], None),
+        ([("N", "N")], None),
+        ([("time", "batch", 8)], 0),
+        ([("batch", 64), ("time", "batch", 8)], 1),
+        ([("N", 64), ("time", "N", 8)], 1),
+        ([("time", "N", 8), ("N", 64)], 0),
+        ([("batch", "time"), ("time",)], 1),
+        ([("batch", 4), (2, "batch", 8)], 1),
+        ([("batch", 4), ()], 1),
+        ([(1, 4), (1, None, 8)], None),
+        ([(1, 4), (2, 8)], 1),
+    ],
+)
+def test_an_input_without_an_axis_for_samples_is_found(
+    shapes: list[tuple[int | str | None, ...]], apart: int | None
+) -> None:
+    assert first_apart(*shapes) == apart
