@@ -111,8 +111,8 @@ def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> Tenso
     """Return the first input whose first axis cannot be that of samples; ``None`` if all can.
 
     An axis that is called a batch, behind one that is not, has the samples: recurrent networks
-    often take ``[time, batch, features]``. Without such a name, an axis that one input begins with
-    and another one has later is not the first axis of both: ``[N, units]`` and ``[time, N, units]``.
+    often take ``[time, batch, features]``. Without such a name, an axis that begins one input and
+    stands later in another is not the first of both: ``[N, units]`` and ``[time, N, units]``.
 
     Args:
         batch: how many samples are to be stacked, if that is known.

@@ -25,6 +25,7 @@ from compressor.exporters.safetensors.stream_plan import StreamPlan, cache_scale
 from compressor.exporters.safetensors.transformers_runner import FAILURES, by_itself, load_directory
 from compressor.models.checkpoint.folder import CONFIG
 from compressor.models.checkpoint.meanings import meant
+from compressor.models.checkpoint.stacked_experts import together
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.networks import (
@@ -206,7 +207,9 @@ def _compare_outputs(
     subject = f"artifact {directory.name!r}"
     written, loading = load_directory(directory, subject)
     weights = {name: meant(tensor).to(tensor.dtype) for name, tensor in tensors.items()}
-    return compare(written, weights, network, subject, loading, rounding)
+    return compare(
+        written, together(weights, network.config.to_dict()), network, subject, loading, rounding
+    )
 
 
 def compare(

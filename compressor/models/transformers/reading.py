@@ -170,10 +170,7 @@ def read_by(network: Any, names: Iterable[str]) -> Reading:
             mapping = get_model_conversion_mapping(network, hf_quantizer=quantizer)
     except ValueError as error:
         raise _unreadable(network, f"its own conversions fail: {reason_of(error)}") from error
-    lost = before - set(network.state_dict())
-    if lost:
-        what = f"it replaces {len(lost)} tensors such as {min(lost)!r} by layers of its own"
-        raise _unreadable(network, what)
+    after = set(network.state_dict())
     codes = (
         f"{path}.{_WEIGHT}{ending}"
         for path, module in network.named_modules()
@@ -197,6 +194,10 @@ def read_by(network: Any, names: Iterable[str]) -> Reading:
                 merged.add(name)
         if not arrives and name.endswith(f".{_WEIGHT}"):
             changed.add(name)
+    lost = before - after
+    if lost and not after - before <= set(places.values()):
+        what = f"it replaces {len(lost)} tensors such as {min(lost)!r} by layers of its own"
+        raise _unreadable(network, what)
     return Reading(network, places, frozenset(merged), frozenset(changed))
 
 

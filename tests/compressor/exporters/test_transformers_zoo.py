@@ -6,6 +6,7 @@ class loads them as floats under the names of the input.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 from pathlib import Path
@@ -26,10 +27,9 @@ for _package in ("transformers", "compressed_tensors"):
 
 PRESETS = ("int4-g32", "int8", "fp8")
 REFUSED = {
-    "gpt2": "it is a parameter of Conv1D, which is not a linear layer",
+    "gpt2": "none of the 8 linear layers: it is a parameter of Conv1D, which is not a linear "
+    "layer; write a spec with model.factory",
     "dinov2": "reads no codes into a Dinov2Model (its own conversions fail",
-    "llama4": "reads no codes into a Llama4ForConditionalGeneration (it replaces 4 tensors",
-    "llama4_text": "reads no codes into a Llama4ForCausalLM (it replaces 4 tensors",
 }
 # Types of which less than a third of the bytes are codes, for what they keep in one tensor.
 KEPT = {
@@ -38,6 +38,8 @@ KEPT = {
     "granitemoe": "GraniteMoeExperts",
     "qwen3_vl_moe": "Qwen3VLMoeTextExperts",
 }
+# Its class fails with tokens alone, so that the command cannot compare what it gives; a part runs.
+RUN_IN_PART = {"llama4": "language_model"}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +63,9 @@ def test_it_is_exact_or_refused(
         return
     assert done.exit_code == 0, done.output
     artifact = json.loads(done.stdout)["artifacts"][0]
-    assert [check.get("verdict") for check in artifact["checks"]] == [None] * 3, artifact["checks"]
+    last = "unknown" if kind in RUN_IN_PART else None
+    checks = [check.get("verdict") for check in artifact["checks"]]
+    assert checks == [None, None, last], artifact["checks"]
     said = " ".join(artifact["remarks"])
     assert KEPT[kind] in said if kind in KEPT else "Experts" not in said
     weights = decoded(source, output)
@@ -101,9 +105,20 @@ def decoded(source: Path, output: Path) -> dict[str, torch.Tensor]:
             if f"{layer}.weight{e}" in written
         }
         weight = decoder.decompress(parts, scheme)["weight"]
+        if ".experts." in layer and f"{layer}.weight" not in weights:
+            _put_into_stack(weights, layer, weight)
+            continue
         assert weight.shape == weights[f"{layer}.weight"].shape
         weights[f"{layer}.weight"] = weight.contiguous()
     return weights
+
+
+def _put_into_stack(weights: dict[str, torch.Tensor], layer: str, weight: torch.Tensor) -> None:
+    """Write one layer of an expert of Llama 4 into its rows of the tensor of all experts."""
+    path, expert, part = layer.rsplit(".", 2)
+    stack = weights[f"{path}.{'down_proj' if part == 'down_proj' else 'gate_up_proj'}"][int(expert)]
+    start = weight.shape[0] if part == "up_proj" else 0
+    stack[:, start : start + weight.shape[0]] = weight.T
 
 
 def outputs(network: Any) -> torch.Tensor:
@@ -123,7 +138,12 @@ def outputs(network: Any) -> torch.Tensor:
         feed = {name: feeds[name] for name in ("input_ids", "pixel_values")}
     if "use_cache" in inspect.signature(network.forward).parameters:
         feed["use_cache"] = False  # type: ignore[assignment]  # an option beside the tensors
+    part = RUN_IN_PART.get(network.config.model_type)
     with torch.inference_mode():
+        if part is not None:
+            with contextlib.suppress(AttributeError):
+                network(**feed)  # decodes its weights first
+            network = network.get_submodule(part)
         first = network(**feed, return_dict=True).to_tuple()[0]
     assert first.shape[-1] in (2, WORDS, HIDDEN)
     return first.double()

@@ -317,7 +317,8 @@ def test_what_is_computed_of_constants_moves_into_the_branch_that_alone_reads_it
 
 
 def test_weights_of_a_branch_move_with_their_scales() -> None:
-    without_noise = BRANCHES.replace("noise = RandomNormalLike <scale = 0.0000001> (own_weight)", "")
+    noise = "noise = RandomNormalLike <scale = 0.0000001> (own_weight)"
+    without_noise = BRANCHES.replace(noise, "")
     proto = onnx.parser.parse_model(
         without_noise.replace("Add (own_weight, noise)", "Neg (own_weight)")
     )

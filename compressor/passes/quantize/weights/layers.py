@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, cast
@@ -242,7 +243,10 @@ def choose_layers(
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
     linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF, GENAI, *_HALF_SCALES})
     if linear_only:
-        kept = {**_unread(carrier), **routers(carrier), **kept}
+        unread = _unread(carrier)
+        if not tables:
+            _check_some_read(carrier, unread)
+        kept = {**unread, **routers(carrier), **kept}
     treatments = {}
     for layer in carrier.layers():
         rule = by_layer[layer.name]
@@ -296,6 +300,20 @@ def _unread(carrier: Carrier) -> dict[str, str]:
         layer.name: reading.obstacle(layer.weight, is_table=layer.is_table) for layer in matrices
     }
     return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _check_some_read(carrier: Carrier, unread: Mapping[str, str]) -> None:
+    """Raise :class:`SpecError` where ``transformers`` reads codes of no linear layer at all."""
+    linear = [layer.name for layer in carrier.layers() if layer.is_linear]
+    if not linear or not all(name in unread for name in linear):
+        return
+    shown = Counter(unread[name] for name in linear).most_common(1)[0][0]
+    raise SpecError(
+        "layout compressed-tensors",
+        f"has codes for none of the {len(linear)} linear layers: {shown}",
+        "write a spec with model.factory (compress init DIRECTORY does) and the export format "
+        "safetensors or onnx",
+    )
 
 
 def _misfit(layer: Layer, scheme: Scheme, opset: int, *, error: bool) -> str:

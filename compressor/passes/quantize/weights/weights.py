@@ -12,7 +12,9 @@ import torch
 from pydantic import Field
 
 from compressor.errors import SpecError
+from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.checkpoint.rows import all_rows
+from compressor.models.checkpoint.stacked_experts import apart
 from compressor.models.layer_uses import computed_weights
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.floating import (
@@ -30,6 +32,7 @@ from compressor.passes.quantize.weights.gptq import (
 )
 from compressor.passes.quantize.weights.inputs import with_input_scales, with_spans
 from compressor.passes.quantize.weights.layers import (
+    GGUF,
     Bits,
     Format,
     Method,
@@ -153,7 +156,13 @@ class QuantizeWeights(WeightPass):
         return self.needs
 
     def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
-        """Return a graph that computes in bfloat16 as one of float32, where no target can."""
+        """Return the model in the form that is quantized.
+
+        A graph that computes in bfloat16 is one of float32 where no target can. Experts that a
+        checkpoint stacks are layers of their own, as the layouts of directories have them.
+        """
+        if isinstance(carrier, CheckpointCarrier) and not self.by_block:
+            return carrier if GGUF in context.targets else apart(carrier)
         if carrier.kind != "onnx" or not context.targets & _WITHOUT_BF16:
             return carrier
         return in_single(carrier, (ir.DataType.BFLOAT16,))
