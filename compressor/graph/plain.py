@@ -18,6 +18,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from compressor.graph.editing import detach_dropped
 from compressor.graph.operators import operator, operator_named
+from compressor.graph.pools import count_no_padding
 from compressor.graph.values import (
     INTEGER_CODES,
     all_nodes,
@@ -83,6 +84,7 @@ def clean(model: ir.Model) -> None:
     detach_dropped(model)
     _drop_zero_biases(model, parameters)
     _drop_identities(model)
+    count_no_padding(model)
     common.RemoveUnusedNodesPass()(model)
     common.ClearMetadataAndDocStringPass()(model)
     common.NameFixPass()(model)

@@ -22,6 +22,7 @@ from compressor.exporters.onnx.matmul_nbits import (
 )
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator, operator_named
+from compressor.graph.pools import counts_beyond
 from compressor.graph.stored_weights import looked_up
 from compressor.graph.values import INTEGER_CODES, is_op, sole_reader, static_shape
 from compressor.types.tensors import Array
@@ -309,8 +310,10 @@ def _reads_codes(node: ir.Node) -> bool:
 
 
 def _is_pool_of_floats(node: ir.Node | None) -> bool:
-    """Whether a node chooses the greatest floats of each window."""
+    """Whether a node chooses the greatest floats of each window, or has a wrong integer kernel."""
     row, source = operator(node), node.inputs[0] if node is not None and node.inputs else None
+    if counts_beyond(node):
+        return True
     pools = row.moves == "some" and row.family == "spatial"
     return pools and source is not None and not operator(source.producer()).dequantizes
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from compressor.graph.blocks import values_read
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
+from compressor.graph.pools import counts_beyond
 from compressor.graph.values import constant_array, constant_of, origin, sole_reader
 from compressor.passes.quantize.static.latency import ORT_CPU_LATENCY, Latency
 from compressor.types.layers import Layer, Scheme
@@ -344,9 +345,10 @@ def absorbing(node: ir.Node, profile: Profile) -> ir.Value:
 
 
 def computes_join(node: ir.Node) -> bool:
-    """Whether all that a node reads are floats that are computed."""
+    """Whether a node that may be integer can be: all that it reads are floats that are computed."""
     inputs = {v for v in node.inputs if v is not None}
-    return inputs == _computed(node) and all(map(_is_float, inputs))
+    computed = inputs == _computed(node) and all(map(_is_float, inputs))
+    return computed and not counts_beyond(node)
 
 
 def quantized_source(value: ir.Value) -> ir.Node | None:
