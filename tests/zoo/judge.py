@@ -74,6 +74,10 @@ def judge(name: str, cells: Mapping[str, Mapping[str, Any]]) -> Verdict:
         return Verdict("wrong", shown, f"{outcome['db']} dB; at least {needed:.0f} dB is due")
     if measured and name == "prune" and min(measured) < FLOAT_DB:
         return Verdict("wrong", shown, f"the two artifacts agree to {min(measured)} dB")
+    agreed = outcome.get("reload_db")
+    if name == "static" and agreed is not None and agreed < (least := _due(outcome)):
+        reason = f"the two artifacts agree to {agreed} dB; at least {least:.0f} dB is due"
+        return Verdict("wrong", shown, reason)
     return Verdict("ok", shown, note="fixed axes" if outcome.get("fixed") else "")
 
 
@@ -88,11 +92,20 @@ def _needed(name: str, cells: Mapping[str, Mapping[str, Any]]) -> float | None:
     if name == "directory":
         return _LEAST_WEIGHTS_DB
     if name in ("static", "dynamic"):
-        rounded = max(1, int(cells[name].get("rounded", 1)))
-        due = _ROUNDING_DB - 10 * log10(rounded) - _MARGIN_DB
+        due = _due(cells[name])
         peer = cells.get(f"ort_{name}", {}).get("db")
         return due if peer is None else min(due, peer - _PEER_DB)
     return None
+
+
+def _due(outcome: Mapping[str, Any]) -> float:
+    """Return what is left of the signal after so many independent roundings to 8 bits, in dB.
+
+    Two runtimes that compute the same codes differ by fewer: where they differ by more, one of them
+    computes something else, however much the network amplifies.
+    """
+    rounded = max(1, int(outcome.get("rounded", 1)))
+    return _ROUNDING_DB - 10 * log10(rounded) - _MARGIN_DB
 
 
 def _pruned_by_peer(outcome: Mapping[str, Any]) -> Verdict:

@@ -112,3 +112,16 @@ def test_the_page_is_of_cases_that_exist() -> None:
     rows = [row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("| ")]
     shown = {row.split(" | ")[0][2:] for row in rows}
     assert len(shown & {case.name for case in cases()}) >= 10
+
+
+def test_two_artifacts_of_the_same_codes_agree() -> None:
+    """Or else one computes something else, and so may the peer, which has the same kernels."""
+    cells = {
+        "static": {**FINE, "db": 1.0, "rounded": 50, "reload_db": 0.1},
+        "ort_static": {"db": 1.1},
+    }
+    verdict = judge("static", cells)
+    assert verdict.state == "wrong"
+    assert verdict.reason == "the two artifacts agree to 0.1 dB; at least 15 dB is due"
+    cells["static"]["reload_db"] = 15.1
+    assert judge("static", cells).state == "ok"
