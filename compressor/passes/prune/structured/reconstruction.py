@@ -101,7 +101,9 @@ def reconstructed(
         DataError: there are no samples, or a value is not finite.
         ModelError: a model is not run, and must be.
     """
-    consumers, _ = find_consumers(graphs[1], kept, after.tensors().keys())
+    found, _ = find_consumers(graphs[1], kept, after.tensors().keys())
+    shapes = [{v.name: v.shape for node in g.graph for v in node.outputs} for g in graphs]
+    consumers = [c for c in found if _same_places(c, *(s.get(c.layer.output) for s in shapes))]
     if not consumers:
         return after, Solved()
     try:
@@ -274,6 +276,19 @@ class _Walk:
         tensor = self._models[1].graph.initializers[name].const_value
         assert tensor is not None
         return from_numpy(tensor)
+
+
+def _same_places(c: Consumer, before: ir.Shape | None, after: ir.Shape | None) -> bool:
+    """Whether a layer's output has as many rows as before, of which each can be compared.
+
+    A layer that mixes tokens has a row for each channel of the others, and these may have gone.
+    """
+    if before is None or after is None or len(before) != len(after):
+        return True
+    features = 1 if c.layer.is_convolution else len(before) - 1
+    pairs_of = zip(before, after, strict=True)
+    known = [(a, b) for i, (a, b) in enumerate(pairs_of) if i not in (0, features)]
+    return all(a == b for a, b in known if isinstance(a, int) and isinstance(b, int))
 
 
 def _common_blocks(whole: ir.Model, pruned: ir.Model) -> list[tuple[GraphBlock, GraphBlock]]:

@@ -209,3 +209,29 @@ def test_what_the_runtime_does_not_run_is_cut_unless_solving_was_asked_for(resid
     assert note.endswith("was solved: the block has no kernel")
     with pytest.raises(ModelError, match="has no kernel"):
         pruned(HALF.model_copy(update={"reconstruct": True}), residual, data(1))
+
+
+class Mixing(nn.Module):
+    """A perceptron that mixes places, each of whose rows is a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 2, 2)
+        self.up, self.down = nn.Linear(25, 12), nn.Linear(12, 25)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = self.stem(image).flatten(2)  # [batch, channels, places]
+        x = x + self.down(torch.relu(self.up(x)))
+        return self.head(x.mean(2))
+
+
+def test_a_layer_whose_rows_are_channels_that_go_is_cut_only():
+    """It gives fewer rows than it gave, which were compared one by one: a RuntimeError."""
+    model = carrier(Mixing())
+    outcome = pruned(HALF, model, data(4))
+    found = shapes(outcome.carrier)
+    assert found["stem"][0] < 8, found
+    assert found["down"][1] < 12, found
+    assert "head" in fits(outcome)
+    assert "down" not in fits(outcome)
