@@ -9,7 +9,7 @@ float64, and nothing grows with the number of samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -97,6 +97,7 @@ class Sums:
         self.power = torch.zeros(rows, dtype=torch.float64)
         self.count = 0
         self._products: tuple[Tensor, Tensor] | None = None
+        self._known = False  # the inputs are those of earlier sums
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -121,6 +122,11 @@ class Sums:
         """Take in pairs, ``[count, columns]`` and ``[count, rows]``."""
         if inputs.shape[1] <= _WIDE:
             inputs, targets = inputs.to(torch.float64), targets.to(torch.float64)
+        if self._known:
+            self.target_sum += targets.sum(0, dtype=torch.float64)
+            self.power += targets.to(torch.float64).square().sum(0)
+            self.cross.add_(targets.T @ inputs)
+            return
         self.input_sum += inputs.sum(0, dtype=torch.float64)
         self.target_sum += targets.sum(0, dtype=torch.float64)
         self.power += targets.to(torch.float64).square().sum(0)
@@ -129,6 +135,17 @@ class Sums:
             inputs, targets = inputs.clone(), targets.clone()  # of a buffer that may be reused
         self._kept.append((inputs, targets))
         self._settle()
+
+    def again(self) -> Sums:
+        """Return sums that take in the same inputs once more, with other targets.
+
+        Products of the inputs are not computed again.
+        """
+        sums = Sums(len(self.input_sum), len(self.target_sum))
+        if self._products is not None:
+            sums.input_sum, sums.count, sums._known = self.input_sum, self.count, True
+            sums._products = self.inputs, torch.zeros_like(self.cross)
+        return sums
 
     def _settle(self) -> None:
         """Keep no pairs where products take less."""
@@ -202,6 +219,7 @@ class Fit:
             given one.
         before: squared error with the given weight and bias, as a share of the targets' variance.
         after: the same with the solved ones, never more.
+        variance: sum over samples and rows, each as much as its error counts.
     """
 
     weight: Tensor
@@ -209,9 +227,15 @@ class Fit:
     penalty: float | None
     before: float
     after: float
+    variance: float
 
 
-def solve(start: Start, parts: Sequence[Sums], penalties: Sequence[float] = PENALTIES) -> Fit:
+def solve(
+    start: Start,
+    parts: Sequence[Sums],
+    penalties: Sequence[float] = PENALTIES,
+    variance: float | None = None,
+) -> Fit:
     """Solve a layer's weight, and its bias with it, for targets.
 
     It minimizes ``Σ ‖W x + b - t‖² + penalty ‖W - W₀‖²``, where ``W₀`` is the weight as it is: so
@@ -222,19 +246,66 @@ def solve(start: Start, parts: Sequence[Sums], penalties: Sequence[float] = PENA
     Args:
         parts: sums over disjoint parts of the samples.
         penalties: those to choose from, as shares of the mean power of inputs that are not dead.
+        variance: what errors are a share of; that of the targets, if left out.
     """
     whole = sum(parts[1:], parts[0])
-    variance = whole.power - whole.target_sum.square() / max(whole.count, 1)
-    scale = float((start.importance * variance.clamp(min=0.0)).sum()) or 1.0
     chosen = _chosen(start, parts, penalties)
     weight, bias = start.weight, start.bias
     if chosen is not None:
         ((weight, bias),) = _solved(start, whole, [chosen])
+    if variance is None:
+        around = whole.power - whole.target_sum.square() / max(whole.count, 1)
+        variance = float((start.importance * around.clamp(min=0.0)).sum()) or 1.0
     before, after = (
-        float((start.importance * whole.errors(w, b)).sum()) / scale
+        float((start.importance * whole.errors(w, b)).sum()) / variance
         for w, b in ((start.weight, start.bias), (weight, bias))
     )
-    return Fit(weight, bias, chosen, before, after)
+    return Fit(weight, bias, chosen, before, after, variance)
+
+
+def solved_again(start: Start, parts: Sequence[Sums], fit: Fit) -> Fit:
+    """Solve a layer for other targets; return the fit as it was if that comes nearer to them.
+
+    Shares are of the variance of the first targets. ``before`` is that of the first fit.
+    """
+    whole = sum(parts[1:], parts[0])
+    found = solve(start, parts, variance=fit.variance)
+    now = float((start.importance * whole.errors(fit.weight, fit.bias)).sum()) / fit.variance
+    return fit if found.penalty is None or found.after >= now else replace(found, before=fit.before)
+
+
+def clipped_targets(
+    targets: Tensor, outputs: Tensor, scale: Tensor, offset: Tensor, low: float, high: float
+) -> Tensor:
+    """Return targets that differ from outputs only where the activation tells them apart.
+
+    Where a target lies beyond a bound, any output beyond it does as well. X. Zhang et al.,
+    Accelerating very deep convolutional networks, 2015 (arXiv:1505.06798), solve layers for what
+    remains behind the ReLU, by turns for an auxiliary output and for the weight. Here the turns
+    majorize and minimize (D. Hunter and K. Lange, A tutorial on MM algorithms, 2004): for every
+    output, the squared error to what is returned is at least that behind the activation, and for
+    the output as it is no more than the error to the targets given. So solving anew never makes
+    what the activation gives worse.
+
+    >>> import torch
+    >>> t, y = torch.tensor([-1.0, -1.0, 2.0]), torch.tensor([-3.0, 1.0, 1.0])
+    >>> clipped_targets(t, y, torch.ones(3), torch.zeros(3), 0.0, torch.inf)
+    tensor([-3.,  0.,  2.])
+
+    Args:
+        targets: of the layer, ``[..., rows]``.
+        outputs: what it gives now, likewise.
+        scale: the activation reads ``scale * output + offset``, ``[rows]``; where it is zero,
+            targets stay.
+        offset: of any shape that broadcasts with the outputs.
+        low: what is below it is as good as it.
+        high: what is above it is as good as it.
+    """
+    aim, now = scale * targets + offset, scale * outputs + offset
+    moved = torch.where(
+        aim <= low, now.clamp(max=low), torch.where(aim >= high, now.clamp(min=high), aim)
+    )
+    return torch.where(scale == 0, targets, (moved - offset) / scale)
 
 
 def without_columns(

@@ -1,4 +1,4 @@
-"""The layers that read removed channels, and where what is solved of them can go."""
+"""The layers whose inputs a removal changes, and where what is solved of them can go."""
 
 from __future__ import annotations
 
@@ -34,9 +34,16 @@ class Shift(NamedTuple):
     sign: float
 
 
+class Bounds(NamedTuple):
+    """Beyond which an activation is constant; between them it is the identity."""
+
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, eq=False)
 class Consumer:
-    """A layer that has lost inputs.
+    """A layer whose inputs are not what they were: some are gone, or come from layers like it.
 
     Attributes:
         input: the value that it multiplies with its weight.
@@ -44,8 +51,10 @@ class Consumer:
         kept: its outputs that remain, of those that it had; ``None`` if all do.
         shift: what takes over a change of its bias, if something can.
         beside: the value that is added to its output, as by a shortcut, if there is one.
-        factors: parameters that its output is multiplied with before, one number a row.
-        norm: the batch normalization that it goes through before, if there is one.
+        total: the sum of the two.
+        steps: nodes that its output goes through before, each an affine function of each row.
+        bounds: between which what comes then passes an activation unchanged, and beyond which its
+            value makes no difference; ``None`` if none follows that does so.
     """
 
     layer: Layer
@@ -55,19 +64,36 @@ class Consumer:
     kept: Units | None
     shift: Shift | None
     beside: str | None
-    factors: tuple[ir.Value, ...]
-    norm: ir.Node | None
+    total: str | None
+    steps: tuple[ir.Node, ...]
+    bounds: Bounds | None
 
     def scale(self) -> Tensor:
         """Return what its output is multiplied with on its way, float64 ``[rows]``; reads them."""
+        return self._affine()[0]
+
+    def offset(self) -> Tensor:
+        """Return what is added to that on its way, float64 ``[rows]``; reads them."""
+        return self._affine()[1]
+
+    def _affine(self) -> tuple[Tensor, Tensor]:
         scale = torch.ones(self.layer.rows, dtype=torch.float64)
-        for factor in self.factors:
-            scale = scale * _numbers(factor).reshape(-1)
-        if self.norm is not None:
-            gain, variance = (_numbers(self.norm.inputs[place]) for place in (1, 4))
-            epsilon = self.norm.attributes.get_float("epsilon", _EPSILON)
-            scale = scale * gain / (variance + epsilon).sqrt()
-        return scale
+        offset, value = torch.zeros_like(scale), self.node.outputs[0]
+        for step in self.steps:
+            factor, added = torch.ones(()), torch.zeros(())
+            if operator(step).running_statistics:
+                gain, shift, mean, variance = map(_numbers, step.inputs[1:5])
+                epsilon = step.attributes.get_float("epsilon", _EPSILON)
+                factor = gain / (variance + epsilon).sqrt()
+                added = shift - mean * factor
+            else:
+                constant = _numbers(next(v for v in step.inputs if v is not value)).reshape(-1)
+                if operator(step).arithmetic == "*":
+                    factor = constant
+                else:
+                    added = constant
+            scale, offset, value = scale * factor, offset * factor + added, step.outputs[0]
+        return scale, offset
 
 
 def find_consumers(
@@ -85,8 +111,7 @@ def find_consumers(
     """
     consumers, reasons = [], {}
     for layer, node in nodes_of(model).values():
-        lost = kept.get(layer.weight, {}).keys() - {layer.output_axis}
-        if not lost:
+        if not _loses(layer, kept):
             continue
         reason = _obstacle(layer, node, owned)
         if reason:
@@ -96,16 +121,53 @@ def find_consumers(
     return tuple(consumers), reasons
 
 
+def changed_layers(
+    model: ir.Model, kept: Kept, owned: Collection[str], stand_ins: Collection[str] = ()
+) -> tuple[Consumer, ...]:
+    """Return the layers that can be solved and that do not give what they gave.
+
+    They have lost inputs, read what such layers give, or end in the sum before a dropped block.
+    The order and the other arguments are those of :func:`find_consumers`.
+
+    Args:
+        stand_ins: names of the values that stand for what dropped blocks gave.
+    """
+    found, changed = [], {*stand_ins}
+    layers = {node: layer for layer, node in nodes_of(model).values()}
+    for node in model.graph:
+        moved = not changed.isdisjoint(v.name or "" for v in values_read(node))
+        if (layer := layers.get(node)) is not None:
+            moved = moved or _loses(layer, kept)
+            if not _obstacle(layer, node, owned):
+                consumer = _consumer(layer, node, kept, owned)
+                moved = moved or consumer.total in changed
+                found += [consumer] if moved else []
+        if moved:
+            changed.update(v.name or "" for v in node.outputs)
+    return tuple(found)
+
+
+def _loses(layer: Layer, kept: Kept) -> bool:
+    """Whether some of a layer's inputs are gone."""
+    return bool(kept.get(layer.weight, {}).keys() - {layer.output_axis})
+
+
 def possible_consumers(
-    carrier: Carrier, groups: Iterable[ChannelGroup]
+    carrier: Carrier, groups: Iterable[ChannelGroup], *, changed: bool = False
 ) -> tuple[tuple[Consumer, ...], dict[str, str]]:
-    """Return the layers that lose inputs if any unit of some groups goes; see above."""
+    """Return the layers that lose inputs if any unit of some groups goes; see above.
+
+    Args:
+        changed: return all that can be solved and that this changes.
+    """
     read: dict[str, dict[int, Units]] = {}
     for group in groups:
         for member in group.members:
             if member.role == "input":
                 read.setdefault(member.parameter, {})[member.axis] = group.units
-    return find_consumers(carrier.graph(), read, carrier.tensors().keys())
+    graph, owned = carrier.graph(), carrier.tensors().keys()
+    consumers, reasons = find_consumers(graph, read, owned)
+    return changed_layers(graph, read, owned) if changed else consumers, reasons
 
 
 def _obstacle(layer: Layer, node: ir.Node, owned: Collection[str]) -> str:
@@ -145,12 +207,11 @@ def _consumer(layer: Layer, node: ir.Node, kept: Kept, owned: Collection[str]) -
     value = activation_input(node)
     assert value is not None
     shift = None
-    last, bias = with_bias(node, layer)
+    _, bias = with_bias(node, layer)
     if bias is not None and bias.name in owned and is_bias(bias, layer) and len(bias.uses()) == 1:
         shift = Shift(bias.name or "", 1.0)
-    path = _path(last, layer)
-    norm = path.norm
-    mean = None if norm is None else norm.inputs[3]
+    path = _path(node, layer)
+    mean = next((n.inputs[3] for n in path.steps if operator(n).running_statistics), None)
     if shift is None and mean is not None and mean.name in owned and len(mean.uses()) == 1:
         shift = Shift(mean.name or "", -1.0)
     return Consumer(
@@ -161,8 +222,9 @@ def _consumer(layer: Layer, node: ir.Node, kept: Kept, owned: Collection[str]) -
         kept=kept.get(layer.weight, {}).get(layer.output_axis),
         shift=shift,
         beside=path.beside,
-        factors=path.factors,
-        norm=norm,
+        total=path.total,
+        steps=path.steps,
+        bounds=_bounds(path.end) if path.even else None,
     )
 
 
@@ -179,33 +241,58 @@ def _window(layer: Layer, node: ir.Node) -> Window | None:
 
 
 class _Path(NamedTuple):
-    """What becomes of a layer's output until something else is added to it."""
+    """What becomes of a layer's output until something else is added to it.
 
+    Attributes:
+        even: all that is added on the way is one number a row.
+    """
+
+    end: ir.Value
     beside: str | None = None
-    factors: tuple[ir.Value, ...] = ()
-    norm: ir.Node | None = None
+    total: str | None = None
+    steps: tuple[ir.Node, ...] = ()
+    even: bool = True
 
 
-def _path(last: ir.Node, layer: Layer) -> _Path:
-    """Follow a layer's output, ``last`` with its bias, through what scales its channels."""
-    path, value = _Path(), last.outputs[0]
-    while (reader := sole_reader(value)) is not None:
+def _path(node: ir.Node, layer: Layer) -> _Path:
+    """Follow a layer's output through what scales and moves its channels."""
+    path = _Path(node.outputs[0])
+    while (reader := sole_reader(path.end)) is not None:
         row = operator(reader)
-        others = [v for v in reader.inputs if v is not None and v is not value]
-        if row.running_statistics and reader.inputs[0] is value and path.norm is None:
-            if not all(v.is_initializer() for v in others):
+        others = [v for v in reader.inputs if v is not None and v is not path.end]
+        plain = bool(others) and _by_row(others[0], layer)
+        if row.running_statistics and reader.inputs[0] is path.end:
+            normed = any(operator(step).running_statistics for step in path.steps)
+            if normed or not all(v.is_initializer() for v in others):
                 return path
-            path = path._replace(norm=reader)
-        elif row.arithmetic == "*" and others and _by_row(others[0], layer):
-            path = path._replace(factors=(*path.factors, others[0]))
+            path = path._replace(steps=(*path.steps, reader))
+        elif row.arithmetic in ("*", "+") and plain:
+            path = path._replace(steps=(*path.steps, reader))
         elif row.arithmetic == "+" and others:
             if constant_of(others[0]) is None:
-                same = others[0].shape is not None and others[0].shape == value.shape
-                return path._replace(beside=others[0].name) if same else path
+                total = reader.outputs[0]
+                if others[0].shape is None or others[0].shape != path.end.shape:
+                    return path
+                return path._replace(end=total, beside=others[0].name, total=total.name)
+            path = path._replace(even=False)
         elif row.moves != "same":
             return path
-        value = reader.outputs[0]
+        path = path._replace(end=reader.outputs[0])
     return path
+
+
+def _bounds(value: ir.Value) -> Bounds | None:
+    """Return those of the activation that alone reads a value."""
+    reader = sole_reader(value)
+    if reader is None or reader.op_type not in ("Relu", "Clip"):
+        return None
+    if reader.op_type == "Relu":
+        return Bounds(0.0, np.inf)
+    limits = [*reader.inputs[1:3], None, None][:2]
+    if any(v is not None and not v.is_initializer() for v in limits):
+        return None
+    low, high = (None if v is None else float(_numbers(v)) for v in limits)
+    return Bounds(-np.inf if low is None else low, np.inf if high is None else high)
 
 
 def _by_row(value: ir.Value, layer: Layer) -> bool:

@@ -1,16 +1,17 @@
-"""Solve the layers that read removed channels, block by block, so that they give what they gave.
+"""Solve the layers that a removal changes, block by block, so that they give what they gave.
 
 Each of them gets the weight with which it comes nearest to what the float model gives there, on
 what the pruned layers before it give: J.-H. Luo et al., ThiNet, 2017 (arXiv:1707.06342), section
 3.2; Y. He et al., 2017 (arXiv:1707.06168), section 3. At the end of a residual branch the target is
-the sum less what the shortcut gives now (section 3.3 there). No labels are used. Memory holds what
-enters one block, and the moments of the layers that are solved together.
+the sum less what the shortcut gives now (section 3.3 there); before a block that was dropped, it is
+the sum behind that. Where a ReLU follows, what it cuts off does not count. No labels are used.
+Memory holds what enters one block, and the moments of the layers that are solved together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,26 @@ from compressor.errors import DataError, ModelError, listed
 from compressor.files import scratch
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.channels.slicing import Kept
+from compressor.graph.residuals import ResidualBlock
 from compressor.models.element_types import from_numpy
 from compressor.models.onnx.ort_runner import graph_runner
-from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, pairs, solve
+from compressor.passes.prune.maths.least_squares import (
+    Fit,
+    Start,
+    Sums,
+    clipped_targets,
+    pairs,
+    solve,
+    solved_again,
+)
 from compressor.passes.prune.structured.consumers import (
+    Bounds,
     Consumer,
-    find_consumers,
+    changed_layers,
     possible_consumers,
     upstream,
 )
+from compressor.passes.prune.structured.counterparts import Ends, common_blocks, stand_ins
 from compressor.run.blockwise import Activations
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup
@@ -41,6 +53,8 @@ _PLACES = 64  # of a feature map or a sequence that are looked at in each sample
 _ROWS_PER_COLUMN = 16  # of all samples together, if they have as many places
 _ROWS = 1 << 15  # of all samples together at least: of few samples, all places tell something
 _FOLDS = 2
+_ROUNDS = 8  # of solving a layer that an activation clips
+_GAIN = 0.02  # share of its error that another round must have gained
 _DOUBLE = 8  # bytes
 _WORKING = 4  # matrices that are there while one layer is solved
 
@@ -68,13 +82,13 @@ class Solved:
     def note(self) -> str:
         """Return what it gains, in a sentence."""
         if self.problem:
-            return f"no layer that reads removed channels was solved: {self.problem}"
+            return f"no layer was solved: {self.problem}"
         fits = [fit for fit in self.fits.values() if fit.penalty is not None]
         if not fits:
-            return "no layer that reads removed channels was solved: nothing was gained by it"
+            return "no layer was solved: nothing was gained by it"
         before, after = (sum(getattr(f, n) for f in fits) / len(fits) for n in ("before", "after"))
         return (
-            f"{len(fits)} of {len(self.fits)} layers that read removed channels were solved on "
+            f"{len(fits)} of {len(self.fits)} layers that a removal changes were solved on "
             f"{self.samples} calibration samples: the squared error of their outputs is "
             f"{100 * after:.1f} % of their variance on average, and was {100 * before:.1f} %"
         )
@@ -84,6 +98,7 @@ def reconstructed(
     after: Carrier,
     graphs: tuple[ir.Model, ir.Model],
     kept: Kept,
+    dropped: Sequence[ResidualBlock],
     batches: Iterable[Batch],
     *,
     required: bool,
@@ -101,14 +116,15 @@ def reconstructed(
         DataError: there are no samples, or a value is not finite.
         ModelError: a model is not run, and must be.
     """
-    found, _ = find_consumers(graphs[1], kept, after.tensors().keys())
+    counterparts = stand_ins(graphs[1], dropped)
+    found = changed_layers(graphs[1], kept, after.tensors().keys(), counterparts)
     shapes = [{v.name: v.shape for node in g.graph for v in node.outputs} for g in graphs]
     consumers = [c for c in found if _same_places(c, *(s.get(c.layer.output) for s in shapes))]
     if not consumers:
         return after, Solved()
     try:
         with scratch() as folder:
-            solved = _Walk(graphs, consumers, folder).walked(batches)
+            solved = _Walk(graphs, consumers, counterparts, folder).walked(batches)
     except ModelError as error:
         if required:
             raise
@@ -121,7 +137,7 @@ def planned(carrier: Carrier, groups: Sequence[ChannelGroup]) -> tuple[tuple[str
 
     These are at most the moments of a block's layers, and what one solution needs.
     """
-    consumers, reasons = possible_consumers(carrier, groups)
+    consumers, reasons = possible_consumers(carrier, groups, changed=True)
     names: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         names.setdefault(reason, []).append(name)
@@ -136,13 +152,51 @@ def planned(carrier: Carrier, groups: Sequence[ChannelGroup]) -> tuple[tuple[str
     return notes, bound
 
 
+@dataclass(eq=False)
+class _Task:
+    """A layer while it is solved."""
+
+    layer: Consumer
+    ends: Ends
+    scale: Tensor
+    offset: Tensor
+    start: Start
+    fit: Fit | None = None
+    sums: list[Sums] = field(init=False)
+
+    def __post_init__(self) -> None:
+        columns, rows = self.layer.layer.columns, self.layer.layer.rows
+        self.sums = [Sums(columns, rows) for _ in range(_FOLDS)]
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """Those of the activation behind it, if all that is added before is known."""
+        known = self.layer.total is None or self.ends.beside
+        return self.layer.bounds if known else None
+
+    @property
+    def clips(self) -> bool:
+        """Whether it was solved, and not all that is left of its error may make a difference."""
+        return self.bounds is not None and self.fit is not None and self.fit.penalty is not None
+
+    def improved(self) -> bool:
+        """Solve again, if that is better; return whether it was so by enough to go on."""
+        assert self.fit is not None
+        before, self.fit = self.fit, solved_again(self.start, self.sums, self.fit)
+        return self.fit.after < (1 - _GAIN) * before.after
+
+
 class _Walk:
     """Visits the blocks of both models in the order of execution."""
 
     def __init__(
-        self, models: tuple[ir.Model, ir.Model], consumers: Sequence[Consumer], folder: Path
+        self,
+        models: tuple[ir.Model, ir.Model],
+        consumers: Sequence[Consumer],
+        counterparts: Mapping[str, str],
+        folder: Path,
     ):
-        self._models, self._consumers = models, consumers
+        self._models, self._consumers, self._counterparts = models, consumers, counterparts
         self._upstream = upstream(models[1], consumers)
         self._solved = Solved()
         folders = [folder / name for name in ("inputs", "whole", "pruned")]
@@ -151,7 +205,7 @@ class _Walk:
         self._inputs, *self._entries = map(Activations, folders)
 
     def walked(self, batches: Iterable[Batch]) -> Solved:
-        blocks = _common_blocks(*self._models)
+        blocks = common_blocks(*self._models, self._counterparts)
         names = sorted({name for pair in blocks for block in pair for name in block.inputs})
         for batch in batches:
             self._solved.samples += samples_in(batch)
@@ -216,60 +270,80 @@ class _Walk:
             yield feed if runner is None else {**feed, **runner.run(feed)}
 
     def _solve(self, pair: Sequence[GraphBlock], level: Sequence[Consumer]) -> None:
-        """Gather the moments of some layers in one run over the samples, and solve them."""
-        beside = {c.layer.name: c.beside for c in level if c.beside and self._settled(c)}
-        targets = [*(c.layer.output for c in level), *beside.values()]
-        sources = [*(c.input for c in level), *beside.values()]
-        scales = {c.layer.name: c.scale() for c in level}
-        sums = {
-            c.layer.name: [Sums(c.layer.columns, c.layer.rows) for _ in range(_FOLDS)]
-            for c in level
-        }
+        """Solve some layers; again where an activation behind them clips, until it gains little."""
+        tasks = [_Task(c, self._ends(c), c.scale(), c.offset(), self._start(c)) for c in level]
+        self._gather(pair, tasks)
+        for task in tasks:
+            _check_finite(task.layer, task.sums)
+            task.fit = solve(task.start, task.sums)
+        again = [task for task in tasks if task.clips]
+        for _ in range(_ROUNDS):
+            if not again:
+                break
+            for task in again:
+                task.sums = [sums.again() for sums in task.sums]
+            self._gather(pair, again)
+            again = [task for task in again if task.improved()]
+        for task in tasks:
+            self._keep(task)
+
+    def _gather(self, pair: Sequence[GraphBlock], tasks: Sequence[_Task]) -> None:
+        """Run a block of both models over the samples for the moments of some layers."""
+        targets = [name for task in tasks for name in (task.layer.layer.output, *task.ends.whole)]
+        sources = [name for task in tasks for name in (task.layer.input, *task.ends.beside)]
         runs = zip(self._run(0, pair[0], targets), self._run(1, pair[1], sources), strict=True)
         for number, (exact, given) in enumerate(runs):
-            for c in level:
-                name = c.layer.name
-                inputs, target = self._pairs(c, exact, given, beside.get(name), scales[name])
-                _add(sums[name], inputs, target, number)
-        for c in level:
-            _check_finite(c, sums[c.layer.name])
-            self._keep(c, solve(self._start(c, scales[c.layer.name]), sums[c.layer.name]))
+            for task in tasks:
+                _add(task.sums, *self._pairs(task, exact, given), number)
 
-    def _pairs(
-        self, c: Consumer, exact: Batch, given: Batch, beside: str | None, scale: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _ends(self, c: Consumer) -> Ends:
+        """Return what a layer makes up for at the sum in which it ends."""
+        if c.beside is None or c.total is None or not self._settled(c):
+            return Ends()
+        beside = self._counterparts.get(c.beside, c.beside)
+        if c.total in self._counterparts:
+            return Ends((beside, self._counterparts[c.total]), (c.total,), (c.beside,))
+        return Ends((beside,), (), (c.beside,))
+
+    def _pairs(self, task: _Task, exact: Batch, given: Batch) -> tuple[Tensor, Tensor]:
         """Return what a layer reads, and what it is to give there: ``[batch, places, n]``."""
-        outputs = [_chosen(c, exact[c.layer.output])]
-        if beside is not None:
-            outputs += [_chosen(c, exact[beside]), _tensor(given[beside])]
+        c, ends = task.layer, task.ends
+        outputs = [_chosen(c, exact[name]) for name in (c.layer.output, *ends.whole)]
+        outputs += [_tensor(given[name]) for name in ends.beside]
         rows = max(_ROWS, _ROWS_PER_COLUMN * c.layer.columns)
         wanted = max(_PLACES, -(-rows // self._solved.samples))
-        inputs, (target, *both) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
-        if both:
-            factor = scale.to(target.dtype)
-            missing = torch.where(factor == 0, 0.0, (both[0] - both[1]) / factor)
-            target = target + missing
-        return inputs, target
+        inputs, (target, *others) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
+        beside = torch.zeros(())
+        if others:
+            factor, beside = task.scale.to(target.dtype), others[-1]
+            missing = sum(others[: len(ends.plus)]) - sum(others[len(ends.plus) :])
+            target = target + torch.where(factor == 0, 0.0, missing / factor)
+        if task.fit is None or task.bounds is None:
+            return inputs, target
+        kind = inputs.dtype
+        now = inputs @ task.fit.weight.T.to(kind) + task.fit.bias.to(kind)
+        offset = task.offset.to(kind) + beside
+        return inputs, clipped_targets(target, now, task.scale.to(kind), offset, *task.bounds)
 
-    def _start(self, c: Consumer, scale: Tensor) -> Start:
+    def _start(self, c: Consumer) -> Start:
         weight = c.layer.canonical(self._parameter(c.layer.weight)).to(torch.float64)
         value = c.node.inputs[2] if len(c.node.inputs) > 2 else None
         bias = torch.zeros(c.layer.rows, dtype=torch.float64)
         if value is not None:
             bias = self._parameter(value.name or "").to(torch.float64)
-        return Start(weight, bias, c.shift is not None, scale.square())
+        return Start(weight, bias, c.shift is not None, c.scale().square())
 
-    def _keep(self, c: Consumer, fit: Fit) -> None:
-        solved, layer = self._solved, c.layer
-        solved.fits[layer.name] = fit
+    def _keep(self, task: _Task) -> None:
+        solved, c, fit = self._solved, task.layer, task.fit
+        assert fit is not None
+        solved.fits[c.layer.name] = fit
         if fit.penalty is None:
             return
-        start = self._start(c, torch.ones(()))
-        old = self._parameter(layer.weight)
-        solved.changes[layer.weight] = layer.stored(fit.weight).to(old.dtype)
+        old = self._parameter(c.layer.weight)
+        solved.changes[c.layer.weight] = c.layer.stored(fit.weight).to(old.dtype)
         if c.shift is not None:
             held = self._parameter(c.shift.parameter)
-            moved = held.to(torch.float64) + c.shift.sign * (fit.bias - start.bias)
+            moved = held.to(torch.float64) + c.shift.sign * (fit.bias - task.start.bias)
             solved.changes[c.shift.parameter] = moved.to(held.dtype)
 
     def _parameter(self, name: str) -> Tensor:
@@ -289,33 +363,6 @@ def _same_places(c: Consumer, before: ir.Shape | None, after: ir.Shape | None) -
     pairs_of = zip(before, after, strict=True)
     known = [(a, b) for i, (a, b) in enumerate(pairs_of) if i not in (0, features)]
     return all(a == b for a, b in known if isinstance(a, int) and isinstance(b, int))
-
-
-def _common_blocks(whole: ir.Model, pruned: ir.Model) -> list[tuple[GraphBlock, GraphBlock]]:
-    """Cut both models at the same values."""
-    blocks = [partition(model, past_sizes=True) for model in (whole, pruned)]
-    exits = {block.exit for block in blocks[0]} & {block.exit for block in blocks[1]}
-    return list(zip(*(_joined(part, exits) for part in blocks), strict=True))
-
-
-def _joined(blocks: Sequence[GraphBlock], exits: Collection[str | None]) -> list[GraphBlock]:
-    """Join blocks that do not end at one of some values with those that follow."""
-    joined: list[GraphBlock] = []
-    waiting: list[GraphBlock] = []
-    for block in blocks:
-        waiting.append(block)
-        if block.exit in exits:
-            joined.append(
-                replace(
-                    waiting[0],
-                    exit=block.exit,
-                    inputs=tuple(dict.fromkeys(n for b in waiting for n in b.inputs)),
-                    weights=tuple(dict.fromkeys(n for b in waiting for n in b.weights)),
-                    reads=frozenset[str]().union(*(b.reads for b in waiting)),
-                )
-            )
-            waiting = []
-    return joined
 
 
 def _given(block: GraphBlock) -> list[str]:

@@ -47,12 +47,12 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
         "2024 (arXiv:2403.12983) for criteria; Luo et al. 2017 (arXiv:1707.06342), He et al. 2017 "
-        "(arXiv:1707.06168) for reconstruction"
+        "(arXiv:1707.06168), Zhang et al. 2015 (arXiv:1505.06798) for reconstruction"
     )
 
     target: groups.Target = Field(description="how much to remove")
@@ -87,8 +87,8 @@ class PruneStructured(GraphPass):
     )
     reconstruct: bool | None = Field(
         default=None,
-        description="solve the layers that read removed channels by least squares on the "
-        "calibration data, so that they give what they gave; if left out, where there are such",
+        description="solve the layers that a removal changes by least squares on the calibration "
+        "data, so that they give what they gave; if left out, where there are such data",
     )
     re_estimate: bool = Field(
         default=False,
@@ -280,7 +280,8 @@ class _Pruning:
             assert self._samples is not None
             graphs, data = (self._graph, smaller), self._samples.batches()
             required = self._options.reconstruct is True
-            after, solved = reconstructed(after, graphs, kept, data, required=required)
+            dropped = [self._blocks[i] for i in sorted(variant.dropped)]
+            after, solved = reconstructed(after, graphs, kept, dropped, data, required=required)
             details = solved.details()
             self._notes.append(solved.note())
         elif self._options.re_estimate and self._samples is not None:

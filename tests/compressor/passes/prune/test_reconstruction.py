@@ -1,4 +1,4 @@
-"""Layers that read removed channels, solved on calibration data to give what they gave."""
+"""Layers that a removal changes, solved on calibration data to give what they gave."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from compressor.errors import DataError, ModelError
+from compressor.graph.residuals import drop_blocks, residual_blocks
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.structured import reconstruction
@@ -69,7 +70,7 @@ def test_module_and_file_are_solved_alike_and_lose_less_than_what_is_cut(residua
     assert shapes(cut.carrier) == shapes(ours.carrier)
     assert not fits(cut)
     assert lost(residual, ours.carrier, unseen) < 0.1 * lost(residual, cut.carrier, unseen)
-    assert any(n.startswith("4 of 4 layers that read removed channels") for n in ours.notes)
+    assert any(n.startswith("4 of 4 layers that a removal changes") for n in ours.notes)
 
 
 def test_channels_that_others_can_replace_are_replaced():
@@ -120,7 +121,7 @@ def test_layers_of_all_kinds_are_solved_or_named():
     assert note.startswith("where inputs of 'wider' go, what remains is not solved: ConvTranspose")
     assert survey.memory > 8 * 36**2
     outcome = pruned(HALF, model, data())
-    assert set(fits(outcome)) == {"point", "line", "single"}
+    assert set(fits(outcome)) == {"point", "line", "single", "head"}
     assert all(after <= before for before, after in fits(outcome).values())
     assert np.isfinite(output(outcome.carrier, data().data[0])).all()
 
@@ -149,13 +150,13 @@ class Attention(nn.Module):
         return self.head(x.mean(1))
 
 
-def test_heads_and_hidden_widths_of_a_transformer_are_solved_in_their_output_projections():
+def test_heads_and_hidden_widths_of_a_transformer_are_and_what_reads_them_are_solved():
     model = carrier(Attention())
     step = declared(target={"ratio": 0.5}, layers=[{"match": "embed", "skip": True}])
     given, unseen = data(8), data(3, seed=9)
     outcome = pruned(step, model, given)
     assert shapes(outcome.carrier)["query"] == (8, 16)
-    assert set(fits(outcome)) == {"out", "down"}
+    assert set(fits(outcome)) == {"out", "up", "down", "head"}
     cut = pruned(cut_only(step), model, given)
     assert lost(model, outcome.carrier, unseen) < 0.3 * lost(model, cut.carrier, unseen)
 
@@ -170,6 +171,56 @@ def test_fewer_samples_than_columns_and_dead_channels_do_no_harm(residual):
     outcome = pruned(HALF, model, tiny)
     assert all(after <= before for before, after in fits(outcome).values())
     assert all(torch.isfinite(t.read()).all() for t in outcome.carrier.tensors().values())
+
+
+def test_what_a_relu_cuts_off_does_not_count(monkeypatch):
+    model, given, unseen = carrier(Plain()), data(16), data(4, seed=9)
+    again = pruned(HALF, model, given)
+    monkeypatch.setattr(reconstruction, "_ROUNDS", 0)
+    once = pruned(HALF, model, given)
+    assert lost(model, again.carrier, unseen) < 0.96 * lost(model, once.carrier, unseen)
+    assert fits(again)["second"][1] < 0.9 * fits(once)["second"][1]
+
+
+class Chain(nn.Module):
+    """Blocks that are added to a stream, the second of them with or without a ReLU behind it."""
+
+    def __init__(self, *, rectified: bool) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, padding=1)
+        self.up = nn.ModuleList(nn.Conv2d(12, 16, 1) for _ in range(4))
+        self.down = nn.ModuleList(nn.Conv2d(16, 12, 1) for _ in range(4))
+        self.head = nn.Linear(12, 4)
+        self.rectified = rectified
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(image))
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(torch.relu(up(x)))
+            x = torch.relu(x) if self.rectified else x
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("gone", [(1,), (1, 2), (3,)])
+@pytest.mark.parametrize("rectified", [False, True])
+def test_the_layer_before_a_dropped_block_makes_up_for_it(rectified, gone):
+    model, given, unseen = carrier(Chain(rectified=rectified)), data(6), data(3, seed=9)
+    graph = model.graph()
+    dropped = [residual_blocks(graph)[i] for i in gone]
+    smaller = drop_blocks(graph, dropped)
+    cut = model.with_graph(smaller)
+    found = {}
+    for blocks in ([], dropped):
+        graphs, batches = (graph, smaller), given.batches()
+        after, solved = reconstruction.reconstructed(
+            cut, graphs, {}, blocks, batches, required=True
+        )
+        found[len(blocks)] = lost(model, after, unseen)
+    ahead = {f"down.{gone[0] - 1}", *(f"up.{i}" for i in range(4) if i > gone[-1]), "head"}
+    assert ahead <= set(solved.fits)
+    assert not any(name.endswith(".0") for name in solved.fits.keys() - {"down.0"})
+    assert found[0] == lost(model, cut, unseen)
+    assert found[len(dropped)] < 0.5 * found[0]
 
 
 def test_values_that_are_not_finite_are_an_error():

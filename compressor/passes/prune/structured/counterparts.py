@@ -1,0 +1,84 @@
+"""Which values of a pruned model are compared with which of the whole, and where both are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import onnx_ir as ir
+
+from compressor.graph.blocks import GraphBlock, partition
+from compressor.graph.residuals import ResidualBlock, stands_for
+from compressor.graph.values import main_values, sole_reader
+
+
+class Ends(NamedTuple):
+    """Values at the sum in which a layer ends.
+
+    Attributes:
+        plus: those of the whole model that make up, with its output, what is to be reached.
+        minus: that of the whole model which the output is already a part of.
+        beside: what is added in the pruned model.
+    """
+
+    plus: tuple[str, ...] = ()
+    minus: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> tuple[str, ...]:
+        """All of the whole model."""
+        return (*self.plus, *self.minus)
+
+
+def stand_ins(pruned: ir.Model, dropped: Sequence[ResidualBlock]) -> dict[str, str]:
+    """Return the values that stand for what dropped blocks gave, and the names of that.
+
+    What a ReLU makes one of them of does so, too: what is negative is cut off behind either sum.
+
+    Args:
+        dropped: in the order of execution.
+    """
+    found: dict[str, str] = {}
+    values = main_values(pruned)
+    for block in dropped:
+        value = values.get(stands_for(block.skip, dropped))
+        while value is not None:
+            found[value.name or ""] = block.output
+            maker = value.producer()
+            value = None
+            if maker is not None and maker.op_type == "Relu" and maker.inputs[0] is not None:
+                alone = sole_reader(maker.inputs[0]) is maker
+                value = maker.inputs[0] if alone else None
+    return found
+
+
+def common_blocks(
+    whole: ir.Model, pruned: ir.Model, counterparts: Collection[str]
+) -> list[tuple[GraphBlock, GraphBlock]]:
+    """Cut both models at the same values, except at those that stand for others."""
+    blocks = [partition(model, past_sizes=True) for model in (whole, pruned)]
+    exits = {block.exit for block in blocks[0]} & {block.exit for block in blocks[1]}
+    exits -= {*counterparts}
+    return list(zip(*(_joined(part, exits) for part in blocks), strict=True))
+
+
+def _joined(blocks: Sequence[GraphBlock], exits: Collection[str | None]) -> list[GraphBlock]:
+    """Join blocks that do not end at one of some values with those that follow."""
+    joined: list[GraphBlock] = []
+    waiting: list[GraphBlock] = []
+    for block in blocks:
+        waiting.append(block)
+        if block.exit in exits:
+            joined.append(
+                replace(
+                    waiting[0],
+                    exit=block.exit,
+                    inputs=tuple(dict.fromkeys(n for b in waiting for n in b.inputs)),
+                    weights=tuple(dict.fromkeys(n for b in waiting for n in b.weights)),
+                    reads=frozenset[str]().union(*(b.reads for b in waiting)),
+                )
+            )
+            waiting = []
+    return joined
