@@ -20,6 +20,7 @@ _TOGETHER = 16  # sessions that are open at once
 _LEAST_RUNS, _MOST_RUNS = 5, 400
 SECONDS = 0.02  # for each timing, of which there are at most so many
 MOST_TIMINGS = 600
+_WHOLE_SECONDS = 0.2  # for a whole network: there are few such timings, and they decide
 _ROUNDS = 5
 _ALONE = 0.8  # least share of the process's time on the processor of a thread that computes alone
 _WHOLE = "whole"
@@ -77,7 +78,7 @@ class TimingTable:
             nothing = _nothing(variant)
             names = [key] if key == self._key(nothing) else [key, self._key(nothing)]
             models = [(self.segments.smaller(v), self.segments.batch) for v in (variant, nothing)]
-            seconds = self._timed(models[: len(names)])
+            seconds = self._timed(models[: len(names)], _WHOLE_SECONDS)
             self._seconds.update(zip(names[:1], seconds, strict=False))
             if len(names) > 1:  # both as fast as the unchanged one was found to be at first
                 base = self._seconds.setdefault(names[1], seconds[1])
@@ -101,19 +102,22 @@ class TimingTable:
                 self._seconds[name] = 0.0 if model is None else max(next(seconds) - call, 0.0)
             self._keep()
 
-    def _timed(self, models: Sequence[tuple[ir.Model, Batch]]) -> list[float]:
-        """Run models in turn; return the least time of each."""
+    def _timed(
+        self, models: Sequence[tuple[ir.Model, Batch]], seconds: float = SECONDS
+    ) -> list[float]:
+        """Run models in turn, each for about so many seconds; return the least time of each."""
         self.timings += len(models)
         runners = [(self.open(model), feed) for model, feed in models]
         best = []
         for runner, feed in runners:
             once = min(_block(runner, feed, 2))
             best.append(once)
-        counts = [int(np.clip(SECONDS / max(t, 1e-7), _LEAST_RUNS, _MOST_RUNS)) for t in best]
-        for turn in range(_ROUNDS):
+        counts = [int(np.clip(seconds / max(t, 1e-7), _LEAST_RUNS, _MOST_RUNS)) for t in best]
+        rounds = int(np.clip(max(counts), _ROUNDS, _ROUNDS * seconds / SECONDS))
+        for turn in range(rounds):
             order = range(len(runners)) if turn % 2 else reversed(range(len(runners)))
             for i in order:
-                best[i] = min(best[i], *_block(*runners[i], -(-counts[i] // _ROUNDS)))
+                best[i] = min(best[i], *_block(*runners[i], -(-counts[i] // rounds)))
         return best
 
     def _keep(self) -> None:

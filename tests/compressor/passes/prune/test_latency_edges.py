@@ -27,7 +27,7 @@ from tests.compressor.passes.prune.structured_models import (
 def _timed_by_work() -> Iterator[None]:
     """Times are those of a machine whose kernels take as long as they have products."""
 
-    def timed(table: clock.TimingTable, models) -> list[float]:
+    def timed(table: clock.TimingTable, models, *_) -> list[float]:
         table.timings += len(models)
         return [1e-3 + sum(t.size for t in _weights(model)) for model, _ in models]
 

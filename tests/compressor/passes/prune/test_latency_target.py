@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,9 @@ def chosen(model: Carrier, kept: Kept, given: Given | None = None, **options: An
 def _timed_by_work() -> Iterator[None]:
     """A product takes a nanosecond, and an operator 50 microseconds: to drop a block saves them."""
 
-    def timed(table: clock.TimingTable, models: Sequence[tuple[ir.Model, Batch]]) -> list[float]:
+    def timed(
+        table: clock.TimingTable, models: Sequence[tuple[ir.Model, Batch]], *_
+    ) -> list[float]:
         table.timings += len(models)
         return [5e-5 * len(model.graph) + 1e-9 * macs(model) for model, _ in models]
 
@@ -208,6 +211,39 @@ def test_a_time_is_the_least_of_many_runs(monkeypatch: pytest.MonkeyPatch):
     assert measured_times(table, [(s, None) for s in runs]) == pytest.approx(list(runs))
     assert [*runs.values()] == [2 + 400, 2 + 15, 2 + 5]
     assert table.timings == 3
+
+
+def test_a_whole_network_is_timed_until_the_processor_was_quiet(monkeypatch: pytest.MonkeyPatch):
+    """A neighbour makes every run twice as slow, but for one in 40 of each network."""
+    machine = Clock()
+    monkeypatch.setattr(clock, "time", machine)
+    monkeypatch.setattr(clock.TimingTable, "_timed", measured_times)
+    runs = {"half": 0, "all": 0}
+
+    class Model:
+        def __init__(self, name: str):
+            self.name = name
+
+        def run(self, _: object) -> None:
+            runs[self.name] += 1
+            quiet = runs[self.name] % 40 == 0
+            machine.now += (1e-3 if self.name == "half" else 2e-3) * (1 if quiet else 2)
+
+    class Named:
+        all = ()
+        batch: Batch = MappingProxyType({})
+
+        def key(self, *_: object) -> str:
+            return ""
+
+        def smaller(self, variant: Variant) -> str:
+            return "half" if variant.removed.any() else "all"
+
+    table = clock.TimingTable(Named(), Model, None, {})  # type: ignore[arg-type]  # what it opens
+    monkeypatch.setattr(table, "_key", lambda variant: str(variant.removed.any()))
+    half = table.whole(Variant(np.array([True])))
+    assert half == pytest.approx(1e-3)
+    assert table.whole(Variant(np.array([False]))) == pytest.approx(2e-3)
 
 
 def test_a_choice_is_described():

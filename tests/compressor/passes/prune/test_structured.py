@@ -324,7 +324,7 @@ def test_sensitivity_is_reported_and_balances(residual):
 
 
 def test_a_latency_is_measured_and_said(monkeypatch: pytest.MonkeyPatch):
-    def by_work(_: object, models: Sequence[tuple[ir.Model, Batch]]) -> list[float]:
+    def by_work(_: object, models: Sequence[tuple[ir.Model, Batch]], *_more: float) -> list[float]:
         return [1e-6 + 1e-9 * macs(part) for part, _ in models]
 
     monkeypatch.setattr(clock.TimingTable, "_timed", by_work)
