@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 from google.protobuf.message import Message
 
-from compressor.exporters.archive.coder import compressed, decompressed
+from compressor.exporters.archive.coder import compressed, decoded_text
 from compressor.exporters.archive.index import MAGIC
 
 Mutation = Callable[[Random, bytes], bytes]
@@ -199,7 +199,7 @@ def archive(rng: Random, data: bytes) -> bytes:
     numbers = data[-footer:]
     stored, length = (int.from_bytes(numbers[i : i + 8], "little") for i in (0, 8))
     start = len(data) - footer - stored
-    text = json_text(rng, decompressed(data[start : start + stored], length))
+    text = json_text(rng, decoded_text(data[start : start + stored], length))
     packed = compressed(text, 3)
     if rng.random() < 0.05:
         packed = flipped(rng, packed)

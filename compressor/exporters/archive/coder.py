@@ -22,6 +22,7 @@ import brotli
 import numpy as np
 import zstandard
 
+from compressor.exporters.archive.contexts import MOST_BYTES, coded_bytes, read_bytes
 from compressor.exporters.archive.forms import WHOLE, Form, Reader
 from compressor.types.tensors import Array
 
@@ -32,6 +33,7 @@ SUM = 4  # bytes that are kept of a checksum; the SHA-256 of each whole file is 
 
 _ZSTANDARD = 0  # the first byte of a frame that says neither length nor checksum: RFC 8878, 3.1.1.1
 _BROTLI = 1  # what stands before a stream of the other coder, RFC 7932
+_MIXED = 2  # and before a text whose bits are mixed
 _WINDOW = 20  # its window, as a power of two: a whole chunk
 _QUALITY, _BEST_QUALITY = 5, 11  # the latter looks at several tables; it codes 0.7 MB/s
 _WORTH = 0.995  # of the bytes: what the slower decoder has to save in large files
@@ -94,6 +96,9 @@ def encode(
         known: what was best for each stream of another chunk of the tensor: it is tried alone,
             and all are only where it leaves more than it did there.
     """
+    if form.mixed:
+        mixed = form.mixed_stream(data)
+        return Coded((len(mixed),), mixed)
     parts, best = [], []
     for place, stream in enumerate(form.streams(data)):
         plain = stream.tobytes()
@@ -119,6 +124,10 @@ def decode(
     Raises:
         ValueError: the streams do not make such a chunk.
     """
+    if form.mixed:
+        if len(tuple(lengths)) != 1:
+            raise ValueError("there are too many streams")
+        return form.mixed_chunk(bytes(data), nbytes)
     reader, start = Reader(form, nbytes), 0
     for length in lengths:
         expected = reader.next_length
@@ -147,6 +156,37 @@ def decode(
 def compressed(plain: bytes, level: int, *, small: bool = False) -> bytes:
     """Code bytes with the coder that makes least of them, without lengths or checksums."""
     return _smallest(plain, level, small, None)[1]
+
+
+def coded_text(plain: bytes, level: int, *, mixed: bool) -> bytes:
+    """Code a text with the coder that makes least of it; its length has to be kept.
+
+    Args:
+        plain: the text.
+        level: Zstandard's.
+        mixed: its bits may be mixed, if it is short.
+    """
+    coded = compressed(plain, level, small=True)
+    if not mixed or len(plain) > MOST_BYTES:
+        return coded
+    return min(bytes([_MIXED]) + coded_bytes(plain, 1), coded, key=len)
+
+
+def decoded_text(data: bytes, nbytes: int) -> bytes:
+    """Invert :func:`coded_text`.
+
+    Args:
+        data: what it wrote.
+        nbytes: of the text.
+
+    Raises:
+        ValueError: it is something else, or longer.
+    """
+    if data[:1] != bytes([_MIXED]):
+        return decompressed(data, nbytes)
+    if nbytes > MOST_BYTES:
+        raise ValueError(f"a mixed text has {nbytes} bytes")
+    return read_bytes(data[1:], nbytes, 1)
 
 
 def quickly(data: Array, form: Form) -> int:

@@ -30,6 +30,7 @@ from compressor.exporters.archive.index import (
     joined,
     member_sums,
 )
+from compressor.exporters.archive.mixed import MixedForms
 from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.exporters.safetensors.exporter import SafetensorsExporter, artifact_errors
 from compressor.files import file_sha256, scratch, staging
@@ -54,6 +55,8 @@ class _Source(NamedTuple):
     path: Path
     level: int
     small: bool
+    mixed: MixedForms
+    known: dict[tuple[int, int], Coded]  # sections by place and size, as they are mixed
 
 
 class _Packed(NamedTuple):
@@ -81,20 +84,24 @@ def pack(files: Sequence[Path], target: Path, level: int, advance: Callable[[int
         OSError: the disk is full.
     """
     packed: list[PackedFile] = []
+    mixed = MixedForms(files)
     done = 0
     with target.open("xb") as out, ThreadPoolExecutor(threads(), "archive") as workers:
         out.write(MAGIC)
         for path in files:
             head, sections = divide(path)
             parts: list[Part] = []
-            source = _Source(path, level, path.stat().st_size <= _SMALL)
+            small = path.stat().st_size <= _SMALL
+            source = _Source(path, level, small, mixed, {})
+            if small:
+                mixed.look(sections, partial(_whole, path))
             for run in runs(sections):
                 parts += _write(workers, source, run, out)
                 done += sum(section.nbytes for section in run)
                 advance(done)
             size = path.stat().st_size
             packed.append(PackedFile(path.name, size, file_sha256(path), head, tuple(parts)))
-        out.write(index_bytes(packed))
+        out.write(index_bytes(packed, mixed=mixed.any))
 
 
 def runs(sections: Sequence[Section]) -> Iterator[tuple[Section, ...]]:
@@ -116,9 +123,9 @@ def runs(sections: Sequence[Section]) -> Iterator[tuple[Section, ...]]:
 
 
 def groupings(run: Sequence[Section]) -> list[list[Section]]:
-    """Return the ways to code the sections of a run: all as one, or the larger ones alone.
+    """Return the ways to code the sections of a run: all as one, the larger ones alone, or each.
 
-    The smallest are always coded together: one alone is too short to show a distribution.
+    The smallest gain by being coded together: one alone is too short to show a distribution.
     """
     apart: list[list[Section]] = []
     for section in run:
@@ -128,7 +135,11 @@ def groupings(run: Sequence[Section]) -> list[list[Section]]:
         else:
             apart.append([section])
     ways = [[joined(run)]]
-    return ways if len(apart) == 1 else [*ways, [joined(group) for group in apart]]
+    if len(apart) > 1:
+        ways.append([joined(group) for group in apart])
+    if 1 < len(run) != len(apart):
+        ways.append(list(run))
+    return ways
 
 
 def _write(
@@ -146,12 +157,27 @@ def _write(
         section = packed.section
         sums: tuple[str, ...] = ()
         if section.members:  # of other tensors, the chunks have a checksum
-            sums = member_sums(section, np.concatenate(list(_chunks(source.path, section))))
+            sums = member_sums(section, _whole(source.path, section))
         yield Part(section, packed.form, CHUNK, tuple(chunks), sums)
 
 
 def _best(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Packed:
-    """Code a section in the smallest form; of equals the first.
+    """Code a section in the smallest form; of equals the first."""
+    packed = _unmixed(workers, source, section)
+    if source.small and 0 < section.nbytes <= CHUNK:
+        for form in source.mixed.of(section):
+            place = section.start, section.nbytes
+            if place not in source.known:  # it is slow, and a section is tried in several groupings
+                data = next(_chunks(source.path, section))
+                source.known[place] = encode(data, form, source.level)
+            coded = source.known[place]
+            if coded.nbytes < packed.nbytes:
+                packed = _Packed(section, form, (coded,))
+    return packed
+
+
+def _unmixed(workers: ThreadPoolExecutor, source: _Source, section: Section) -> _Packed:
+    """Code a section in the smallest form whose streams whole bytes are coded of.
 
     In a large file a long one gets the form that is best on parts of it, among those that the
     fastest coder likes.
@@ -209,6 +235,11 @@ def _chunks(path: Path, section: Section) -> Iterator[Array]:
             yield np.frombuffer(data, np.uint8)
 
 
+def _whole(path: Path, section: Section) -> Array:
+    """Return the bytes of a part, uint8 ``[n]``."""
+    return np.concatenate([np.empty(0, np.uint8), *_chunks(path, section)])
+
+
 def _parts(path: Path, section: Section) -> Array:
     """Return bytes from the beginning, the middle and the end of a part, uint8 ``[n]``."""
     size = _PROBE // 3 // WHOLE * WHOLE
@@ -227,13 +258,14 @@ class ArchiveExporter(Exporter):
 
     It holds what the safetensors exporter writes in its layout `graph`, bit for bit. Each tensor is
     brought into the form that an entropy coder makes least of: codes of a few bits several to a
-    byte, zeros apart from the rest, floats byte by byte. Then Zstandard or Brotli codes it.
+    byte, zeros apart from the rest, floats byte by byte. Then Zstandard or Brotli codes it; sparse
+    codes of a small model are coded bit by bit, in contexts.
     `compress unpack` gives the files back, and `compressor.load` opens an archive as it opens
     these.
     """
 
     format: ClassVar[str] = "archive"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     bound: ClassVar[bool] = True  # how well weights can be coded shows at the end
     not_judged: ClassVar[str] = STORED  # it is unpacked before it is run
 

@@ -15,6 +15,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 import torch
 
+from compressor.exporters.archive.contexts import (
+    MOST_BYTES,
+    MOST_SYMBOLS,
+    coded_bytes,
+    coded_symbols,
+    read_bytes,
+    read_symbols,
+)
 from compressor.models.codec.bit_stream import pack_bits, stream_bytes, unpack_bits
 from compressor.types.tensors import Array
 
@@ -24,6 +32,7 @@ WHOLE = 840
 """Bytes of which a multiple holds whole symbols of any width."""
 
 _BYTE = 8
+_MIXED = "mixed"
 _FAR = 255  # a gap that goes on
 _TURNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SHARED = {1: 1, 2: 2, 3: 4, 4: 4}  # width in which symbols share bytes; wider ones do not
@@ -42,23 +51,46 @@ class Form:
         packed: whether symbols of 4 bits and fewer share bytes; otherwise each has its own.
         turned: the sign of each element is moved behind its mantissa, so that all bits of a
             float's exponent lie in one byte.
+        mixed: it is one stream, coded bit by bit in the contexts that
+            :mod:`compressor.exporters.archive.contexts` has: symbols of up to 7 bits as a matrix,
+            others as bytes.
+        columns: of the matrix.
+        kernel: columns that belong together.
     """
 
     bits: int = 8
     sparse: Sparse = ""
     packed: bool = True
     turned: bool = False
+    mixed: bool = False
+    columns: int = 0
+    kernel: int = 0
 
     def __str__(self) -> str:
+        if self.mixed:
+            size = f"-{self.columns}-{self.kernel}" if self.columns else ""
+            return f"{self.bits}-{_MIXED}{size}"
         parts = [f"{self.bits}", self.sparse, "" if self.packed else "apart"]
         return "-".join(part for part in (*parts, "turned" if self.turned else "") if part)
 
     @classmethod
     def named(cls, name: str) -> Form:
         """Return the form of a name that ``str`` gave; raises ``ValueError`` for others."""
-        if name not in _NAMES:
-            raise ValueError(f"there is no form {name!r}")
-        return _NAMES[name]
+        if name in _NAMES:
+            return _NAMES[name]
+        match str(name).split("-"):
+            case [
+                ("1" | "2" | "3" | "4" | "5" | "6" | "7" | "8") as bits,
+                "mixed",
+                columns,
+                kernel,
+            ]:
+                sizes = (int(columns), int(kernel)) if f"{columns}{kernel}".isdecimal() else (0, 0)
+                if min(sizes) > 0 and not sizes[0] % sizes[1]:
+                    return cls(int(bits), mixed=True, columns=sizes[0], kernel=sizes[1])
+            case [("8" | "16" | "32" | "64") as bits, "mixed"]:
+                return cls(int(bits), mixed=True)
+        raise ValueError(f"there is no form {name!r}")
 
     def streams(self, data: Array) -> list[Array]:
         """Take a chunk apart.
@@ -88,6 +120,33 @@ class Form:
     def shared(self) -> int:
         """Bits that a symbol takes in a stream."""
         return _SHARED.get(self.bits, _BYTE) if self.packed else _BYTE
+
+    def mixed_stream(self, data: Array) -> bytes:
+        """Code a chunk, uint8 ``[n]``, in contexts."""
+        if not self.columns:
+            return coded_bytes(data.tobytes(), self.bits // _BYTE)
+        return coded_symbols(self._symbols(data), self.bits, self.columns, self.kernel)
+
+    def mixed_chunk(self, stream: bytes, nbytes: int) -> Array:
+        """Invert :meth:`mixed_stream`.
+
+        Raises:
+            ValueError: the chunk has more symbols than are ever mixed.
+        """
+        if not self.fits(nbytes):
+            raise ValueError(f"a mixed chunk has {nbytes} bytes")
+        if not self.columns:
+            return np.frombuffer(read_bytes(stream, nbytes, self.bits // _BYTE), np.uint8)
+        count = (nbytes + -nbytes % self.bits) * _BYTE // self.bits
+        symbols = read_symbols(stream, count, self.bits, self.columns, self.kernel)
+        return symbols if self.bits == _BYTE else _packed(symbols, self.bits)[:nbytes]
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a chunk of so many bytes may be mixed."""
+        if not self.columns:
+            return nbytes <= MOST_BYTES
+        rows = -(-nbytes * _BYTE // self.bits // self.columns) + 1
+        return rows * self.columns <= MOST_SYMBOLS
 
     def _symbols(self, data: Array) -> Array:
         if self.bits < _BYTE:
@@ -236,10 +295,21 @@ def entropy(data: Array, bits: int = 8) -> float:
         data: uint8 ``[n]``.
         bits: of a symbol, 1 to 8.
     """
+    taken = shares(data, bits)
+    taken = taken[taken > 0]
+    return float(-(taken * np.log2(taken)).sum() * (data.size * _BYTE // bits) / _BYTE)
+
+
+def shares(data: Array, bits: int = 8) -> Array:
+    """Return how often each symbol occurs, of all that there are.
+
+    Args:
+        data: uint8 ``[n]``.
+        bits: of a symbol, 1 to 8.
+    """
     symbols = data if bits == _BYTE else _unpacked(data, bits, data.size * _BYTE // bits)
-    counts = np.bincount(symbols)
-    shares = counts[counts > 0] / max(1, counts.sum())
-    return float(-(shares * np.log2(shares)).sum() * counts.sum() / _BYTE)
+    found: Array = np.bincount(symbols, minlength=1) / max(1, symbols.size)
+    return found
 
 
 def _unpacked(data: Array, bits: int, count: int) -> Array:

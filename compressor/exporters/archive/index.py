@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from compressor.errors import ModelError, SpecError
-from compressor.exporters.archive.coder import CHUNK, SUM, compressed, decompressed
+from compressor.exporters.archive.coder import CHUNK, SUM, coded_text, decoded_text
+from compressor.exporters.archive.contexts import MOST_BYTES, MOST_SYMBOLS
 from compressor.exporters.archive.forms import Form
 from compressor.files import check_json_size, is_file_name
 from compressor.models.codec.headers import LONGEST_HEADER, parse_header
@@ -38,7 +39,8 @@ _FLOATS = ("F64", "F32", "C64", "F16", "BF16")
 MAGIC = b"CMPRSAR1"
 """What an archive begins with."""
 
-SCHEMA = 2
+SCHEMA = 3
+_READ = (2, SCHEMA)  # the former has no mixed forms
 TEXT_LEVEL = 19  # of what is small and repeats itself
 
 ENTRY = 20
@@ -49,6 +51,7 @@ _END = MAGIC[::-1]
 _NUMBER = 8
 _FOOTER = 2 * _NUMBER + hashlib.sha256().digest_size + len(_END)
 _LONGEST = 32 << 20  # bytes of an index as JSON, more than the archive has
+_SLACK = 1.01  # times the codes of which there may be so many: the last byte of a tensor is filled
 _DAMAGED = "it is damaged; copy it again, or export the model again"
 
 
@@ -246,11 +249,11 @@ class PackedFile:
         }
 
 
-def index_bytes(files: Sequence[PackedFile]) -> bytes:
-    """Return the end of an archive: its index and footer."""
+def index_bytes(files: Sequence[PackedFile], *, mixed: bool = False) -> bytes:
+    """Return the end of an archive: its index and footer; ``mixed`` as in ``coded_text``."""
     document = {"schema": SCHEMA, "files": [file.as_json() for file in files]}
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
-    stored = compressed(text, TEXT_LEVEL, small=True)
+    stored = coded_text(text, TEXT_LEVEL, mixed=mixed)
     numbers = b"".join(len(x).to_bytes(_NUMBER, "little") for x in (stored, text))
     return stored + numbers + hashlib.sha256(numbers + stored).digest() + _END
 
@@ -298,13 +301,13 @@ def _parsed(data: bytes, length: int, end: int, subject: str) -> tuple[PackedFil
     try:
         if length > _LONGEST + size:
             raise ValueError(f"it has {length} bytes")
-        text = decompressed(data, length)
+        text = decoded_text(data, length)
         check_json_size(text, size)
         document = json.loads(text)
         if b"\\u" in text:  # half of a surrogate pair would fail later, where it is written
             json.dumps(document, ensure_ascii=False).encode()
         schema = document["schema"]
-        if schema == SCHEMA:
+        if schema in _READ:
             return _files(document["files"], end)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -336,9 +339,19 @@ def _files(entries: Any, end: int) -> tuple[PackedFile, ...]:
         files.append(PackedFile(name, size, str(digest), head, tuple(parts)))
     if place != end:
         raise ValueError("chunks do not fill the file")
+    _check_mixed([part for file in files for part in file.parts if part.form.mixed])
     if len({file.name for file in files}) != len(files):
         raise ValueError("two files have one name")
     return tuple(files)
+
+
+def _check_mixed(parts: Sequence[Part]) -> None:
+    """Refuse more bits to be mixed than any archive has: they would take minutes."""
+    codes = [part for part in parts if part.form.columns]
+    symbols = sum(part.section.nbytes * 8 // part.form.bits for part in codes)
+    others = sum(part.section.nbytes for part in parts if not part.form.columns)
+    if symbols > _SLACK * MOST_SYMBOLS or others > MOST_BYTES:
+        raise ValueError(f"{symbols} codes and {others} bytes are mixed")
 
 
 def member_sums(section: Section, data: Array) -> tuple[str, ...]:
