@@ -35,13 +35,14 @@ class Archive(Recipe):
     """Search for the smallest archive that keeps the metric, by pruning, codebooks and training.
 
     The pass works in rounds. Each takes bytes away, where they cost least: every weight may be
-    zero or one of a few values of its layer, its error is priced by what it adds to the loss, and
-    its code by the bytes that an entropy coder takes. One price for all layers settles how many
-    weights of each are zero and how many values the others have. Then the network is trained with
-    these values, towards the outputs of the network that the pass was given. A round whose drop on
-    `data.search` is within `max-metric-drop` is the start of the next; after one that is not, the
-    search goes back and takes away less. Batch norms are folded first. Export the result with the
-    format `archive`.
+    zero or one of a few values of its layer, its error is priced by what it does to the outputs,
+    and its code by the bytes that the archive's coder takes. One price for all layers settles how
+    many weights of each are zero and how many values the others have; biases and other vectors are
+    coded alike. Meanwhile the network is trained with these values, towards the outputs of the
+    network that the pass was given. Rounds halve the bytes until one loses more than
+    `max-metric-drop` on `data.search`; then the search looks between. The smallest round is the
+    result that is to show no significant loss on other samples. Batch norms are folded first.
+    Export the result with the format `archive`.
     """
 
     name: ClassVar[str] = "archive"
@@ -61,15 +62,18 @@ class Archive(Recipe):
         "against the network that the pass is given; with 0 it is to be as good",
     )
     rounds: int = Field(default=14, ge=1, description="rounds, at most")
-    epochs: float = Field(default=2.0, gt=0, description="epochs of each round")
+    epochs: float = Field(default=2.0, gt=0, description="epochs of the first round")
     bits: int = Field(
-        default=5, ge=1, le=8, description="width of the widest code: 2^bits values at the start"
+        default=5,
+        ge=1,
+        le=8,
+        description="width of the widest code: 2^bits - 1 values at the start",
     )
     float_bits: int = Field(
         default=5,
         ge=3,
         le=24,
-        description="significant bits of biases, other vectors and the values of codebooks",
+        description="significant bits of the values that weights, biases and other vectors have",
     )
     learning_rate: float = Field(default=5e-4, gt=0, description="largest learning rate")
     distill: Distillation = Field(
@@ -135,8 +139,8 @@ class Archive(Recipe):
         rows = plan_layers(self.name, dict.fromkeys(reasons, action), reasons)
         unit = f"{self.max_metric_drop:g} below the network that the pass is given"
         notes = (
-            f"at most {self.rounds} rounds of {self._length}: each takes bytes away and trains; "
-            f"one is kept if the metric on data.search is at most {unit}",
+            f"at most {self.rounds} rounds, the first of {self._length}: each takes bytes away and "
+            f"trains; one is kept if the metric on data.search is for sure at most {unit}",
             "the bytes are found by the search; the prediction is that of its start",
         )
         return Survey(rows, notes=notes)
@@ -194,8 +198,9 @@ class Archive(Recipe):
             raise ModelError(
                 f"pass {self.name!r}",
                 f"found no archive that loses at most {self.max_metric_drop:g}: of "
-                f"{len(rounds)} rounds, the one that loses least loses {nearest.drop:.3g}",
-                "allow a larger max-metric-drop, or more epochs",
+                f"{len(rounds)} rounds, the one that loses least loses {nearest.drop:.3g} ± "
+                f"{nearest.error:.2g}",
+                "allow a larger max-metric-drop, more epochs, or more samples in data.search",
             )
         network = search.network(chosen)
         outcomes = []

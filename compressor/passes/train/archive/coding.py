@@ -6,6 +6,10 @@ its error adds to the loss, by the diagonal of the Fisher information, as in Y. 
 and J. Lee, Towards the limit of network quantization, 2017 (arXiv:1612.01543). So one price, in
 loss for each byte, trades weights of all layers against each other: how many are zero and how many
 values the others have follows from it.
+
+The coder of an archive knows how many weights of a row and of a column are zero, and so does the
+length of a code here: where hardly any weight is left, one more is dear. Rows and columns that are
+worth little die out as a whole, and cost nothing then.
 """
 
 from __future__ import annotations
@@ -13,17 +17,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.maths.kmeans import codebook, nearest
+from compressor.passes.quantize.maths.kmeans import nearest
 
-_ROUNDS = 3  # of Lloyd's algorithm at a price
-_HALVINGS = 16  # of the interval in which the price lies, in logarithms
+_ROUNDS = 2  # of Lloyd's algorithm at a price
+_HALVINGS = 14  # of the interval in which the price lies, in logarithms
 _LOWEST, _HIGHEST = 1e-13, 1e2  # loss for each byte
 _BYTE = 8
 _VALUE = 2.0  # bytes that a value of a codebook takes, shortened and coded
+_PRIOR = 4.0  # weights of the whole tensor's share of zeros that each row and column starts with
+_ENOUGH = 16  # weights of a row or column from which on its own share of zeros is known
 
 
 @dataclass(frozen=True)
@@ -43,40 +50,94 @@ class Coding:
     codes: Tensor
     sensitivity: Tensor
 
-    @property
+    @cached_property
     def counts(self) -> Tensor:
         """How many weights take each value, ``[K]``."""
         return torch.bincount(self.codes.flatten().long(), minlength=self.book.numel())
 
-    @property
+    @cached_property
     def zero(self) -> int:
         """The place of the value that stands for zero: of those in use, the nearest to it."""
         away = torch.where(self.counts > 0, self.book.abs(), torch.inf)
         return int(away.argmin())
 
-    @property
+    def lengths(self, zero: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the bytes of codes, as they occur now.
+
+        Args:
+            zero: the place of zero.
+
+        Returns:
+            Bytes of being zero and of not being zero, both in the weights' shape, and what each
+            value takes beside the latter, ``[K]``, its entry in the codebook shared among the
+            weights that take it.
+        """
+        away = self.codes != zero
+        share = expected(away)
+        others = self.counts.double().index_fill(0, torch.tensor([zero]), 0)
+        taken = others.clamp(min=0.5)
+        values = -(taken / others.sum().clamp(min=1)).clamp(max=1).log2() / _BYTE + _VALUE / taken
+        return (
+            -torch.log2(1 - share) / _BYTE,
+            -torch.log2(share) / _BYTE,
+            values,
+        )
+
+    @cached_property
     def nbytes(self) -> float:
-        """Bytes of an ideal order-0 coder (Shannon 1948), and of the values in use."""
-        return coded_bytes(self.counts)
+        """Bytes of an ideal coder that knows rows and columns, and of the values in use."""
+        place = self.zero
+        nothing, something, values = self.lengths(place)
+        where = torch.where(self.codes != place, something, nothing).double().sum()
+        others = self.counts.double().index_fill(0, torch.tensor([place]), 0)
+        return float(where + (others * values).sum()) + _VALUE
 
 
-def coded_bytes(counts: Tensor) -> float:
-    """Return the bytes of codes that occur so often each, ``[K]``, and of their codebook.
+def expected(away: Tensor) -> Tensor:
+    """Return how likely each weight is not zero, by its row, its column and its place in a kernel.
 
-    >>> coded_bytes(torch.tensor([400, 400, 0]))
-    104.0
+    The shares of axes are combined as if they acted independently, as odds; each is drawn to that
+    of the whole tensor, as if there were a few weights more that have it.
+
+    Args:
+        away: which weights are not zero, bool of any shape; all axes but the first two are one.
+
+    Returns:
+        Shares between 0 and 1, float32 in the same shape.
     """
-    used = counts[counts > 0].double()
-    return float(-(used * (used / used.sum()).log2()).sum()) / _BYTE + _VALUE * used.numel()
+    if away.ndim > 2:
+        return expected_of_axes(away.flatten(2)).reshape(away.shape)
+    return expected_of_axes(away)
+
+
+def expected_of_axes(away: Tensor) -> Tensor:
+    """Return what :func:`expected` does, each axis by itself."""
+    there = away.float()
+    whole = (there.sum() + 0.5) / (there.numel() + 1)
+    odds = torch.logit(whole).expand(away.shape)
+    for axis in range(away.ndim):
+        size = away.numel() // max(1, away.shape[axis])
+        if away.shape[axis] < 2 or size < _ENOUGH:
+            continue
+        others = [other for other in range(away.ndim) if other != axis]
+        share = (there.sum(others, keepdim=True) + _PRIOR * whole) / (size + _PRIOR)
+        odds = odds + torch.logit(share) - torch.logit(whole)
+    return torch.sigmoid(odds)
 
 
 def first_coding(weights: Tensor, bits: int) -> Coding:
-    """Return weights in the ``2 ** bits`` values with the least squared error, one of them zero."""
-    book = codebook(weights, 1 << bits, zero=True)
-    padded = torch.full((1 << bits,), float("inf"))
-    padded[: book.numel()] = book
-    codes = nearest(weights, book)
-    return Coding(weights, padded.nan_to_num(posinf=0.0), codes, torch.ones_like(weights))
+    """Return weights in ``2 ** bits - 1`` equidistant values, zero in their middle.
+
+    With an entropy coder, equal steps are near the best at any rate (H. Gish and J. Pierce,
+    Asymptotically efficient quantizing, 1968, IEEE Transactions on Information Theory 14(5)), and
+    zero takes all that is near it.
+    """
+    most = (1 << (bits - 1)) - 1 or 1
+    largest = float(weights.abs().max()) if weights.numel() else 0.0
+    places = torch.arange(1 << bits, dtype=torch.float32) - most
+    book = places.clamp(max=most) * (largest / most)
+    codes = nearest(weights, book[: 2 * most + 1])
+    return Coding(weights, book, codes, torch.ones_like(weights))
 
 
 def assigned(coding: Coding, price: float, zero: int) -> Tensor:
@@ -91,17 +152,22 @@ def assigned(coding: Coding, price: float, zero: int) -> Tensor:
         zero: place of a value that may always be taken.
     """
     counts = coding.counts
-    lengths = -(counts.clamp(min=0.5) / counts.sum()).log2() / _BYTE
-    least = torch.full_like(coding.weights, torch.inf)
-    codes = torch.zeros_like(coding.codes)
+    nothing, something, values = coding.lengths(zero)
     half = coding.sensitivity / 2
-    for place in range(counts.numel()):
-        if counts[place] == 0 and place != zero:
-            continue
-        error = coding.weights - coding.book[place]
-        cost = half * error * error + price * float(lengths[place])
-        codes.masked_fill_(cost < least, place)
-        least = torch.minimum(least, cost)
+    without = half * coding.weights * coding.weights
+    least = without + price * (nothing - something)  # what all other values cost is left out
+    codes = torch.full_like(coding.codes, zero)
+    others = [n for n, count in enumerate(counts.tolist()) if count and n != zero]
+    cheapest = price * min((float(values[n]) for n in others), default=math.inf)
+    unsure = torch.nonzero(least.flatten() > cheapest).flatten()  # others are zero for sure
+    weights, felt = coding.weights.flatten()[unsure], half.flatten()[unsure]
+    lowest, chosen = least.flatten()[unsure], codes.flatten()[unsure]
+    for place in others:
+        error = weights - coding.book[place]
+        cost = felt * error * error + price * float(values[place])
+        chosen.masked_fill_(cost < lowest, place)
+        lowest = torch.minimum(lowest, cost)
+    codes.view(-1)[unsure] = chosen
     return codes
 
 
@@ -116,15 +182,19 @@ def relaxed(coding: Coding, price: float) -> Coding:
         book = coding.book.clone()
         book[zero] = 0.0
         coding = replace(coding, book=book)
-        coding = replace(coding, codes=assigned(coding, price, zero))
-        size, places = book.numel(), coding.codes.flatten().long()
-        heavy = coding.sensitivity.flatten().double()
-        total = torch.bincount(places, heavy, size)
-        moments = torch.bincount(places, heavy * coding.weights.flatten(), size)
-        moved = torch.where(total > 0, moments / total, book.double()).float()
-        moved[zero] = 0.0
-        coding = replace(coding, book=moved)
+        coding = moved(replace(coding, codes=assigned(coding, price, zero)), zero)
     return coding
+
+
+def moved(coding: Coding, zero: int) -> Coding:
+    """Return a coding each of whose values suits the weights that take it, but for zero."""
+    size, places = coding.book.numel(), coding.codes.flatten().long()
+    heavy = coding.sensitivity.flatten().double()
+    total = torch.bincount(places, heavy, size)
+    moments = torch.bincount(places, heavy * coding.weights.flatten(), size)
+    book = torch.where(total > 0, moments / total, coding.book.double()).float()
+    book[zero] = 0.0
+    return replace(coding, book=book)
 
 
 def price_for(codings: Mapping[str, Coding], nbytes: float) -> float:

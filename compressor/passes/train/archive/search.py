@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ from compressor.passes.train.archive.coded_network import (
     sensitivities,
 )
 from compressor.passes.train.archive.coding import first_coding, price_for, relaxed
-from compressor.passes.train.archive.rounds import Round, Step, next_step
+from compressor.passes.train.archive.rounds import Found, Round, Step, next_step
 from compressor.passes.train.distill.distilling import distilled_loss
 from compressor.passes.train.engine import train
 from compressor.passes.train.job import Job, Micro, ParameterGroup, Steps
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 _FELT = 8  # samples whose gradient is taken together where errors are priced
 _PRICED = 128  # such gradients
+_AT_ONCE = 0.7  # of the bytes: what is left of a network that has not been coded before
+_WIDTH = 2 * NormalDist().inv_cdf(0.975)  # standard errors in a 95 % interval
 _BOOK_RATE = 0.1  # of the learning rate: a value moves with all weights that take it
 _TENSORS, _ROUND = "model.safetensors", "round.json"
 _APART = 1_000_003  # between the seeds of rounds
@@ -86,7 +89,8 @@ class Search:
         options = self._options
         while step := next_step(rounds, options.max_metric_drop, self._floats, options.rounds):
             rounds.append(self._round(len(rounds), step))
-            self._course.training.note(_words(len(rounds), rounds[-1], options.max_metric_drop))
+            words = _words(rounds, len(rounds) - 1, options.max_metric_drop)
+            self._course.training.note(words)
         return tuple(rounds)
 
     def network(self, number: int) -> CodedNetwork:
@@ -101,14 +105,19 @@ class Search:
 
     def _round(self, number: int, step: Step) -> Round:
         """Do a round, or read one that an earlier run has finished."""
-        done = kept_part(
+        kept_part(
             self._course.training,
             _name(number),
             f"round {number + 1} of the search",
             partial(self._done, number, step),
             self._write,
         )
-        return Round(**json.loads((done / _ROUND).read_text(encoding="utf-8")))
+        return self._read(number)
+
+    def _read(self, number: int) -> Round:
+        """Return a round that is done."""
+        path = part_folder(self._course.training, _name(number)) / _ROUND
+        return Round(**json.loads(path.read_text(encoding="utf-8")))
 
     def _write(self, result: Round, folder: Path) -> None:
         save_file(self._network.state(), folder / _TENSORS)
@@ -118,45 +127,58 @@ class Search:
         """Code at a price, train and judge."""
         network, base, options = self._network, self._course, self._options
         network.load(self._left_by(step.start))
+        if step.start >= 0:
+            network.settle()
         order = replace(base.order, seed=base.order.seed + _APART * (number + 1))
-        course = replace(base, order=order, training=training)
+        recipe = base.recipe.model_copy(
+            update={
+                "epochs": options.epochs * step.length,
+                "steps": None if options.steps is None else options.steps * step.length,
+            }
+        )
+        course = replace(base, recipe=recipe, order=order, training=training)
         loss = distilled_loss(
             options.distill, self._teacher, self._inner, network.module, course, self._context
         )
         with base.training.stage(f"round {number + 1}: price of errors", _PRICED) as advance:
-            felt = sensitivities(network, loss, _few(course), advance)
+            felt = sensitivities(network, _few(course), advance)
         codings = network.codings(felt)
         if step.start < 0:
             codings = {
                 name: replace(first_coding(coding.weights, options.bits), sensitivity=felt[name])
                 for name, coding in codings.items()
             }
-        price = price_for(codings, step.target)
-        codings = {name: relaxed(coding, price) for name, coding in codings.items()}
+            begin = sum(coding.nbytes for coding in codings.values())
+            price = price_for(codings, max(_AT_ONCE * begin, step.target))
+            codings = {name: relaxed(coding, price) for name, coding in codings.items()}
+        else:
+            price = self._read(step.start).price
         network.code(codings)
+        taken = CodesTaken(network, codings, price, step.target, course.steps)
         job = Job(
             name=f"{options.name}, round {number + 1}",
             module=network.module,
             objective=loss,
             inputs=network.module.inputs,
             outputs=network.module.outputs,
-            regulators=(CodesTaken(network, codings, price, course.steps),),
+            regulators=(taken,),
             groups=(ParameterGroup(network.books, _BOOK_RATE),),
         )
         trained = train(job, course)
         network.load(trained.tensors)
-        drop, least = self._judged()
-        return Round(step.target, network.nbytes(), drop, least, step.start)
+        drop, error = self._judged()
+        return Round(step.target, network.nbytes(), drop, error, taken.price, step.start)
 
     def _judged(self) -> tuple[float, float]:
-        """Return the drop on the search data, and the lower end of its interval."""
+        """Return the drop on the search data, and its standard error."""
         metric = self._course.training.metric
         assert metric is not None
         if self._reference is None:
             self._reference = self._values(self._carrier)
         written = self._network.written(self._inner)
         found = metric.difference(self._reference, self._values(written))
-        return float(found["drop"]), float(found["ci95"][0])
+        low, high = found["ci95"]
+        return float(found["drop"]), (float(high) - float(low)) / _WIDTH
 
     def _values(self, carrier: Carrier) -> Array:
         """Return the metric's value for each sample of the search data, as a runtime computes."""
@@ -195,14 +217,20 @@ def _few(course: Course) -> Iterator[tuple[int, Micro]]:
             return
 
 
-def _words(number: int, one: Round, limit: float) -> str:
-    said = {"kept": "kept", "lost": "too much", "open": "not sure"}[one.verdict(limit)]
-    return f"round {number}: {one.nbytes:,.0f} bytes of weights, drop {one.drop:.2f}: {said}"
+_SAID = {"kept": "kept", "open": "not sure", "lost": "too much"}
+
+
+def _words(rounds: Sequence[Round], number: int, limit: float) -> str:
+    one, verdict = rounds[number], Found.by(rounds, limit).verdicts[number]
+    return (
+        f"round {number + 1}: {one.nbytes:,.0f} bytes of weights, drop {one.drop:.2f} "
+        f"± {one.error:.2f}: {_SAID[verdict]}"
+    )
 
 
 def summary(rounds: Sequence[Round], limit: float, chosen: int) -> tuple[str, ...]:
     """Return how the search went, one sentence each."""
     return tuple(
-        _words(n + 1, one, limit) + (", the result" if n == chosen else "")
-        for n, one in enumerate(rounds)
+        _words(rounds, n, limit) + (", the result" if n == chosen else "")
+        for n in range(len(rounds))
     )

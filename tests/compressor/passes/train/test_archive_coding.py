@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.passes.train.archive import coding as archive_coding
-from compressor.passes.train.archive.coded_network import OPERATORS, coded_network
+from compressor.passes.train.archive.coded_network import OPERATORS, CodesTaken, coded_network
 from compressor.passes.train.archive.coding import (
     Coding,
     assigned,
-    coded_bytes,
+    expected,
     first_coding,
     price_for,
     relaxed,
@@ -27,26 +27,57 @@ def gaussian(count: int = 600, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
+def coded(codes: torch.Tensor, book: torch.Tensor) -> Coding:
+    """Return weights that take values exactly."""
+    weights = book[codes.long()]
+    return Coding(weights, book, codes.to(torch.uint8), torch.ones_like(weights))
+
+
 def test_bytes_are_the_entropy_and_the_values() -> None:
-    assert coded_bytes(torch.tensor([8, 4, 2, 2])) == pytest.approx(16 * 1.75 / 8 + 8)
-    assert coded_bytes(torch.tensor([8, 0])) == 2.0
-    assert coded_bytes(torch.tensor([8, 4, 2, 1, 1])) == pytest.approx(30 / 8 + 10)
+    """A vector has no rows: zeros by their share, the others by theirs, and 2 bytes a value."""
+    codes = torch.tensor([0] * 8000 + [1] * 4000 + [2] * 2000 + [3] * 2000)
+    found = coded(codes, torch.tensor([0.0, 1.0, 2.0, 3.0])).nbytes
+    assert found == pytest.approx(16000 * 1.75 / 8 + 8, rel=1e-3)
+    nothing = coded(torch.zeros(8000), torch.tensor([0.0, 1.0])).nbytes
+    assert nothing == pytest.approx(2.0, abs=0.2)
 
 
-def test_first_come_the_values_themselves_while_there_are_enough() -> None:
-    for count in (8, 3):
-        weights = torch.arange(float(count)) - 2
-        coding = first_coding(weights, 3)
-        assert torch.equal(coding.book[coding.codes.long()], weights)
-        assert coding.book.tolist() == weights.tolist() + [0.0] * (8 - count)
+def test_rows_and_columns_say_where_the_others_are() -> None:
+    away = torch.zeros(40, 60, dtype=torch.bool)
+    away[:4, :30] = True
+    share = expected(away)
+    assert share[:4, :30].min() > 0.5
+    assert share[4:].max() < 0.02
+    assert share[:4, 30:].max() < 0.2
+    book = torch.tensor([0.0, 1.0])
+    scattered = away.flatten()[torch.randperm(2400, generator=torch.Generator().manual_seed(0))]
+    apart = coded(scattered.reshape(40, 60).byte(), book).nbytes
+    assert coded(away.byte(), book).nbytes < apart / 3
+    kernels = expected(away.reshape(40, 6, 2, 5))
+    assert kernels.shape == (40, 6, 2, 5)
 
 
-def test_a_value_that_is_taken_once_is_as_dear_as_that() -> None:
-    """Of eight weights: 3 bits, and 0.193 for the others; from 0.851 on, a weight is worth it."""
-    weights = torch.tensor([0.0] * 6 + [0.84, 0.86])
-    codes = torch.tensor([0] * 7 + [1], dtype=torch.uint8)
-    coding = Coding(weights, torch.tensor([0.0, 1.0]), codes, torch.ones(8))
-    assert assigned(coding, 1.0, 0).tolist() == codes.tolist()
+def test_first_come_equal_steps_with_zero_among_them() -> None:
+    coding = first_coding(gaussian(), 3)
+    most = float(gaussian().abs().max())
+    assert coding.book.unique().tolist() == pytest.approx([most * k / 3 for k in range(-3, 4)])
+    assert coding.book[coding.zero] == 0.0
+    away = (coding.weights[:, None] - coding.book.unique()[None]).abs().amin(1)
+    decoded = coding.book[coding.codes.long()]
+    assert torch.allclose((coding.weights - decoded).abs(), away)
+    assert first_coding(torch.zeros(5), 3).book.abs().max() == 0.0
+    assert first_coding(gaussian(), 1).book.unique().numel() <= 3
+
+
+def test_a_value_that_few_weights_take_is_dear() -> None:
+    """The bytes of its entry in the codebook are shared among them."""
+    weights = torch.tensor([0.0] * 600 + [1.0] * 40 + [1.1])
+    codes = torch.tensor([0] * 600 + [1] * 40 + [2], dtype=torch.uint8)
+    book = torch.tensor([0.0, 1.0, 1.1, 0.0])
+    coding = Coding(weights, book, codes, torch.ones(641))
+    dear = 0.1**2 / 2 / (2 + np.log2(40) / 8 - 2 / 40)
+    assert assigned(coding, 0.9 * dear, 0)[-1] == 2
+    assert assigned(coding, 1.1 * dear, 0)[-1] == 1
 
 
 def test_values_move_to_the_weighted_mean_and_zero_is_zero(monkeypatch) -> None:
@@ -62,19 +93,22 @@ def test_values_move_to_the_weighted_mean_and_zero_is_zero(monkeypatch) -> None:
 def test_without_a_price_each_weight_takes_the_nearest_value() -> None:
     coding = first_coding(gaussian(), 3)
     away = (coding.weights[:, None] - coding.book[None]).abs()
-    assert torch.equal(assigned(coding, 0.0, coding.zero).long(), away.argmin(1))
-    assert coding.book[coding.zero] == 0.0
+    away[:, coding.counts == 0] = torch.inf
+    codes = assigned(coding, 0.0, coding.zero).long()
+    assert torch.equal(away.gather(1, codes[:, None])[:, 0], away.amin(1))
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(1e-6, 1e-1), st.integers(0, 5))
 def test_no_other_value_costs_less(price: float, seed: int) -> None:
     coding = replace(first_coding(gaussian(60, seed), 3), sensitivity=gaussian(60, 9).abs())
-    codes = assigned(coding, price, coding.zero).long()
-    share = coding.counts / coding.counts.sum()
-    bits = -share.log2()
+    codes, zero = assigned(coding, price, coding.zero).long(), coding.zero
+    nothing, something, values = coding.lengths(zero)
+    lengths = something[:, None] + values[None].float()
+    lengths[:, zero] = nothing
+    lengths[:, coding.counts == 0] = torch.inf
     errors = (coding.weights[:, None] - coding.book[None]) ** 2
-    costs = coding.sensitivity[:, None] / 2 * errors + price * bits[None] / 8
+    costs = coding.sensitivity[:, None] / 2 * errors + price * lengths
     taken = costs.gather(1, codes[:, None])[:, 0]
     torch.testing.assert_close(taken, costs.min(1).values)
 
@@ -141,3 +175,31 @@ def test_the_module_computes_what_is_written() -> None:
         (ours,) = network.module.eval()(x=torch.from_numpy(images)).values()
     (theirs,) = network.written(inner).runner().run({"x": images}).values()
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_fall_to_the_target_and_the_price_outlives_the_process() -> None:
+    carrier = block(norm=False)
+    layers = {layer.weight: layer for layer in carrier.layers()}
+    network = coded_network(carrier.graph(), layers, carrier.trainable(), 4, 5)
+    begin = network.nbytes()
+    codings = network.codings()
+    target = begin / 2
+
+    def taken() -> CodesTaken:
+        return CodesTaken(network, codings, 1e-3, target, 200)
+
+    ours = taken()
+    wanted = [ours.wanted(step) for step in (0, 50, 100, 200)]
+    assert wanted == pytest.approx([begin, target * 2 ** (1 / 4), target, target])
+    for step in range(120):
+        ours.before(step)
+        ours.after(step)
+    assert network.nbytes() == pytest.approx(target, rel=0.25)
+    assert ours.price != 1e-3
+    saved = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
+    again = taken()
+    again.load_state_dict(saved)
+    assert again.price == ours.price
+    before = network.codings()
+    ours.before(150)  # codes stay at the end
+    assert all(torch.equal(before[n].codes, c.codes) for n, c in network.codings().items())
