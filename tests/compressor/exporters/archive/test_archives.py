@@ -362,9 +362,21 @@ def test_names_cannot_leave_the_folder(archive: Path, tmp_path: Path) -> None:
 
 
 def test_other_schemas_are_named(archive: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("compressor.exporters.archive.index.SCHEMA", 3)
-    with pytest.raises(ModelError, match="has schema 2, this version reads 3"):
+    monkeypatch.setattr("compressor.exporters.archive.index.SCHEMA", 4)
+    monkeypatch.setattr("compressor.exporters.archive.index._READ", (4,))
+    with pytest.raises(ModelError, match="has schema 3, this version reads 4"):
         unpack(archive, tmp_path / "out")
+
+
+def test_archives_of_the_schema_before_are_read(archive: Path, tmp_path: Path, monkeypatch) -> None:
+    files = read_index(archive)
+    last = max(c.start + c.stored for f in files for p in f.parts for c in p.chunks)
+    target = tmp_path / "older.archive"
+    with monkeypatch.context() as older:
+        older.setattr("compressor.exporters.archive.index.SCHEMA", 2)
+        target.write_bytes(archive.read_bytes()[:last] + index_bytes(files))
+    assert read_index(target) == files
+    unpack(target, tmp_path / "out")
 
 
 def test_a_file_that_is_not_what_was_put_in_is_noticed(archive: Path, tmp_path: Path) -> None:
