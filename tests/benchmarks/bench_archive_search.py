@@ -50,7 +50,7 @@ def spec(folder: Path) -> Path:
         "data": {role: data[name] for role, name in roles.items()},
         "metric": "accuracy",
         "passes": [{"pass": "archive", "max-metric-drop": ALLOWED}],
-        "exports": [{"format": "archive"}],
+        "exports": [{"format": "archive", "contexts": True}],
         "output": "out",
     }
     path = folder / "spec.yaml"

@@ -168,7 +168,7 @@ def files(folder: Path, codes: Array, bits: int = 3) -> list[Path]:
 def test_a_sparse_network_is_mixed_with_all_beside_it(tmp_path: Path, bits: int) -> None:
     given = files(tmp_path, sparse(120, 100), bits)
     path = tmp_path / "model.archive"
-    pack(given, path, 9, lambda _: None)
+    pack(given, path, 9, lambda _: None, contexts=True)
     forms = {p.section.name: str(p.form) for f in read_index(path) for p in f.parts}
     expected = {"fc.weight": f"{bits}-mixed-100-1", "fc.bias": "32-mixed", "model.json": "8-mixed"}
     assert forms == expected
@@ -203,8 +203,14 @@ def described(path: Path, entries: list[dict[str, object]]) -> Path:
     return written(path, text, bytes(len(entries)))
 
 
+def test_contexts_have_to_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "model.archive"
+    pack(files(tmp_path, sparse(120, 100), 4), path, 9, lambda _: None)
+    assert not any(part.form.mixed for file in read_index(path) for part in file.parts)
+
+
 def test_a_dense_network_is_not(tmp_path: Path) -> None:
     codes = rng().integers(0, 8, (120, 100)).astype(np.uint8)
     path = tmp_path / "model.archive"
-    pack(files(tmp_path, codes), path, 9, lambda _: None)
+    pack(files(tmp_path, codes), path, 9, lambda _: None, contexts=True)
     assert not any(part.form.mixed for file in read_index(path) for part in file.parts)
