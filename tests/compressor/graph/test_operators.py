@@ -24,7 +24,7 @@ from tests.compressor.graph.channels.channel_graphs import graph, image_net
 ROOT = Path(__file__).parents[3] / "compressor"
 # One place: each operator is written there once, for PyTorch, LiteRT and exported programs.
 KERNELS = ("models/executor", "exporters/litert", "exporters/torch_program")
-MOST = 6
+MOST = 4
 # Calls that make a node; its operator is one of the first arguments.
 BUILDERS = {"node", "_node", "Node", "make_node", "add", "_add", "put", "replace", "insert"}
 # Words of other tongues: TensorRT's names of kernels, and the title of a tile.

@@ -284,10 +284,11 @@ def _path(node: ir.Node, layer: Layer) -> _Path:
 def _bounds(value: ir.Value) -> Bounds | None:
     """Return those of the activation that alone reads a value."""
     reader = sole_reader(value)
-    if reader is None or reader.op_type not in ("Relu", "Clip"):
-        return None
-    if reader.op_type == "Relu":
+    row = operator(reader)
+    if row.rectifies:
         return Bounds(0.0, np.inf)
+    if reader is None or not row.activation or row.zeros != "bounds":  # a Clip
+        return None
     limits = [*reader.inputs[1:3], None, None][:2]
     if any(v is not None and not v.is_initializer() for v in limits):
         return None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import onnx_ir as ir
 
 from compressor.graph.blocks import GraphBlock, partition
+from compressor.graph.operators import operator
 from compressor.graph.residuals import ResidualBlock, stands_for
 from compressor.graph.values import main_values, sole_reader
 
@@ -48,7 +49,7 @@ def stand_ins(pruned: ir.Model, dropped: Sequence[ResidualBlock]) -> dict[str, s
             found[value.name or ""] = block.output
             maker = value.producer()
             value = None
-            if maker is not None and maker.op_type == "Relu" and maker.inputs[0] is not None:
+            if maker is not None and operator(maker).rectifies and maker.inputs[0] is not None:
                 alone = sole_reader(maker.inputs[0]) is maker
                 value = maker.inputs[0] if alone else None
     return found

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from compressor.graph.editing import Editor
+from compressor.graph.operators import operator
 from compressor.models.element_types import from_numpy
 from compressor.models.executor.node import Operator, Operators
 from compressor.models.torch.lowering import NamedModule
@@ -28,8 +29,7 @@ _THERE = 0.5  # share of the steps after which the bytes are to be what the roun
 _SETTLED = 0.7  # share after which weights keep their values, and the values are trained
 _DAMPING = 0.1  # of what an element's row and column are worth, added to its sensitivity
 _MOST_DEARER = 2.0  # times the price before
-_ADDED = frozenset({"Add", "Sub", "Conv", "ConvTranspose", "Gemm"})
-_SCALED = frozenset({"Mul", "Div", "BatchNormalization", "LayerNormalization", "PRelu"})
+_SCALED = frozenset({"BatchNormalization", "LayerNormalization", "PRelu"})
 
 
 class _Decode(torch.autograd.Function):
@@ -194,8 +194,15 @@ def _is_vector(value: ir.Value) -> bool:
         and len(tensor.shape) == 1
         and tensor.size > 1
         and bool(value.uses())
-        and all(reader.op_type in _ADDED | _SCALED for reader, _ in value.uses())
+        and all(_takes_vectors(reader) for reader, _ in value.uses())
     )
+
+
+def _takes_vectors(node: ir.Node) -> bool:
+    """Whether a node adds a vector, or multiplies with it."""
+    row = operator(node)
+    with_bias = row.is_product and not row.bias_is_separate
+    return bool(row.arithmetic) or with_bias or node.op_type in _SCALED
 
 
 def _decoded(editor: Editor, value: ir.Value, book: ir.Value, codes: ir.Value) -> None:

@@ -98,7 +98,8 @@ def test_the_layer_that_is_spoiled_is_found(
     assert on_onnx.run().exit_code == 0
     after = on_onnx.report()["passes"][place]
     assert after["sqnr_db"] - found["sqnr_db"] == pytest.approx(predicted["sqnr_db"], abs=6)
-    assert after["bytes"] - found["bytes"] == pytest.approx(predicted["bytes"], rel=0.15)  # a copy keeps it in floats
+    # With 8 bits the bias, too, has codes and a scale for each row.
+    assert after["bytes"] - found["bytes"] == pytest.approx(predicted["bytes"], rel=0.15)
 
 
 def test_rounding_by_fusion_is_not_measured(
