@@ -220,7 +220,8 @@ def widen(editor: Editor, dequantize: ir.Node) -> None:
     """
     codes = dequantize.inputs[0]
     assert codes is not None
-    wide = _WIDER[codes.dtype] if codes.dtype is not None else _FLOAT
+    assert codes.dtype is not None
+    wide = _WIDER[codes.dtype]
     chain = Chain(editor, codes.name or "")
     cast = chain.add("Cast", [codes], "_bytes", wide, {"to": wide})
     cast.shape = codes.shape

@@ -111,7 +111,9 @@ def read_description(path: Path) -> Description:
     subject = f"model {str(path)!r}"
     if not path.is_file():
         raise ModelError(
-            subject, "does not exist", "give a directory that holds it, or just one ONNX file or archive"
+            subject,
+            "does not exist",
+            "give a directory that holds it, or just one ONNX file or archive",
         )
     try:
         text = path.read_bytes()
