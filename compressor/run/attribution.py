@@ -24,7 +24,7 @@ from compressor.types.layer_rules import rule_class
 
 _SAMPLES = 16
 _ROUNDING_DB = 100.0
-_VERSION = 6
+_VERSION = 7
 Basis = Literal["outputs", "layers", "weights"]
 
 

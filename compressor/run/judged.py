@@ -6,8 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from compressor.graph.output_parts import Part, output_parts
+from compressor.run.data import Data
 from compressor.run.metrics import Metric
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
+
+
+def judged_parts(carrier: Carrier, data: Data) -> tuple[tuple[Part, ...], ...]:
+    """Return what a model's outputs are joined of; nothing where its graph is not known, or a
+    sample is a whole run, whose outputs have no axis of samples."""
+    known = not data.feeds and data.recurrence is None and Capability.GRAPH in carrier.offers
+    return output_parts(carrier.graph()) if known else ()
 
 
 def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:

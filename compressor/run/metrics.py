@@ -11,6 +11,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
+from compressor.graph.output_parts import Part, named_parts
 from compressor.run.scores import UnfitError, scores_first
 from compressor.run.statistics import Scale, paired_difference
 from compressor.spec.keys import MetricKeys
@@ -39,6 +40,8 @@ class Metric:
         of_tokens: tokens that the attention mask leaves out do not count.
         shows_worst: the worst sample is reported beside the mean.
         of_directions: it compares directions, which a single number does not have.
+        parts: what each output is joined of, in the order of the outputs; each part counts as an
+            output. Empty where outputs count as a whole.
         code: the user's own function behind it.
     """
 
@@ -54,6 +57,7 @@ class Metric:
     of_tokens: bool = False
     shows_worst: bool = False
     of_directions: bool = False
+    parts: Sequence[tuple[Part, ...]] = ()
     code: Callable[..., Any] | None = None
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
@@ -96,6 +100,8 @@ class Metric:
         Raises:
             DataError: there is none.
         """
+        if self.parts:
+            outputs = named_parts(outputs, self.parts)
         chosen = {n: a for n, a in outputs.items() if a.ndim and len(a) == samples}
         if chosen:
             return scores_first(chosen) if self.about_classes else chosen
@@ -339,6 +345,7 @@ def resolve_metric(
     where: str,
     *,
     numbers: bool = False,
+    parts: Sequence[tuple[Part, ...]] = (),
 ) -> Metric:
     """Return the metric of a spec.
 
@@ -348,6 +355,7 @@ def resolve_metric(
     Args:
         symbol: finds the user's function by its reference; the second argument is the key.
         numbers: an output is one number a sample.
+        parts: what the outputs are joined of, for metrics that compare them with the float model's.
 
     Raises:
         SpecError: it is unknown, does not import, or needs labels that are not there.
@@ -368,7 +376,11 @@ def resolve_metric(
         return Metric(reference, call, higher, code=function)
     with located(where):
         metric: Metric = catalog.load("metric", keys)
-    if has_target or metric.against_float:
+    if metric.about_classes or metric.of_tokens:
+        parts = ()
+    if metric.against_float:
+        return replace(metric, parts=parts)
+    if has_target:
         return metric
     if metric.needs_labels:
         raise SpecError(
@@ -377,4 +389,4 @@ def resolve_metric(
             "name the target, or use agreement, mse or cosine, which compare with the float model",
             where=where,
         )
-    return replace(metric, against_float=True)
+    return replace(metric, against_float=True, parts=parts)

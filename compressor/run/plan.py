@@ -17,6 +17,7 @@ from compressor.run.data_doubts import (
     data_doubts,
     why_foreign,
 )
+from compressor.run.judged import judged_parts
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics import Metric, resolve_metric, single_number
@@ -274,10 +275,13 @@ def _metric(
         return None
     known = not evaluation.feeds and Capability.GRAPH in carrier.offers
     values = carrier.graph().graph.outputs if known else ()
+    parts = judged_parts(carrier, evaluation)
     shapes = {v.name or "": None if v.shape is None else tuple(v.shape) for v in values}
     target, where = evaluation.target, spec.where("metric")
     numbers = any(map(single_number, shapes.values()))
-    metric = resolve_metric(spec.metric, bool(target), spec.symbol, where, numbers=numbers)
+    metric = resolve_metric(
+        spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
+    )
     labels = None if metric.against_float or not target else samples["evaluation"].get(target)
     with located(where if labels is None else evaluation.where):
         metric.check_fit(shapes, labels, {o.name: o.dtype for o in carrier.outputs})

@@ -10,6 +10,7 @@ from compressor.calibration.sources.class_folders import ClassFolderSource
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.files import json_sha256
 from compressor.run.data import Data, open_data
+from compressor.run.judged import judged_parts
 from compressor.run.metrics import Metric, resolve_metric
 from compressor.run.plan import Plan
 from compressor.spec.keys import FEEDS
@@ -156,7 +157,8 @@ def _search(plan: Plan, data: Data, calibration: Mapping[str, Any], words: str) 
     same = metric.against_float or data.target is not None or judged is None
     if not same:
         name = "agreement" if metric.about_classes else "cosine"
-        metric = resolve_metric(name, False, spec.symbol, spec.where("metric"))
+        parts = judged_parts(plan.model.carrier, data)
+        metric = resolve_metric(name, False, spec.symbol, spec.where("metric"), parts=parts)
     return SearchData(tuple(_parted(data)), metric, same, calibration, words)
 
 

@@ -239,6 +239,20 @@ def test_outputs_without_an_axis_of_samples_are_refused():
     COSINE.check_fit({"mean": (), "y": None})
 
 
+def test_the_parts_of_an_output_count_alike():
+    """Scores that are lost show beside boxes that are a thousand times as large."""
+    parts = (((slice(None), slice(0, 4)), (slice(None), slice(4, 6))),)
+    metric = resolve_metric("cosine", False, load_symbol, "s:1", parts=parts)
+    wanted = {"y": np.array([[1000.0, 900, 800, 700, 1, 0]])}
+    lost = {"y": np.array([[1000.0, 900, 800, 700, 0, 1]])}
+    ours, theirs = (metric.sampled(outputs, 1) for outputs in (lost, wanted))
+    assert list(ours) == ["y[0]", "y[1]"]
+    assert metric.per_sample(ours, theirs, 1).tolist() == pytest.approx([0.5])
+    assert COSINE.per_sample(lost, wanted, 1)[0] > 0.999999
+    for name, labels in (("agreement", False), ("embedding", False), ("mse", True)):
+        assert resolve_metric(name, labels, load_symbol, "s:1", parts=parts).parts == ()
+
+
 CLASSES = {"logits": ("n", 10)}
 
 

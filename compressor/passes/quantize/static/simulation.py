@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.editing import Editor, insert_behind
+from compressor.graph.output_parts import cut_parts, output_parts
 from compressor.graph.values import value_by_name
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.quantize.static.placement import ActivationCode
@@ -33,11 +34,11 @@ class Simulation:
         self._editor, self._graph = Editor(graph), graph.graph
         present = value_by_name(graph)
         self._entries = {name: self._round(present[name], code) for name, code in codes.items()}
-        self.outputs = len(graph.graph.outputs)
+        self._parts = output_parts(model)
         self._runner = graph_runner(graph, optimize=False)
 
     def run(self, batch: Batch, codes: Codes) -> list[Array]:
-        """Return the outputs, in the order of the model's."""
+        """Return the parts of the outputs, as :meth:`cut` does."""
         feed = dict(batch)
         for value, entries in self._entries.items():
             code = codes[value]
@@ -45,7 +46,11 @@ class Simulation:
             for entry, number in zip(entries, numbers, strict=True):
                 assert entry.dtype is not None
                 feed[entry.name or ""] = np.asarray(number, entry.dtype.numpy())
-        return list(self._runner.run(feed).values())
+        return self.cut(self._runner.run(feed))
+
+    def cut(self, outputs: Batch) -> list[Array]:
+        """Return the parts that a run's outputs are joined of; what comes after them is left."""
+        return cut_parts(list(outputs.values())[: len(self._parts)], self._parts)
 
     def _round(self, value: ir.Value, code: ActivationCode) -> list[ir.Value]:
         """Round a value for all of its readers; return the inputs that its code is given by."""
@@ -84,7 +89,8 @@ def output_errors(
 ) -> tuple[Array, Array]:
     """Return squared errors ``[codes, samples, outputs]`` and signals ``[samples, outputs]``.
 
-    Outputs that are no floats are left out if others are.
+    Parts that an output is joined of count as outputs. Those that are no floats are left out if
+    others are.
 
     Args:
         runner: the float model; it may yield inner values after its outputs.
@@ -92,7 +98,7 @@ def output_errors(
     signals, errors = list[Array](), list[Array]()
     for batch in batches:
         rows = samples_in(batch)
-        wanted = list(runner.run(batch).values())[: simulation.outputs]
+        wanted = simulation.cut(runner.run(batch))
         floats = [i for i, array in enumerate(wanted) if array.dtype.kind == "f"]
         places: Collection[int] = floats or range(len(wanted))
         signals.append(np.stack([_squares(wanted[i], None, rows) for i in places], 1))

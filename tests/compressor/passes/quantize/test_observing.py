@@ -50,10 +50,18 @@ class Two(nn.Module):
         return hidden.sum(1, keepdim=True), self.second(hidden) * self.times
 
 
+class Joined(Two):
+    """The same in one output, as detectors join boxes and scores."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        hidden = torch.relu(self.first(x))
+        return torch.cat([hidden.clamp(0.1, 1.0), self.second(hidden) * self.times], 1)
+
+
 @cache
-def network(times: float = 1.0, spec: TensorSpec = ROW) -> Carrier:
+def network(times: float = 1.0, spec: TensorSpec = ROW, kind: type[Two] = Two) -> Carrier:
     torch.manual_seed(0)
-    return Fuse().apply(TorchCarrier(Two(times), [spec]), ORT, {}).carrier
+    return Fuse().apply(TorchCarrier(kind(times), [spec]), ORT, {}).carrier
 
 
 def rare(samples: int = 64, every: int = 8, size: float = 30.0) -> list[Batch]:
@@ -153,9 +161,10 @@ def test_one_sample_chooses_nothing():
     assert all("1 calibration sample," in note for note in chosen.notes)
 
 
-def test_outputs_count_alike_whatever_their_size():
-    batches = rare()
-    notes = [applied(network(times), batches).notes for times in (1.0, 1024.0)]
+@pytest.mark.parametrize("kind", [Two, Joined])
+def test_outputs_and_their_parts_count_alike_whatever_their_size(kind: type[Two]):
+    batches = normal(64)
+    notes = [applied(network(times, kind=kind), batches).notes for times in (1.0, 1024.0)]
     assert notes[0] == notes[1]
 
 
