@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from compressor.errors import ModelError, SpecError
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
-from compressor.models.torch.translations import translations
+from compressor.models.torch.translations import FloatBounds, translations
 from compressor.models.transformers.experts import plain_experts
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
@@ -89,6 +89,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             _without_gradients(module),
             whole_recurrences(),
             plain_experts(module),
+            FloatBounds(),
         ):
             program = torch.onnx.export(
                 module,

@@ -6,17 +6,23 @@ symbolic lengths, and with Python numbers for the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import sqrt
 from typing import Any, TypeAlias
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from compressor.graph.operators import operator
 
 Value: TypeAlias = Any
 """A tensor or a length of the graph that is being written."""
+_CLAMPS = frozenset(
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in ("clamp", "clamp_", "clip", "clip_")
+)
 _USUAL_RANK = 4  # of attention: batch, heads, positions, features
 
 
@@ -28,6 +34,31 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
         aten.as_strided.default: _as_strided,
         aten.scaled_dot_product_attention.default: _attention,
     }
+
+
+class FloatBounds(TorchFunctionMode):
+    """Lets both bounds be traced as floats where one is, as in ``x.clamp(0.1, 1)``.
+
+    The exporter makes a tensor of one of two numbers of different types, and finds no operator that
+    takes a tensor and a number.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in _CLAMPS and any(isinstance(x, float) for x in (*args, *given.values())):
+            args = (args[0], *map(_as_float, args[1:]))
+            given = {name: _as_float(value) for name, value in given.items()}
+        return func(*args, **given)
+
+
+def _as_float(bound: Any) -> Any:
+    return float(bound) if type(bound) is int else bound
 
 
 @cache

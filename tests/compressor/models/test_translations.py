@@ -157,3 +157,24 @@ class Turned(nn.Module):
 
 def test_complex_values_get_axes():
     agree(Turned(), normal(2, 3, 5, 4))
+
+
+class Bounds(nn.Module):
+    """Values between a whole number and a fraction, in all spellings; whole numbers stay whole."""
+
+    def forward(self, a: Tensor) -> list[Tensor]:
+        whole = (8 * a).to(torch.int64)
+        return [
+            a.clamp(0.1, 1),
+            torch.clamp(a, min=-1, max=0.5),
+            a.clip(0, 0.5),
+            (a + 1).clamp_(0, 1.5),
+            functional.hardtanh(a, -1, 0.5),
+            a.clamp(max=1),
+            whole.clamp(0, 5),
+            whole.clamp(0.5, 5),
+        ]
+
+
+def test_bounds_of_two_types():
+    agree(Bounds(), 2 * normal(3, 5))
