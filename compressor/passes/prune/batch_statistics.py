@@ -69,8 +69,12 @@ def with_batch_statistics(model: ir.Model) -> ir.Model:
     return copy
 
 
-def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
+def re_estimated(
+    carrier: Carrier, batches: Iterable[Batch], data: str = "calibration data"
+) -> Carrier:
     """Return the model with running statistics of the data; batches weigh by their samples.
+
+    Messages call them ``data``.
 
     Raises:
         DataError: there are no samples, or a statistic is not finite.
@@ -88,7 +92,7 @@ def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
             moments = pooled.setdefault((mean_name, variance_name), PooledMoments())
             moments.add(samples, outputs[mean].ravel(), outputs[variance].ravel())
     if not pooled:
-        raise DataError("calibration data", "has no samples", "give at least one batch")
+        raise DataError(data, "has no samples", "give at least one batch")
     initializers = carrier.graph().graph.initializers
     changes: dict[str, torch.Tensor] = {}
     for names, moments in pooled.items():
@@ -96,7 +100,7 @@ def re_estimated(carrier: Carrier, batches: Iterable[Batch]) -> Carrier:
             if not np.isfinite(array).all():
                 raise DataError(
                     f"statistic {name!r}",
-                    "is not finite on the calibration data",
+                    f"is not finite on the {data}",
                     "look for NaN and very large values in the data",
                 )
             dtype = initializers[name].dtype

@@ -46,6 +46,7 @@ class Archive(Recipe):
     """
 
     name: ClassVar[str] = "archive"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )

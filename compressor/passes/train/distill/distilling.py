@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compressor.errors import SpecError, suggestion
+from compressor.passes.train.distill.adaptation import adapted
 from compressor.passes.train.distill.taps import (
     ATTENTION,
     Pairs,
@@ -68,6 +69,11 @@ class Distillation(Options):
         default=None,
         description="keys as under model: factory, checkpoint and config, or onnx; the spec's own "
         "model, as it was before the first pass, if left out",
+    )
+    adapt_teacher: bool | None = Field(
+        default=None,
+        description="estimate the teacher's batch-norm statistics anew on the training data; if "
+        "left out, where that lowers its loss against the target beyond chance",
     )
     cache: bool | None = Field(
         default=None,
@@ -168,7 +174,8 @@ def distilled_loss(
 ) -> DistilledLoss:
     """Return the loss of a pass whose model learns from a teacher.
 
-    Both are run on a few samples to compare the shapes of their outputs; then those outputs of the
+    The teacher is adapted to the training data where it teaches better then. Both are run on a few
+    samples to compare the shapes of their outputs; then those outputs of the
     teacher that are the same in every epoch are computed. Where the student's layers have other
     widths than the teacher's, ``module``, which is trained, gets projections.
 
@@ -180,6 +187,10 @@ def distilled_loss(
     hard = task_loss(recipe, student, training, context) if options.alpha > 0 else None
     soft = options.soft_loss(recipe.loss, context.metric)
     sources = matched_outputs(student.outputs, teacher.outputs, options.outputs)
+    judge = hard if len(sources) == len(student.outputs) else None
+    teacher, remark = adapted(
+        options.adapt_teacher, teacher, student.inputs, sources, judge, course
+    )
     layers, where = options.pairs.teacher_layers, f"{options.pairs.where}.teacher"
     taught = Teacher(teacher, student.inputs, list(sources.values()), layers, where)
     inputs = [spec.name for spec in student.inputs]
@@ -210,7 +221,9 @@ def distilled_loss(
 
     identity: dict[str, Any] = {**taught.identity, "outputs": sources, "axes": axes}
     identity["layers"] = {tap: pair.teacher for tap, pair in pairs.items()}
-    kept = TeacherOutputs(compute, identity, fields_of(compute(probe)), course, options.cache)
+    kept = TeacherOutputs(
+        compute, identity, fields_of(compute(probe)), course, options.cache, remark
+    )
     kept.prepare(inputs)
     target = training.data.target
     return DistilledLoss(options, soft, hard, inputs, list(sources), axes, kept, target)

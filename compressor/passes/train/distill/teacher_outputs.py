@@ -154,7 +154,8 @@ class TeacherOutputs:
     or there is only one epoch, each step's outputs are computed in the step and kept for other
     trainings with the same order, such as one with another alpha or a resumed one. So outputs are
     the same bytes wherever they come from. ``identity`` is what they depend on beside the data. If
-    ``cache`` is ``None``, they are kept if they are not too large.
+    ``cache`` is ``None``, they are kept if they are not too large. ``remark`` says what was done to
+    the teacher.
     """
 
     def __init__(
@@ -164,7 +165,9 @@ class TeacherOutputs:
         fields: Sequence[Field],
         course: Course,
         cache: bool | None = None,
+        remark: str = "",
     ):
+        self._remarks = (remark,) if remark else ()
         self._teach = teach
         self._identity = dict(identity)
         self._fields = {field.name: field for field in fields}
@@ -218,13 +221,13 @@ class TeacherOutputs:
         return {name: torch.from_numpy(array).to(device) for name, array in kept.items()}
 
     def notes(self) -> tuple[str, ...]:
-        """Return where the outputs came from, over all processes."""
+        """Return what was done to the teacher, and where the outputs came from in all processes."""
         gathered = self._course.training.ranks.gathered((self._computed, self._read))
         computed, read = (sum(part) for part in zip(*gathered, strict=True))
         text = f"teacher outputs: {computed:,} samples computed, {read:,} read from the cache"
         if not self._kept:
-            return (f"{text}: it is off, {_size(self._bytes)} would be kept",)
-        return (f"{text} of {_size(self._bytes)}",)
+            return (*self._remarks, f"{text}: it is off, {_size(self._bytes)} would be kept")
+        return (*self._remarks, f"{text} of {_size(self._bytes)}")
 
     def _compute(
         self, rows: Rows, inputs: Mapping[str, Tensor], page: Page | None

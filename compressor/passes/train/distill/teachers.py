@@ -43,7 +43,7 @@ class Teacher:
         layers: Sequence[str] = (),
         where: str = "features",
     ):
-        self._inputs = _matched(carrier.inputs, inputs)
+        self._inputs = matched_inputs(carrier.inputs, inputs)
         self._specs = {spec.name: spec for spec in carrier.inputs}
         first = carrier.inputs[0].shape if carrier.inputs else ()
         self._fixed = first[0] if first and isinstance(first[0], int) else None
@@ -77,8 +77,12 @@ def _filled(tensor: Tensor, samples: int) -> Tensor:
     return tensor[rows]
 
 
-def _matched(teacher: Sequence[TensorSpec], student: Sequence[TensorSpec]) -> dict[str, str]:
-    """Return which of the student's inputs each of the teacher's is."""
+def matched_inputs(teacher: Sequence[TensorSpec], student: Sequence[TensorSpec]) -> dict[str, str]:
+    """Return which of the student's inputs each of the teacher's is, by name or else by order.
+
+    Raises:
+        SpecError: they are others.
+    """
     names = [spec.name for spec in student]
     if all(spec.name in names for spec in teacher):
         return {spec.name: spec.name for spec in teacher}

@@ -71,7 +71,7 @@ class Qat(Recipe):
     """
 
     name: ClassVar[str] = "qat"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
