@@ -121,7 +121,7 @@ class Candidate:
 
 CANDIDATES = {
     "residual network, 56 layers": Candidate(Deep, 0.003, 12, 0.62),
-    "vision transformer, 6 blocks": Candidate(Patches, 0.001, 20, 0.7),
+    "vision transformer, 6 blocks": Candidate(Patches, 0.003, 30, 0.7),
 }
 
 
