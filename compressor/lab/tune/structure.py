@@ -1,4 +1,4 @@
-"""What changes the network itself: channels and blocks removed, N:M weights, training."""
+"""What changes the network itself: channels, blocks and ranks, N:M weights, training."""
 
 from __future__ import annotations
 
@@ -69,16 +69,20 @@ class Structure:
         return (share,) if _FEWEST <= share < 1 and self.goal.rounds else ()
 
     def _pruned(self, start: Candidate) -> None:
-        """Remove more and more, as long as the limit may be kept."""
-        rungs = [(share, start.recipe.after(self._removal(share))) for share in self._shares(start)]
-        if not rungs:
+        """Remove more and more, in each of two ways, as long as the limit may be kept."""
+        shares = self._shares(start)
+        if not shares:
             self._skip("fewer channels", "they are not needed, or too few would be left")
-        self.ahead([recipe for _, recipe in rungs])
-        for share, recipe in rungs:
-            name = f"{share:.0%} of the {self._what}, {start.name}"
-            made = self._smaller(name, recipe, start)
-            if made is None or self._breaks(made):
-                return
+        counted = "operations" if self.goal.minimize == "latency" else "weights"
+        ways = ((self._what, self._removal), (f"{counted} by low rank", self._factors))
+        for what, removal in ways:
+            rungs = [(share, start.recipe.after(removal(share))) for share in shares]
+            self.ahead([recipe for _, recipe in rungs])
+            for share, recipe in rungs:
+                name = f"{share:.0%} of the {what}, {start.name}"
+                made = self._smaller(name, recipe, start)
+                if made is None or self._breaks(made):
+                    break
 
     @property
     def _what(self) -> str:
@@ -87,6 +91,12 @@ class Structure:
     def _removal(self, share: float) -> dict[str, Any]:
         kind = "latency" if self.goal.minimize == "latency" else "parameters"
         return {"pass": "prune-structured", "target": {kind: share}}
+
+    def _factors(self, share: float) -> dict[str, Any]:
+        """Return the pass that makes products of two of layers; it counts operations, not time."""
+        kind = "macs" if self.goal.minimize == "latency" else "parameters"
+        weighted = "calibration" in self.bench.plan.data
+        return {"pass": "low-rank", "target": {kind: share}, "weighted": weighted}
 
     def _smaller(self, name: str, recipe: Recipe, start: Candidate) -> Candidate | None:
         """Make a candidate, if its file is smaller as far as the plan can tell."""

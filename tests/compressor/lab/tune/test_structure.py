@@ -42,6 +42,8 @@ def test_channels_are_removed_on_top_of_the_widths(
     assert result.exit_code == 0, result.stderr
     document = found(project)
     (pruned,) = (p for p in document["points"] if p["name"].startswith("75% of the weights, "))
+    larger = "90% of the weights by low rank, 4 bits: the file is not smaller"
+    assert any(why.startswith(larger) for why in document["not_tried"])
     assert pruned["bytes"] < min(p["bytes"] for p in document["points"] if p is not pruned)
     assert document["chosen"] == pruned["name"]
     text = (project.folder / "tuned.yaml").read_text()
