@@ -58,6 +58,25 @@ class Journal:
             f"{self.amount(proof.drop)} (95 % CI {interval})"
         )
 
+    def more_samples(self, candidate: Candidate, needed: int, judged: int) -> None:
+        """Note a candidate that more samples to judge could prove.
+
+        Args:
+            needed: how many, in all.
+            judged: how many there are.
+        """
+        found, proof = self.bench.searched(candidate), candidate.proof
+        lost = found.drop if proof is None else proof.drop
+        where = "on the search data" if proof is None else "on the evaluation data"
+        words = "" if lost is None else f" loses {self.amount(lost)} {where};"
+        # Two digits: the drop that it is worked out from is an estimate itself.
+        digits = 2 - len(str(needed))
+        self.path.append(
+            f"more samples could prove a smaller one: {candidate.name}, "
+            f"{formats.size(candidate.bytes)},{words} about {round(needed, digits)} evaluation "
+            f"samples would show whether it keeps the limit, and there are {judged}"
+        )
+
     @property
     def share(self) -> bool:
         """Whether the metric is a share in percent."""

@@ -29,12 +29,16 @@ class Remedy:
         keys: options of the pass, merged into those that it has.
         before: a pass that is put in front of it.
         slow: it takes minutes for large networks, and so is tried last.
+        trains: it trains for each candidate; candidates on the way to the answer go without.
+        below: it changes what has fewer bits, and gains little elsewhere; ``None`` for all.
     """
 
     name: str
     keys: Mapping[str, Any]
     before: Mapping[str, Any] | None = None
     slow: bool = False
+    trains: bool = False
+    below: int | None = None
 
 
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
@@ -42,7 +46,13 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         Remedy("equalize", {}, {"pass": "equalize"}),
         Remedy("observer auto", {"activations": {"observer": "auto"}}),
         Remedy("observer extreme-value", {"activations": {"observer": "extreme-value"}}),
-        Remedy("rounding reconstruct", {"weights": {"rounding": "reconstruct"}}, slow=True),
+        Remedy(
+            "rounding reconstruct",
+            {"weights": {"rounding": "reconstruct"}},
+            slow=True,
+            trains=True,
+            below=8,
+        ),
     ),
     "quantize-weights": (
         Remedy("range mse", {"range": "mse"}),
@@ -99,6 +109,16 @@ class Recipe:
             return remedy.before["pass"] in named
         tuned = self.passes[self.index]
         return _merged(tuned, remedy.keys) == tuned
+
+    def feels(self, remedy: Remedy, choice: Mapping[str, str]) -> bool:
+        """Whether something in the recipe is narrow enough for a remedy to change it."""
+        if remedy.below is None:
+            return True
+        tuned = self.passes[self.index]
+        bits = [int(option) for option in choice.values() if option != FLOAT]
+        bits += [rule["bits"] for rule in tuned.get("layers") or () if "bits" in rule]
+        bits.append((tuned.get("activations") or {}).get("bits", remedy.below))
+        return min(bits) < remedy.below
 
     def with_choice(self, choice: Mapping[str, str]) -> Recipe:
         """Return the recipe with an option for each layer; what most layers have is the last rule.

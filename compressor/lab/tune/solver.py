@@ -144,7 +144,32 @@ class Standing:
     drop: float | None
 
 
+def samples_to_prove(drop: float, bound: float, samples: int, limit: float) -> int | None:
+    """Return how many samples could show that a candidate keeps the limit, if it loses so much.
+
+    An interval narrows with the root of the number of samples.
+
+    >>> samples_to_prove(0.1, 0.9, 2000, 0.5)
+    8000
+    >>> samples_to_prove(0.6, 1.4, 2000, 0.5) is None
+    True
+
+    Args:
+        drop: what it loses.
+        bound: the upper end of the interval of the drop on ``samples`` samples.
+        samples: how many there are.
+        limit: the largest drop that is allowed; what loses as much is never shown to keep it.
+    """
+    room = limit - drop
+    if room <= 0:
+        return None
+    # Rounded first: a ratio of just two is not to become one more sample.
+    return math.ceil(round(samples * ((bound - drop) / room) ** 2, 6))
+
+
 _APART = 0.03  # share of the size by which two candidates differ that are both worth a look
+_FAR = 2.0  # times the limit that a drop may reach, to be worth an evaluation at the end
+_MOST_BEYOND = 2
 
 
 def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[int]:
@@ -153,13 +178,14 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     The order is fixed before the evaluation is looked at, and proving stops at the first that is
     not proved. So each is tested at the full level, and the chance that any false one is called
     proved is no larger than for one (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995;
-    Westfall and Krishen 2001).
+    Westfall and Krishen 2001). For the same reason smaller candidates follow that are not expected
+    to be proved, the nearest first: they are looked at only if all others are proved, and one that
+    fails costs nothing but its evaluation.
 
     Args:
         found: all candidates.
-        limit: the largest drop that is allowed; candidates that cannot be shown to keep it, since
-            the search found them too far from the float model, are left out.
-        most: how many evaluations there may be.
+        limit: the largest drop that is allowed.
+        most: how many evaluations there may be of those that the search expects to keep it.
     """
     hopeful = [i for i, s in enumerate(found) if s.drop is None or s.drop <= limit]
     if not hopeful:  # the least bad one is still an answer
@@ -173,4 +199,10 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     if len(chain) > most:  # both ends, and what lies evenly between
         steps = np.linspace(0, len(chain) - 1, most).round().astype(int)
         chain = [chain[i] for i in dict.fromkeys(steps.tolist())]
+    far = [(s.drop, i) for i, s in enumerate(found) if s.drop is not None and i not in hopeful]
+    most = len(chain) + _MOST_BEYOND
+    for drop, i in sorted(far):
+        near = drop <= _FAR * limit and len(chain) < most
+        if near and found[i].size <= found[chain[-1]].size * (1 - _APART):
+            chain.append(i)
     return chain

@@ -78,7 +78,7 @@ class Tuning:
         if self.goal.minimize == "latency":
             floats = dict.fromkeys(self.table, FLOAT)
             self._added(f"float, {self._before(recipe)}", narrowest, floats, pool)
-        self._rounds(narrowest, pool)
+        self._narrower_than_uniform(narrowest, pool)
         Structure(
             self.bench, self.goal, self.journal, partial(self._built, pool=pool), self.crew.ahead
         ).explore(tuple(pool))
@@ -148,21 +148,29 @@ class Tuning:
 
     # Free remedies
 
-    def _remedied(self, candidate: Candidate) -> Candidate:
-        """Return a candidate with the remedies that help it, each tried on top of the others."""
+    def _remedied(self, candidate: Candidate, *, train: bool = False) -> Candidate:
+        """Return a candidate with the remedies that help it, each tried on top of the others.
+
+        Args:
+            train: try those that train; else all others.
+        """
         remedies = REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
-        self._ahead(candidate)
+        if not train:
+            self._ahead(candidate)
         for remedy in sorted(remedies, key=lambda r: r.slow):
-            if candidate.recipe.has(remedy):
+            if remedy.trains is not train or candidate.recipe.has(remedy):
+                continue
+            if not candidate.recipe.feels(remedy, candidate.choice):
+                self._skip(remedy.name, f"it is for what has fewer than {remedy.below} bits")
                 continue
             if self.journal.is_late(remedy.name):
                 continue
             bound, limit = self._bound(candidate), self.goal.metric_drop
             if remedy.slow and bound is not None and limit is not None and bound <= limit / 2:
-                self.journal.not_tried.append(f"{remedy.name}: it takes long, and is not needed")
+                self._skip(remedy.name, "it takes long, and is not needed")
                 continue
             other = self._tried(candidate, remedy)
-            if other is not candidate:
+            if other is not candidate and not train:
                 self._ahead(other)
             candidate = other
         return candidate
@@ -210,6 +218,35 @@ class Tuning:
             if layer not in found and option not in known:
                 entry = Entry(expected_noise(known, option), costs.get(layer, 0.0))
                 self.table.setdefault(layer, {})[option] = entry
+
+    def _narrower_than_uniform(self, narrowest: Candidate, pool: list[Candidate]) -> None:
+        """Choose each layer's width, and train the rounding where that may bring the most.
+
+        Training takes minutes for each candidate, and gains the less, the fewer layers are narrow.
+        So it is tried on the narrowest, which may be the answer then; if not, the rounds go
+        without, and the one just past the limit is tried with it. If the size alone is limited,
+        that is the one that loses least.
+        """
+        limited = self.goal.metric_drop is not None
+        trained = self._remedied(narrowest, train=True) if limited else narrowest
+        if trained is narrowest or not self._keeps(trained):
+            self._rounds(narrowest, pool)
+            last = self._last_to_train(pool)
+            if last is not None and not (limited and last is narrowest):
+                better = self._remedied(last, train=True)
+                pool += [better] if better is not last else []
+        pool += [trained] if trained is not narrowest else []
+
+    def _last_to_train(self, pool: Sequence[Candidate]) -> Candidate | None:
+        if self.goal.metric_drop is None:
+            return min(filter(self._fits, pool), key=self._loss, default=None)
+        past = [c for c in pool if self._bound(c) is not None and not self._keeps(c)]
+        return min(past, key=lambda c: noise_of(self.table, c.choice), default=None)
+
+    def _keeps(self, candidate: Candidate) -> bool:
+        """Whether the search says that a candidate may be shown to keep the metric's limit."""
+        bound, limit = self._bound(candidate), self.goal.metric_drop
+        return bound is not None and limit is not None and bound <= limit
 
     def _rounds(self, start: Candidate, pool: list[Candidate]) -> None:
         """Solve, write, measure, correct and solve again; new candidates go into the pool."""
@@ -288,7 +325,7 @@ class Tuning:
             return fit
         if not allowed:
             return None
-        found = [Standing(self._size(c), self._bound(c)) for c in allowed]
+        found = [Standing(self._size(c), self._expected(c)) for c in allowed]
         for place in order_of_proof(found, limit, _MOST_PROOFS):
             candidate = allowed[place]
             proof = self.bench.proved(candidate)
@@ -300,7 +337,24 @@ class Tuning:
                 break
             best = candidate
             self.publish(candidate)
+        self._beyond(best, allowed)
         return best
+
+    def _expected(self, candidate: Candidate) -> float | None:
+        """Return the largest drop that is expected; what is known to break the limit has no end."""
+        found = self.bench.searched(candidate)
+        return math.inf if found.stopped else found.bound
+
+    def _beyond(self, best: Candidate | None, allowed: Sequence[Candidate]) -> None:
+        """Tell of the smallest candidate that more samples to judge could prove."""
+        judged = self.bench.evaluation_samples
+        for candidate in sorted(allowed, key=self._size):
+            if candidate is best:
+                return
+            needed = self.bench.samples_to_prove(candidate)
+            if needed is not None and needed > judged:
+                self.journal.more_samples(candidate, needed, judged)
+                return
 
     def _loss(self, candidate: Candidate) -> tuple[float, int]:
         """Return what is to be as small as the limits of size and latency allow."""

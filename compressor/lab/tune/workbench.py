@@ -17,7 +17,7 @@ from compressor.lab.tune.answer import Objective
 from compressor.lab.tune.betting import found_above
 from compressor.lab.tune.recipe import Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
-from compressor.lab.tune.solver import Entry
+from compressor.lab.tune.solver import Entry, samples_to_prove
 from compressor.passes.quantize.static.latency import (
     ORT_CPU_LATENCY,
     Cost,
@@ -254,6 +254,19 @@ class Workbench:
         return Searched(
             len(values), None, 100.0 * _REACH * math.sqrt(changed / count), sqnr, stopped
         )
+
+    def samples_to_prove(self, candidate: Candidate) -> int | None:
+        """Return how many samples could prove a candidate, if it loses there what it did here.
+
+        ``None`` where none could, or where neither proof nor search tells.
+        """
+        found, proof = self.searched(candidate), candidate.proof
+        drop, bound = found.drop or 0.0, found.bound
+        if proof is not None:
+            drop, bound = proof.drop, proof.ci95[1]
+        if self.limit is None or bound is None or found.stopped:
+            return None
+        return samples_to_prove(drop, bound, self.evaluation_samples, self.limit)
 
     def table(self, candidate: Candidate) -> dict[str, tuple[str, Entry]]:
         """Return each layer's option in a candidate, with its noise and bytes.

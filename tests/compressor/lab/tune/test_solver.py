@@ -18,6 +18,7 @@ from compressor.lab.tune.solver import (
     noise_of,
     order_of_proof,
     quietest,
+    samples_to_prove,
     smallest,
 )
 
@@ -186,16 +187,39 @@ def test_where_a_gain_is_asked_for_none_is_less_bad_than_a_loss():
 )
 def test_proof_begins_with_the_safest_and_goes_on_smaller(found: list[Standing], most: int):
     order = order_of_proof(found, 1.0, most)
-    assert 1 <= len(order) <= most
+    assert 1 <= len(order) <= most + 2
     sizes = [found[i].size for i in order]
     assert sizes == sorted(set(sizes), reverse=True)
     kept = [s for s in found if s.drop is None or s.drop <= 1.0]
     if kept:
-        assert all(found[i] in kept for i in order)
+        expected = [found[i] in kept for i in order]
+        assert expected == sorted(expected, reverse=True)  # what is not expected comes last
+        assert sum(expected) <= most
         assert (found[order[0]].drop or 0.0) == min(s.drop or 0.0 for s in kept)
+
+
+def test_smaller_ones_that_may_fail_come_last_the_nearest_first():
+    found = [
+        Standing(100.0, 0.5),
+        Standing(80.0, 0.9),
+        Standing(70.0, 1.8),
+        Standing(60.0, 1.2),
+        Standing(50.0, 2.1),  # twice the limit and more
+        Standing(40.0, float("inf")),
+        Standing(79.0, 1.1),  # hardly smaller than one that is expected
+    ]
+    assert order_of_proof(found, 1.0, 5) == [0, 1, 3]
 
 
 def test_the_smallest_hopeful_one_is_always_tried():
     found = [Standing(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)]
     order = order_of_proof(found, 1.0, 3)
     assert (order[0], order[-1], len(order)) == (0, 9, 3)
+
+
+def test_more_samples_narrow_the_interval_by_their_root():
+    assert samples_to_prove(0.0, 0.4, 1000, 0.4) == 1000  # what is proved needs no more
+    assert samples_to_prove(0.0, 0.8, 1000, 0.4) == 4000
+    assert samples_to_prove(0.2, 1.0, 1000, 0.4) == 16000
+    assert samples_to_prove(-0.2, 0.2, 1000, 0.4) == 445
+    assert samples_to_prove(0.4, 0.5, 1000, 0.4) is None

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
 from compressor.lab.tune import structure
-from compressor.lab.tune.recipe import REMEDIES
+from compressor.lab.tune.recipe import REMEDIES, Recipe, Remedy
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.run.statistics import Difference
 from tests.compressor.tiny_project import Project, sample_images
@@ -83,6 +83,40 @@ def test_a_search_that_was_stopped_goes_on_and_the_best_so_far_is_there(
     assert tuned(project, *LOOSE, "-o", str(project.folder / "other.yaml")).exit_code == 0
     assert (project.folder / "other.yaml").read_text() == resumed
     assert json.loads((project.folder / "other.json").read_text()) == document
+
+
+def test_what_trains_is_tried_on_two_candidates_at_most(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    remedy = Remedy("training", {"weights": {"rounding": "gptq"}}, trains=True, below=8)
+    monkeypatch.setitem(REMEDIES, "quantize-static", (remedy,))
+    project.spec["passes"] = [{**QUANTIZE, "weights": {"rounding": "nearest"}}]
+    made, make = dict[str, bool](), Workbench.candidate
+
+    def noted(bench: Workbench, name: str, recipe: Recipe, choice: Any) -> Candidate:
+        made[name] = recipe.has(remedy)
+        return make(bench, name, recipe, choice)
+
+    monkeypatch.setattr(Workbench, "candidate", noted)
+    tuned(project, "--max-metric-drop", "1", "--rounds", "2")
+    assert made["4 bits, training"]
+    assert any(name.startswith("round ") for name in made)
+    assert any("more samples could prove a smaller one: " in line for line in found(project)["path"])
+    trained = [name for name, trains in made.items() if trains]
+    assert len(trained) <= 2
+    assert all(name.endswith(", training") for name in trained)
+
+
+def test_what_is_narrow_enough_for_a_remedy():
+    remedy = Remedy("training", {}, below=8)
+    recipe = Recipe(({"pass": "quantize-static"},), 0)
+    assert recipe.feels(Remedy("any", {}), {"a": "8"})
+    assert recipe.feels(remedy, {"a": "8", "b": "4"})
+    assert not recipe.feels(remedy, {"a": "8", "b": "float"})
+    few = {"pass": "quantize-static", "activations": {"bits": 4}}
+    assert Recipe((few,), 0).feels(remedy, {"a": "8"})
+    ruled = {"pass": "quantize-static", "layers": [{"match": "b", "bits": 4}]}
+    assert Recipe((ruled,), 0).feels(remedy, {"a": "8"})
 
 
 def test_what_cannot_be_reached_is_an_answer_with_the_nearest(project: Project):
