@@ -22,9 +22,10 @@ from compressor.report.run import run_spec
 from compressor.run.plan import Plan, make_plan
 from compressor.run.timing import already_open, measure
 from compressor.spec.load import load_spec
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Batch
 from tests.benchmarks import peers
 from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.detections import agreement, detections
 from tests.benchmarks.marks import benchmark
 
 pytestmark = benchmark("COMPRESSOR_DATA")
@@ -64,7 +65,6 @@ def normalize(batch):
     pixels = (batch["input"].astype(np.float32) - 127) / 128
     return {"input": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))}
 '''
-SCORE, OVERLAP, MATCH = 0.7, 0.3, 0.5  # the detector's own thresholds, and that of a match
 
 
 def test_detector(tmp_path: Path) -> None:
@@ -184,48 +184,3 @@ def sqnr(wanted: list[Batch], found: list[Batch], output: str) -> float:
 def total(wanted: list[Batch], found: list[Batch]) -> float:
     """Both outputs' signal to noise, by which the best of the other files is chosen."""
     return sqnr(wanted, found, "scores") + sqnr(wanted, found, "boxes")
-
-
-def detections(outputs: Batch) -> Array:
-    """Return the boxes that remain, ``[N, 4]`` as left, top, right, bottom, best first.
-
-    Greedy non-maximum suppression with the thresholds that the detector is published with.
-    """
-    score, boxes = outputs["scores"][0, :, 1], outputs["boxes"][0]
-    order = np.argsort(-score, kind="stable")
-    order = order[score[order] > SCORE]
-    kept = []
-    while len(order):
-        kept.append(order[0])
-        apart = overlaps(boxes[order[:1]], boxes[order])[0] <= OVERLAP
-        apart[0] = False
-        order = order[apart]
-    return boxes[kept]
-
-
-def overlaps(first: Array, second: Array) -> Array:
-    """Return intersection over union of each pair of boxes, ``[len(first), len(second)]``."""
-    top_left = np.maximum(first[:, None, :2], second[None, :, :2])
-    bottom_right = np.minimum(first[:, None, 2:], second[None, :, 2:])
-    common = np.clip(bottom_right - top_left, 0, None).prod(2)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (first, second)]
-    union = areas[0][:, None] + areas[1][None] - common
-    return np.asarray(common / np.maximum(union, np.finfo(np.float32).tiny))
-
-
-def agreement(wanted: list[Batch], found: list[Batch]) -> tuple[float, float, float]:
-    """Return precision, recall and F1 of detections, the float model's being the truth.
-
-    Each detection, the best first, takes the free one of the float model that it overlaps most.
-    """
-    hits = ours = theirs = 0
-    for reference, outputs in zip(wanted, found, strict=True):
-        truth, boxes = detections(reference), detections(outputs)
-        ours, theirs = ours + len(boxes), theirs + len(truth)
-        shares = overlaps(boxes, truth)
-        for row in shares:
-            if row.size and row.max() > MATCH:
-                hits += 1
-                shares[:, row.argmax()] = 0
-    precision, recall = hits / max(ours, 1), hits / max(theirs, 1)
-    return precision, recall, 2 * hits / max(ours + theirs, 1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from compressor.lab.tune.betting import found_above
-from compressor.lab.tune.solver import Standing, order_of_proof
+from compressor.lab.tune.solver import Standing, beyond_the_expected, order_of_proof
 from compressor.run.statistics import Scale, paired_difference
 from compressor.run.verdicts import verdict_of
 
@@ -76,7 +76,10 @@ def chosen(seed: int, setting: Setting) -> int | None:
     best = None
     if not kept:
         return None
-    for number in order_of_proof([s for _, s in kept], setting.limit, 5):
+    standings = [s for _, s in kept]
+    order = order_of_proof(standings, setting.limit, 5)
+    order += beyond_the_expected(standings, setting.limit, standings[order[-1]].size)
+    for number in order:
         place = kept[number][0]
         values = losses(rng, setting, place, setting.evaluation)
         base, ours = (values > 0).astype(float), (values < 0).astype(float)

@@ -178,14 +178,13 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     The order is fixed before the evaluation is looked at, and proving stops at the first that is
     not proved. So each is tested at the full level, and the chance that any false one is called
     proved is no larger than for one (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995;
-    Westfall and Krishen 2001). For the same reason smaller candidates follow that are not expected
-    to be proved, the nearest first: they are looked at only if all others are proved, and one that
-    fails costs nothing but its evaluation.
+    Westfall and Krishen 2001).
 
     Args:
         found: all candidates.
-        limit: the largest drop that is allowed.
-        most: how many evaluations there may be of those that the search expects to keep it.
+        limit: the largest drop that is allowed; candidates that cannot be shown to keep it, since
+            the search found them too far from the float model, are left out.
+        most: how many evaluations there may be.
     """
     hopeful = [i for i, s in enumerate(found) if s.drop is None or s.drop <= limit]
     if not hopeful:  # the least bad one is still an answer
@@ -194,15 +193,32 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     smaller = [i for i in hopeful if found[i].size < found[safest].size]
     chain = [safest]
     for i in sorted(smaller, key=lambda i: -found[i].size):
-        if found[i].size <= found[chain[-1]].size * (1 - _APART):
+        if is_smaller(found[i].size, found[chain[-1]].size):
             chain.append(i)
     if len(chain) > most:  # both ends, and what lies evenly between
         steps = np.linspace(0, len(chain) - 1, most).round().astype(int)
         chain = [chain[i] for i in dict.fromkeys(steps.tolist())]
-    far = [(s.drop, i) for i, s in enumerate(found) if s.drop is not None and i not in hopeful]
-    most = len(chain) + _MOST_BEYOND
-    for drop, i in sorted(far):
-        near = drop <= _FAR * limit and len(chain) < most
-        if near and found[i].size <= found[chain[-1]].size * (1 - _APART):
-            chain.append(i)
     return chain
+
+
+def beyond_the_expected(found: Sequence[Standing], limit: float, size: float) -> list[int]:
+    """Return which candidates follow at the end, though they are not expected to be proved.
+
+    The nearest comes first. In a fixed order they cost no error: they are looked at if all others
+    have been proved, and the first that fails ends it.
+
+    Args:
+        size: of the smallest candidate before them.
+    """
+    far = [(s.drop, i) for i, s in enumerate(found) if s.drop is not None]
+    chain: list[int] = []
+    for drop, i in sorted(far):
+        if limit < drop <= _FAR * limit and is_smaller(found[i].size, size):
+            chain.append(i)
+            size = found[i].size
+    return chain[:_MOST_BEYOND]
+
+
+def is_smaller(size: float, other: float) -> bool:
+    """Whether a candidate is so much smaller than another that it is worth an evaluation."""
+    return size <= other * (1 - _APART)

@@ -10,6 +10,7 @@ from functools import partial
 from compressor.errors import CompressorError, SpecError
 from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.journal import Journal, words_of
+from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import (
     FLOAT,
     REMEDIES,
@@ -24,12 +25,10 @@ from compressor.lab.tune.recipe import (
 from compressor.lab.tune.solver import (
     Entry,
     Reached,
-    Standing,
     cost_of,
     expected_noise,
     next_noise,
     noise_of,
-    order_of_proof,
     quietest,
     smallest,
 )
@@ -37,11 +36,9 @@ from compressor.lab.tune.structure import Structure
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew, Nobody
 from compressor.report import formats
-from compressor.run.verdicts import WIDEST_RATIO, verdict_of
 
 _SMALLER = 0.99  # share of a wider option's bytes from which on a narrower one is worth its noise
 _WORTHWHILE_DB = 0.3  # that a remedy has to gain
-_MOST_PROOFS = 5
 _SAFER = 0.25  # share of the quietest candidate's noise that one more is to have
 
 
@@ -58,7 +55,12 @@ class Tuning:
     publish: Callable[[Candidate], None]
     journal: Journal
     crew: Crew = field(default_factory=Nobody)
+    proofs: Proofs = field(init=False)
     table: dict[str, dict[str, Entry]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Begin the sequence of proofs."""
+        self.proofs = Proofs(self.bench, self.goal, self.journal, self.publish)
 
     def answer(self) -> Answer:
         """Search and prove.
@@ -79,10 +81,16 @@ class Tuning:
             floats = dict.fromkeys(self.table, FLOAT)
             self._added(f"float, {self._before(recipe)}", narrowest, floats, pool)
         self._narrower_than_uniform(narrowest, pool)
-        Structure(
-            self.bench, self.goal, self.journal, partial(self._built, pool=pool), self.crew.ahead
-        ).explore(tuple(pool))
-        best = self._proofs(pool)
+        if self.goal.metric_drop is not None:
+            self.proofs.expected(pool)  # so that there is an answer before structures are tried
+        if self.proofs.going:
+            added = partial(self._built, pool=pool)
+            Structure(self.bench, self.goal, self.journal, added, self.crew.ahead).explore(
+                tuple(pool)
+            )
+        else:
+            self._skip("fewer channels and training", "what they would start from was not proved")
+        best = self.proofs.finish(pool)
         if best is not None:
             self.bench.timed(best)
         return self.journal.answer(best, pool)
@@ -239,7 +247,7 @@ class Tuning:
 
     def _last_to_train(self, pool: Sequence[Candidate]) -> Candidate | None:
         if self.goal.metric_drop is None:
-            return min(filter(self._fits, pool), key=self._loss, default=None)
+            return min(filter(self.proofs.fits, pool), key=self.proofs.loss, default=None)
         past = [c for c in pool if self._bound(c) is not None and not self._keeps(c)]
         return min(past, key=lambda c: noise_of(self.table, c.choice), default=None)
 
@@ -310,74 +318,3 @@ class Tuning:
 
     def _bound(self, candidate: Candidate) -> float | None:
         return self.bench.searched(candidate).bound
-
-    # Proof
-
-    def _proofs(self, pool: list[Candidate]) -> Candidate | None:
-        """Prove candidates in a fixed order, until one is not; return the last that is."""
-        limit, best = self.goal.metric_drop, None
-        allowed = [c for c in pool if self._fits(c)]
-        if limit is None:
-            fit = min(allowed, key=self._loss, default=None)
-            if fit is not None:
-                self.bench.proved(fit)
-                self.publish(fit)
-            return fit
-        if not allowed:
-            return None
-        found = [Standing(self._size(c), self._expected(c)) for c in allowed]
-        for place in order_of_proof(found, limit, _MOST_PROOFS):
-            candidate = allowed[place]
-            proof = self.bench.proved(candidate)
-            held = verdict_of(proof.ci95, limit) == "passed"
-            self.journal.path.append(
-                f"{'proved' if held else 'not proved'}: {self.journal.drop(candidate)}"
-            )
-            if not held:
-                break
-            best = candidate
-            self.publish(candidate)
-        self._beyond(best, allowed)
-        return best
-
-    def _expected(self, candidate: Candidate) -> float | None:
-        """Return the largest drop that is expected; what is known to break the limit has no end."""
-        found = self.bench.searched(candidate)
-        return math.inf if found.stopped else found.bound
-
-    def _beyond(self, best: Candidate | None, allowed: Sequence[Candidate]) -> None:
-        """Tell of the smallest candidate that more samples to judge could prove."""
-        judged = self.bench.evaluation_samples
-        for candidate in sorted(allowed, key=self._size):
-            if candidate is best:
-                return
-            needed = self.bench.samples_to_prove(candidate)
-            if needed is not None and needed > judged:
-                self.journal.more_samples(candidate, needed, judged)
-                return
-
-    def _loss(self, candidate: Candidate) -> tuple[float, int]:
-        """Return what is to be as small as the limits of size and latency allow."""
-        decibels = self.bench.searched(candidate).sqnr_db
-        return (-math.inf if decibels is None else -decibels), candidate.bytes
-
-    def _size(self, candidate: Candidate) -> float:
-        """Return what is to be minimized."""
-        if self.goal.minimize == "size":
-            return candidate.bytes
-        timed = self.bench.timed(candidate)
-        return math.inf if timed is None else float(timed["value"])
-
-    def _fits(self, candidate: Candidate) -> bool:
-        """Whether a candidate keeps the limits of size and latency."""
-        if self.goal.size_ratio is not None and candidate.size_ratio > self.goal.size_ratio:
-            return False
-        if self.goal.latency_ratio is None:
-            return True
-        timed = self.bench.timed(candidate)
-        interval = None if timed is None else (timed["ci95"][0], timed["ci95"][1])
-        verdict = verdict_of(interval, self.goal.latency_ratio, WIDEST_RATIO)
-        if verdict != "passed":
-            ratio = "not measured" if timed is None else formats.ratio(timed["value"])
-            self.journal.path.append(f"{candidate.name}: latency ratio {ratio}: left out")
-        return verdict == "passed"

@@ -101,7 +101,9 @@ def test_what_trains_is_tried_on_two_candidates_at_most(
     tuned(project, "--max-metric-drop", "1", "--rounds", "2")
     assert made["4 bits, training"]
     assert any(name.startswith("round ") for name in made)
-    assert any("more samples could prove a smaller one: " in line for line in found(project)["path"])
+    assert any(
+        "more samples could prove a smaller one: " in line for line in found(project)["path"]
+    )
     trained = [name for name, trains in made.items() if trains]
     assert len(trained) <= 2
     assert all(name.endswith(", training") for name in trained)

@@ -1,0 +1,151 @@
+"""Proves candidates on the evaluation data, in an order that is fixed before they are looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.journal import Journal
+from compressor.lab.tune.solver import (
+    Standing,
+    beyond_the_expected,
+    is_smaller,
+    order_of_proof,
+)
+from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.report import formats
+from compressor.run.verdicts import WIDEST_RATIO, verdict_of
+
+_MOST = 5  # that are expected to be proved
+_LEAST = 2  # of these, for what comes last
+
+
+@dataclass
+class Proofs:
+    """The proofs of one search: one sequence, which ends at the first that fails.
+
+    What is made between two calls may depend on the search data only, so that the whole order is
+    one that no look at the evaluation data has changed.
+
+    Attributes:
+        publish: called with each candidate that is proved, the best so far.
+        best: the last one that is proved, or of a size alone, what loses least.
+        going: none has failed.
+    """
+
+    bench: Workbench
+    goal: Goal
+    journal: Journal
+    publish: Callable[[Candidate], None]
+    best: Candidate | None = None
+    going: bool = True
+    _done: int = 0
+
+    def expected(self, pool: Sequence[Candidate]) -> None:
+        """Prove those that may be shown to keep the limit, each smaller than the one before."""
+        limit = self.goal.metric_drop
+        assert limit is not None
+        hopeful = [c for c in self._left(pool) if (b := self._bound(c)) is None or b <= limit]
+        if hopeful:
+            found = [self._standing(c) for c in hopeful]
+            most = max(_MOST - self._done, _LEAST)
+            self._sequence([hopeful[i] for i in order_of_proof(found, limit, most)])
+
+    def finish(self, pool: Sequence[Candidate]) -> Candidate | None:
+        """Prove what is left, and return the answer; ``None`` where no candidate is one."""
+        limit = self.goal.metric_drop
+        if limit is None:
+            self.best = min(filter(self.fits, pool), key=self.loss, default=None)
+            if self.best is not None:
+                self.bench.proved(self.best)
+                self.publish(self.best)
+            return self.best
+        self.expected(pool)
+        left = self._left(pool)
+        if left and not self._done:  # the least bad one is still an answer
+            self._sequence([left[order_of_proof([self._standing(c) for c in left], limit, 1)[0]]])
+        if self.best is not None:
+            left = self._left(pool)
+            found = [self._standing(c) for c in left]
+            places = beyond_the_expected(found, limit, self._size(self.best))
+            self._sequence([left[place] for place in places])
+        self._tell_of_more_samples(pool)
+        return self.best
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps the limits of size and latency."""
+        if self.goal.size_ratio is not None and candidate.size_ratio > self.goal.size_ratio:
+            return False
+        if self.goal.latency_ratio is None:
+            return True
+        timed = self.bench.timed(candidate)
+        interval = None if timed is None else (timed["ci95"][0], timed["ci95"][1])
+        verdict = verdict_of(interval, self.goal.latency_ratio, WIDEST_RATIO)
+        if verdict != "passed":
+            ratio = "not measured" if timed is None else formats.ratio(timed["value"])
+            line = f"{candidate.name}: latency ratio {ratio}: left out"
+            self.journal.path += [] if line in self.journal.path else [line]
+        return verdict == "passed"
+
+    def loss(self, candidate: Candidate) -> tuple[float, int]:
+        """Return what is to be as small as the limits of size and latency allow."""
+        decibels = self.bench.searched(candidate).sqnr_db
+        return (-math.inf if decibels is None else -decibels), candidate.bytes
+
+    def _left(self, pool: Sequence[Candidate]) -> list[Candidate]:
+        """Return what may come next in the sequence."""
+        if not self.going:
+            return []
+        fitting = [c for c in pool if c.proof is None and self.fits(c)]
+        best = self.best
+        if best is None:
+            return fitting
+        return [c for c in fitting if is_smaller(self._size(c), self._size(best))]
+
+    def _sequence(self, candidates: Sequence[Candidate]) -> None:
+        """Prove one after the other, until one is not."""
+        limit = self.goal.metric_drop
+        assert limit is not None
+        for candidate in candidates:
+            self._done += 1
+            self.going = verdict_of(self.bench.proved(candidate).ci95, limit) == "passed"
+            words = "proved" if self.going else "not proved"
+            self.journal.path.append(f"{words}: {self.journal.drop(candidate)}")
+            if not self.going:
+                return
+            self.best = candidate
+            self.publish(candidate)
+
+    def _tell_of_more_samples(self, pool: Sequence[Candidate]) -> None:
+        """Tell of the smallest candidate that more samples to judge could prove."""
+        judged = self.bench.evaluation_samples
+        size = math.inf if self.best is None else self._size(self.best)
+        needed = {
+            c.name: (c, number)
+            for c in pool
+            if self.fits(c) and is_smaller(self._size(c), size)
+            if (number := self.bench.samples_to_prove(c)) is not None and number > judged
+        }
+        if needed:
+            least = min(self._size(c) for c, _ in needed.values())
+            near = [x for x in needed.values() if not is_smaller(least, self._size(x[0]))]
+            # Of those as small, what was judged: its own figures say more than the search's.
+            candidate, number = min(near, key=lambda x: (x[0].proof is None, x[1]))
+            self.journal.more_samples(candidate, number, judged)
+
+    def _standing(self, candidate: Candidate) -> Standing:
+        return Standing(self._size(candidate), self._bound(candidate))
+
+    def _bound(self, candidate: Candidate) -> float | None:
+        """Return the largest drop that is expected; what is known to break the limit has no end."""
+        found = self.bench.searched(candidate)
+        return math.inf if found.stopped else found.bound
+
+    def _size(self, candidate: Candidate) -> float:
+        """Return what is to be minimized."""
+        if self.goal.minimize == "size":
+            return candidate.bytes
+        timed = self.bench.timed(candidate)
+        return math.inf if timed is None else float(timed["value"])

