@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -136,6 +136,22 @@ class Recipe:
             if option != rest
         ]
         return replace(self, layers=(*rules, {"match": "*", **_rule(rest)}), left_out=False)
+
+    def with_parts(self, layers: Collection[str]) -> Recipe | None:
+        """Return the recipe whose rules also hold for what layers become: ``fc.down``, ``fc.up``.
+
+        ``None`` where the name of one layer begins another's, so that no pattern tells them apart.
+
+        Args:
+            layers: all that are tuned.
+        """
+        rules = []
+        for rule in self.layers[:-1]:
+            begun = [x for x in layers if fnmatchcase(x, f"{rule['match']}*")]
+            if len(begun) > 1:
+                return None
+            rules.append({**rule, "match": f"{rule['match']}*"})
+        return replace(self, layers=(*rules, *self.layers[-1:]))
 
 
 def _rule(option: str) -> dict[str, Any]:

@@ -73,16 +73,28 @@ class Structure:
         shares = self._shares(start)
         if not shares:
             self._skip("fewer channels", "they are not needed, or too few would be left")
-        counted = "operations" if self.goal.minimize == "latency" else "weights"
-        ways = ((self._what, self._removal), (f"{counted} by low rank", self._factors))
-        for what, removal in ways:
-            rungs = [(share, start.recipe.after(removal(share))) for share in shares]
-            self.ahead([recipe for _, recipe in rungs])
-            for share, recipe in rungs:
-                name = f"{share:.0%} of the {what}, {start.name}"
-                made = self._smaller(name, recipe, start)
-                if made is None or self._breaks(made):
-                    break
+        self._rungs(self._what, self._removal, start.recipe, start, shares)
+        factored = start.recipe.with_parts(start.choice)
+        if factored is None:
+            self._skip("low rank", "the names of layers do not tell their parts apart")
+        else:
+            counted = "operations" if self.goal.minimize == "latency" else "weights"
+            self._rungs(f"{counted} by low rank", self._factors, factored, start, shares)
+
+    def _rungs(
+        self,
+        what: str,
+        removal: Callable[[float], dict[str, Any]],
+        basis: Recipe,
+        start: Candidate,
+        shares: Sequence[float],
+    ) -> None:
+        rungs = [(share, basis.after(removal(share))) for share in shares]
+        self.ahead([recipe for _, recipe in rungs])
+        for share, recipe in rungs:
+            made = self._smaller(f"{share:.0%} of the {what}, {start.name}", recipe, start)
+            if made is None or self._breaks(made):
+                return
 
     @property
     def _what(self) -> str:

@@ -96,6 +96,18 @@ def test_a_recipe_with_qat_keeps_widths_and_what_qat_knows():
     assert with_qat(weights, {}, {}) is None
 
 
+def test_rules_of_layers_hold_for_their_parts():
+    recipe = Recipe(({"pass": "quantize-static"},), 0)
+    mixed = recipe.with_choice({"a": "4", "b": "8", "b.c": "8"})
+    parts = mixed.with_parts(("a", "b", "b.c"))
+    assert parts is not None
+    assert parts.layers == ({"match": "a*", "bits": 4}, {"match": "*", "bits": 8})
+    assert (
+        recipe.with_choice({"b": "4", "a": "8", "b.c": "8"}).with_parts(("a", "b", "b.c")) is None
+    )
+    assert recipe.with_parts(("a",)) == recipe
+
+
 @pytest.mark.slow
 def test_with_training_data_candidates_are_trained(
     on_torch: Project, monkeypatch: pytest.MonkeyPatch
