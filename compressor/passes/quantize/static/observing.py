@@ -118,7 +118,8 @@ def choose_observer(
     if len(tried) == 1:
         return ObserverChoice()
     ranges = _Ranges(decision, statistics, values)
-    data = _Data(carrier, samples, values)
+    gates = [decision.placement.gates[v] for v in values if v in decision.placement.gates]
+    data = _Data(carrier, samples, values, gates)
     if exceeding(len(values), data.seen) <= _RARELY or len(data.kept) < _FOLDS * _FEWEST_HELD:
         quarters = (data.kept[k::_FOLDS] for k in range(_FOLDS))
         rounds = [_Round(len(q), q, lambda some: [tried[i] for i in some]) for q in quarters if q]
@@ -251,10 +252,13 @@ class _Data:
     Args:
         carrier: the float model.
         values: names of its values that are rounded.
+        gates: names of values that say where some of these matter; they may stay floats.
     """
 
-    def __init__(self, carrier: Carrier, samples: Samples, values: Sequence[str]):
-        self._carrier, self._values = carrier, values
+    def __init__(
+        self, carrier: Carrier, samples: Samples, values: Sequence[str], gates: Sequence[str]
+    ):
+        self._carrier, self._values, self._gates = carrier, values, gates
         self.whole = fixed_batch(carrier.inputs) is not None
         self._inputs = carrier.inputs
         names = [spec.name for spec in carrier.inputs]
@@ -285,7 +289,8 @@ class _Data:
         """Run samples; yield their inputs, outputs, and the values that are rounded."""
         if not self._taps:
             inputs = {spec.name for spec in self._inputs}
-            self._taps = [value for value in self._values if value not in inputs]
+            wanted = dict.fromkeys((*self._values, *self._gates))
+            self._taps = [value for value in wanted if value not in inputs]
             sample = self.kept[0]
             size = sum(array.nbytes for array in self.runner.run(sample).values())
             self._together = max(1, min(_TOGETHER, _MOST_INNER // max(size, 1)))

@@ -141,6 +141,33 @@ def test_what_is_rare_and_decides_is_not_clipped():
     assert chosen.notes[-1].endswith("dB less than with mse")
 
 
+class Gated(nn.Module):
+    """A sum behind a layer, with a ReLU that only a layer of floats reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(x + self.first(x)))
+
+
+def test_a_gate_that_stays_a_float_is_looked_at(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(observing, "_RARELY", 0.0)  # samples are held back
+    torch.manual_seed(0)
+    spec = TensorSpec("x", ("batch", 4, 6, 6), "float32")
+    model = Fuse().apply(TorchCarrier(Gated(), [spec]), ORT, {}).carrier
+    values = np.random.default_rng(0).standard_normal((64, 4, 6, 6)).astype(np.float32)
+    rules = {**EVERY, "layers": ({"match": "last", "skip": True}, {"match": "*"})}
+    step = QuantizeStatic.model_validate(rules)
+    batches: list[Batch] = [{"x": values}]
+    found = statistics(step, model, ORT, batches)
+    gates = {key for key in found if ">0]" in key}
+    outcome = step.apply(model, replace(ORT, samples=Given(batches)), found)
+    assert gates
+    assert outcome.notes[-1].startswith("observer ")
+
+
 def test_the_same_twice():
     model, batches = network(), rare()
     assert content(applied(model, batches)) == content(applied(model, batches))
