@@ -118,8 +118,7 @@ def choose_observer(
     if len(tried) == 1:
         return ObserverChoice()
     ranges = _Ranges(decision, statistics, values)
-    gates = [decision.placement.gates[v] for v in values if v in decision.placement.gates]
-    data = _Data(carrier, samples, values, gates)
+    data = _Data(carrier, samples, values, decision)
     if exceeding(len(values), data.seen) <= _RARELY or len(data.kept) < _FOLDS * _FEWEST_HELD:
         quarters = (data.kept[k::_FOLDS] for k in range(_FOLDS))
         rounds = [_Round(len(q), q, lambda some: [tried[i] for i in some]) for q in quarters if q]
@@ -252,17 +251,15 @@ class _Data:
     Args:
         carrier: the float model.
         values: names of its values that are rounded.
-        gates: names of values that say where some of these matter; they may stay floats.
+        decision: says behind which others, that may stay floats, some of these matter.
     """
 
-    def __init__(
-        self, carrier: Carrier, samples: Samples, values: Sequence[str], gates: Sequence[str]
-    ):
-        self._carrier, self._values, self._gates = carrier, values, gates
+    def __init__(self, carrier: Carrier, samples: Samples, values: list[str], decision: Decision):
+        self._carrier, self._values = carrier, values
+        self._watched = dict.fromkeys((*values, *decision.placement.gates.values()))
         self.whole = fixed_batch(carrier.inputs) is not None
         self._inputs = carrier.inputs
-        names = [spec.name for spec in carrier.inputs]
-        batches = (picked(batch, names) for batch in samples.batches())
+        batches = (picked(b, [spec.name for spec in carrier.inputs]) for b in samples.batches())
         self.kept, places = spread(batches, whole=self.whole)
         self.seen = places * samples_in(self.kept[0]) if self.whole else places
         work = batch_macs(carrier, self.kept[0])
@@ -289,10 +286,8 @@ class _Data:
         """Run samples; yield their inputs, outputs, and the values that are rounded."""
         if not self._taps:
             inputs = {spec.name for spec in self._inputs}
-            wanted = dict.fromkeys((*self._values, *self._gates))
-            self._taps = [value for value in wanted if value not in inputs]
-            sample = self.kept[0]
-            size = sum(array.nbytes for array in self.runner.run(sample).values())
+            self._taps = [value for value in self._watched if value not in inputs]
+            size = sum(array.nbytes for array in self.runner.run(self.kept[0]).values())
             self._together = max(1, min(_TOGETHER, _MOST_INNER // max(size, 1)))
         ends = [output.name or "" for output in self._carrier.graph().graph.outputs]
         for batch in self.together(samples):
