@@ -14,6 +14,7 @@ from compressor.files import scratch
 from compressor.graph.channels.analysis import Analysis
 from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.costs import macs
+from compressor.graph.output_parts import named_parts, output_parts
 from compressor.graph.residuals import ResidualBlock, drop_blocks, residual_blocks
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.onnx.runtimes import OpenVinoRunner, why_elsewhere
@@ -110,9 +111,11 @@ class LatencyTarget:
             groups = [p.group for p in self.selector.prunable]
             model = SolvedModel(self.carrier, channels, groups, gated, self.samples.batches)
         batches = first_batches(self.samples, self._loss_samples)
-        runner = self.carrier.runner()
-        loss = OutputLoss([runner.run(batch) for batch in batches])
-        return lambda variant: loss(model.run(batch, variant) for batch in batches)
+        runner, parts = self.carrier.runner(), output_parts(self.carrier.graph())
+        loss = OutputLoss([named_parts(runner.run(batch), parts) for batch in batches])
+        return lambda variant: loss(
+            named_parts(model.run(batch, variant), parts) for batch in batches
+        )
 
     @property
     def _loss_samples(self) -> int:

@@ -149,14 +149,16 @@ class Sensitivity:
 
 
 def scan(
-    masked: Callable[[Flags], Batch], queues: Sequence[tuple[str, criteria.Queue]], count: int
+    masked: Callable[[Flags], Sequence[Batch]],
+    queues: Sequence[tuple[str, criteria.Queue]],
+    count: int,
 ) -> tuple[Sensitivity, ...]:
     """Zero the least important units of each group alone and compare the outputs.
 
     H. Li et al., Pruning filters for efficient ConvNets, 2017 (arXiv:1608.08710), section 3.2,
     find by the same experiment, but measuring accuracy, which layers to prune less.
 
-    ``masked`` returns the outputs with units zeroed, always on the same batch.
+    ``masked`` returns the outputs with units zeroed, always on the same batches.
     """
     reference = masked(np.zeros(count, dtype=bool))
     costs = []
@@ -170,17 +172,26 @@ def scan(
     return tuple(costs)
 
 
-def relative_error(reference: Batch, other: Batch) -> float:
-    """Return the power of the difference of all float outputs over the reference's power."""
-    signal = error = 0.0
-    for ours, theirs in zip(reference.values(), other.values(), strict=True):
-        if ours.dtype.kind != "f":
-            continue
-        finite = np.isfinite(ours) & np.isfinite(theirs)
-        exact = ours[finite].astype(np.float64)
-        signal += float(np.square(exact).sum())
-        error += float(np.square(exact - theirs[finite]).sum())
-    return error / signal if signal > 0 else 0.0
+def relative_error(reference: Sequence[Batch], other: Sequence[Batch]) -> float:
+    """Return the power of the difference over that of the reference, the mean over float outputs.
+
+    Outputs that are zero everywhere do not count.
+
+    Args:
+        reference: outputs, batch by batch, as ``other``.
+    """
+    signals, errors = dict[str, float](), dict[str, float]()
+    for ours, theirs in zip(reference, other, strict=True):
+        for name, array in ours.items():
+            if array.dtype.kind != "f":
+                continue
+            finite = np.isfinite(array) & np.isfinite(theirs[name])
+            exact = array[finite].astype(np.float64)
+            signals[name] = signals.get(name, 0.0) + float(np.square(exact).sum())
+            difference = exact - theirs[name][finite]
+            errors[name] = errors.get(name, 0.0) + float(np.square(difference).sum())
+    shares = [errors[name] / signal for name, signal in signals.items() if signal > 0]
+    return float(np.mean(shares)) if shares else 0.0
 
 
 def ranking_note(costs: Sequence[Sensitivity]) -> str:

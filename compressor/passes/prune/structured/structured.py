@@ -13,6 +13,7 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
+from compressor.graph.output_parts import named_parts, output_parts
 from compressor.graph.residuals import ResidualBlock
 from compressor.models.threads import on_threads
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
@@ -47,7 +48,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -348,11 +349,11 @@ class _Pruning:
             (p.group.name, queue) for p, queue in zip(self._selector.prunable, queues, strict=True)
         ]
 
-        def masked(flags: Flags) -> Batch:
-            runs = [self._removal.masked.run(batch, Variant(flags)) for batch in batches]
-            return {
-                f"{name}:{i}": array for i, run in enumerate(runs) for name, array in run.items()
-            }
+        parts = output_parts(self._carrier.graph())
+
+        def masked(flags: Flags) -> list[Batch]:
+            runs = (self._removal.masked.run(batch, Variant(flags)) for batch in batches)
+            return [named_parts(run, parts) for run in runs]
 
         return scores.scan(masked, named, self._channels.count)
 

@@ -20,9 +20,10 @@ def test_each_group_is_zeroed_alone():
     weights = np.array([1.0] * 8 + [3.0] * 8)
     seen: list[list[int]] = []
 
-    def masked(removed: Flags) -> Batch:
+    def masked(removed: Flags) -> list[Batch]:
         seen.append(np.flatnonzero(removed).tolist())
-        return {"y": weights * ~removed, "n": np.array([1])}
+        whole = weights * ~removed
+        return [{"y": part, "n": np.array([1])} for part in (whole[:5], whole[5:])]
 
     found = scan(masked, [("cheap", queue(0, 8)), ("dear", queue(8, 8))], 16)
     assert seen[0] == []
@@ -38,7 +39,7 @@ def test_each_group_is_zeroed_alone():
 
 def test_long_rankings_are_shown_by_their_ends():
     found = scan(
-        lambda removed: {"y": np.arange(1.0, 25) * ~removed},
+        lambda removed: [{"y": np.arange(1.0, 25) * ~removed}],
         [(f"g{i:02}", queue(2 * i, 2)) for i in range(12)],
         24,
     )
@@ -49,9 +50,16 @@ def test_long_rankings_are_shown_by_their_ends():
 
 
 def test_no_change_is_no_loss():
-    x = {"y": np.array([1.0, -np.inf])}
+    x = [{"y": np.array([1.0, -np.inf])}]
     assert relative_error(x, x) == 0
-    assert relative_error({"y": np.zeros(2)}, {"y": np.ones(2)}) == 0
+    assert relative_error([{"y": np.zeros(2)}], [{"y": np.ones(2)}]) == 0
     (found,) = scan(lambda _: x, [("g", queue(0, 4))], 4)
     assert found.sqnr_db == (None,) * len(SHARES)
     assert "g no change" in ranking_note([found])
+
+
+def test_outputs_count_alike_whatever_their_size():
+    """The scores of a detector beside boxes of hundreds of pixels."""
+    exact = [{"boxes": np.full(4, 100.0), "scores": np.array([1.0, 0.0])}]
+    lost = [{"boxes": np.full(4, 100.0), "scores": np.array([0.0, 0.0])}]
+    assert relative_error(exact, lost) == pytest.approx(0.5)
