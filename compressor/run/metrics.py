@@ -40,7 +40,7 @@ class Metric:
         of_tokens: tokens that the attention mask leaves out do not count.
         shows_worst: the worst sample is reported beside the mean.
         of_directions: it compares directions, which a single number does not have.
-        parts: what each output is joined of, in the order of the outputs; each part counts as an
+        output_parts: what each output is joined of, in the order of the outputs; each counts as an
             output. Empty where outputs count as a whole.
         code: the user's own function behind it.
     """
@@ -57,7 +57,7 @@ class Metric:
     of_tokens: bool = False
     shows_worst: bool = False
     of_directions: bool = False
-    parts: Sequence[tuple[Part, ...]] = ()
+    output_parts: Sequence[tuple[Part, ...]] = ()
     code: Callable[..., Any] | None = None
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
@@ -100,8 +100,8 @@ class Metric:
         Raises:
             DataError: there is none.
         """
-        if self.parts:
-            outputs = named_parts(outputs, self.parts)
+        if self.output_parts:
+            outputs = named_parts(outputs, self.output_parts)
         chosen = {n: a for n, a in outputs.items() if a.ndim and len(a) == samples}
         if chosen:
             return scores_first(chosen) if self.about_classes else chosen
@@ -379,7 +379,7 @@ def resolve_metric(
     if metric.about_classes or metric.of_tokens:
         parts = ()
     if metric.against_float:
-        return replace(metric, parts=parts)
+        return replace(metric, output_parts=parts)
     if has_target:
         return metric
     if metric.needs_labels:
@@ -389,4 +389,4 @@ def resolve_metric(
             "name the target, or use agreement, mse or cosine, which compare with the float model",
             where=where,
         )
-    return replace(metric, against_float=True, parts=parts)
+    return replace(metric, against_float=True, output_parts=parts)

@@ -250,7 +250,7 @@ def test_the_parts_of_an_output_count_alike():
     assert metric.per_sample(ours, theirs, 1).tolist() == pytest.approx([0.5])
     assert COSINE.per_sample(lost, wanted, 1)[0] > 0.999999
     for name, labels in (("agreement", False), ("embedding", False), ("mse", True)):
-        assert resolve_metric(name, labels, load_symbol, "s:1", parts=parts).parts == ()
+        assert resolve_metric(name, labels, load_symbol, "s:1", parts=parts).output_parts == ()
 
 
 CLASSES = {"logits": ("n", 10)}
