@@ -22,6 +22,9 @@ from compressor.types.tensors import Array, Batch
 Part: TypeAlias = tuple[slice, ...]
 """The index of a part in an output."""
 
+OutputParts: TypeAlias = "Sequence[tuple[Part, ...]]"
+"""What each output is joined of, in the order of the outputs."""
+
 WHOLE: tuple[Part, ...] = ((),)
 """The one part of an output that is not joined."""
 
@@ -118,12 +121,14 @@ def _cuts(labels: Array, axis: int) -> list[int]:
     return [0, *changes.tolist(), len(lines)]
 
 
-def cut_parts(outputs: Sequence[Array], parts: Sequence[tuple[Part, ...]]) -> list[Array]:
-    """Return the parts of outputs, one after the other."""
+def cut_parts(outputs: Sequence[Array], parts: OutputParts) -> list[Array]:
+    """Return the parts of outputs, one after the other; without any, the outputs."""
+    if not parts:
+        return list(outputs)
     return [array[part] for array, cuts in zip(outputs, parts, strict=True) for part in cuts]
 
 
-def named_parts(outputs: Batch, parts: Sequence[tuple[Part, ...]]) -> Batch:
+def named_parts(outputs: Batch, parts: OutputParts) -> Batch:
     """Return each part as an output of its own, under the output's name and the part's number."""
     return {
         name if len(cuts) == 1 else f"{name}[{number}]": array[part]

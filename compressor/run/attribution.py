@@ -13,18 +13,18 @@ from typing import Any, Literal
 
 from compressor.errors import DataError, ModelError
 from compressor.graph.costs import layer_bytes
-from compressor.run.evaluate import ratio_db
 from compressor.run.felt_noise import Feeling
 from compressor.run.noise import ModelNoise, Noise, measured_noise
 from compressor.run.pipeline import FUSE, Step
 from compressor.run.references import Reference
+from compressor.run.signals import ratio_db
 from compressor.run.store import result_key
 from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
 
 _SAMPLES = 16
 _ROUNDING_DB = 100.0
-_VERSION = 7
+_VERSION = 8
 Basis = Literal["outputs", "layers", "weights"]
 
 
@@ -135,6 +135,7 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
                     exact,
                     workspace.looked_at(_SAMPLES),
                     _feeling(workspace),
+                    workspace.output_parts,
                 )
             except (ModelError, DataError) as error:  # a missing explanation does not fail a run
                 noises = ModelNoise({}, {}, str(error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ import numpy as np
 
 from compressor.calibration.portions import Portions
 from compressor.errors import DataError, ModelError
+from compressor.graph.output_parts import OutputParts
 from compressor.graph.values import main_values
 from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
@@ -21,6 +21,7 @@ from compressor.run.data import Data
 from compressor.run.decisions import Decisions, decisions_of, joined
 from compressor.run.judged import judged_outputs, target_of
 from compressor.run.metrics import Metric, check_finite, first_of, largest_gap
+from compressor.run.signals import OutputSums, SignalSums, ratio_db
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
 from compressor.types.tensors import (
@@ -37,7 +38,6 @@ from compressor.types.tensors import (
 
 _SIGNAL_SAMPLES = 64
 _REMEMBERED = 64 << 20
-_CACHED = 1 << 16  # values whose float64 copies stay in the cache
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Evaluation:
     Attributes:
         metric: as in ``report.json``.
         per_sample: the metric's value for each sample, ``[N]``.
-        sqnr_db: output signal over the difference from the float model's outputs, in dB; ``None``
-            where they are equal.
+        sqnr_db: signal over the difference from the float model's outputs, in dB, as
+            :class:`OutputSums` has it; ``None`` where they are equal.
         agreement: percent of samples (of decisions) with the same largest output as the float
             model; ``None`` unless the metric is about classes.
         max_abs_diff: largest absolute difference of any output value.
@@ -82,17 +82,21 @@ def evaluate(
     data: Data,
     metric: Metric,
     progress: Callable[[int], None] = nobody_watches,
+    parts: OutputParts = (),
 ) -> Evaluation:
     """Evaluate ``candidate`` and compare its outputs with those of ``reference``.
 
     Outputs pair by position: artifacts may not know the float model's names.
+
+    Args:
+        parts: what each output is joined of, if that is known.
 
     Raises:
         DataError: an output is not finite, or the metric fails.
     """
     values: list[Array] = []
     taken: list[Decisions | None] = []
-    sums, worst = np.zeros(2), 0.0
+    sums, worst = OutputSums(parts), 0.0
     divergence = np.zeros(2)
     same = decisions = seen = 0
     for batch in data.batches():
@@ -105,7 +109,7 @@ def evaluate(
         if metric.against_float and metric.code is None:
             outputs, expected = ({n: pair[i] for n, pair in pairs.items()} for i in (0, 1))
         ours, theirs = zip(*pairs.values(), strict=True)
-        sums += signal_and_error(theirs, ours)
+        sums.add(theirs, ours)
         worst = max(worst, *(largest_gap(a, b) for a, b in pairs.values()))
         judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
         target = target_of(batch, data.target, expected, metric)
@@ -127,7 +131,7 @@ def evaluate(
     return Evaluation(
         metric=metric.summary(per_sample),
         per_sample=per_sample,
-        sqnr_db=ratio_db(*sums.tolist()),
+        sqnr_db=sums.sqnr_db,
         agreement=100.0 * same / decisions if metric.unit == "%" and decisions else None,
         max_abs_diff=worst,
         decisions=joined(taken),
@@ -148,26 +152,6 @@ def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:
         if rows != {samples_in(part)}:  # an output is not one of samples
             return runner.run(batch)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
-    """Return the sums of squares of arrays, and of their differences from other arrays."""
-    signal = error = 0.0
-    for wanted, have in zip(reference, other, strict=True):
-        flat, others = wanted.reshape(-1), have.reshape(-1)
-        for start in range(0, flat.size, _CACHED):
-            values = flat[start : start + _CACHED].astype(np.float64)
-            difference = values - others[start : start + _CACHED]
-            signal += float(np.square(values, out=values).sum())
-            error += float(np.square(difference, out=difference).sum())
-    return signal, error
-
-
-def ratio_db(signal: float, error: float) -> float | None:
-    """Return ``10 log10(signal / error)``; ``None`` where there is no error or no signal."""
-    if error <= 0.0 or signal <= 0.0:
-        return None
-    return 10.0 * math.log10(signal / error)
 
 
 def layer_signals(
@@ -196,42 +180,6 @@ def layer_signals(
             sums[name].add(expected[name], outputs[name])
         del portion, outputs, expected  # before the next run needs the memory
     return {layer.name: _sqnr(layer, sums[layer.output]) for layer in shared}
-
-
-@dataclass
-class SignalSums:
-    """Sums of squares of a value and of its error, which grow portion by portion.
-
-    Attributes:
-        comparable: the value had the same shape in both models, and was finite in the float one.
-        finite: it was finite in the other one, too.
-    """
-
-    signal: float = 0.0
-    error: float = 0.0
-    comparable: bool = True
-    finite: bool = True
-
-    def add(self, want: Array, have: Array) -> None:
-        """Add the squares of some more samples."""
-        if want.shape != have.shape:
-            self.comparable = False
-            return
-        with np.errstate(invalid="ignore"):
-            signal, error = signal_and_error([want], [have])
-        # Sums of finite values are finite, and most values are.
-        if not math.isfinite(signal) and not np.isfinite(want).all():
-            self.comparable = False
-        elif not math.isfinite(error) and not np.isfinite(have).all():
-            self.finite = False
-        else:
-            self.signal, self.error = self.signal + signal, self.error + error
-
-    @property
-    def ratio(self) -> float | None:
-        """Error over signal; ``None`` if it is not known."""
-        known = self.comparable and self.finite and self.signal > 0
-        return self.error / self.signal if known else None
 
 
 def _sqnr(layer: Layer, sums: SignalSums) -> float | None:

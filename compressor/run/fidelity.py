@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import ArtifactError
-from compressor.run.evaluate import (
-    RememberedRunner,
-    outputs_of,
-    ratio_db,
-    signal_and_error,
-)
+from compressor.graph.output_parts import OutputParts, cut_parts
+from compressor.run.evaluate import RememberedRunner, outputs_of
 from compressor.run.metrics import check_finite
+from compressor.run.signals import OutputSums
 from compressor.run.verdicts import agreement
 from compressor.types.tensors import Array, Batch, TensorSpec, filled, samples_in
 
@@ -27,6 +24,7 @@ class Trio:
     Attributes:
         name: the artifact's file name.
         declared: what the source says of its outputs.
+        parts: what each output is joined of, if that is known.
     """
 
     name: str
@@ -34,6 +32,7 @@ class Trio:
     source: RememberedRunner
     float_model: RememberedRunner
     declared: Sequence[TensorSpec]
+    parts: OutputParts = ()
 
     def compare(self, batches: Sequence[Batch], size: int) -> dict[str, Any]:
         """Compare their outputs, and close them.
@@ -52,7 +51,7 @@ class Trio:
             ArtifactError: the artifact's outputs have other shapes than the source declares.
             DataError: they are NaN or infinite.
         """
-        written, compressed = np.zeros(2), np.zeros(2)
+        written, compressed = OutputSums(), OutputSums()
         worst, equal, numbers = 0.0, True, False
         errors: list[Array] = []
         for seen, batch in enumerate(batches):
@@ -64,9 +63,9 @@ class Trio:
             equal = equal and all(map(np.array_equal, named.values(), sources))
             numbers = numbers or any(a.dtype.kind == "f" for a in sources)
             alike = [filled(*three) for three in zip(named.values(), sources, floats, strict=True)]
-            outputs, source, base = zip(*alike, strict=True)
-            written += signal_and_error(source, outputs)
-            compressed += signal_and_error(base, source)
+            outputs, source, base = (cut_parts(x, self.parts) for x in zip(*alike, strict=True))
+            written.add(source, outputs)
+            compressed.add(base, source)
             rows = [_errors(part, base, samples_in(batch)) for part in (outputs, source)]
             errors.append(np.stack(rows, axis=1))
             worst = max(
@@ -82,7 +81,7 @@ class Trio:
             "max_abs_diff": worst,
             "equal": equal and numbers,  # labels alone hide by how much they were missed
             "check": agreement(
-                ratio_db(*written.tolist()), ratio_db(*compressed.tolist()), np.concatenate(errors)
+                written.sqnr_db, compressed.sqnr_db, np.concatenate(errors) @ compressed.weights
             ),
         }
 
@@ -101,10 +100,13 @@ class Trio:
 
 
 def _errors(outputs: Sequence[Array], reference: Sequence[Array], samples: int) -> Array:
-    """Return each sample's sum of squared differences; one sum where an output has no such axis."""
+    """Return the sums of squared differences, ``[N, parts]``.
+
+    ``N`` is 1 where an output has no axis of samples.
+    """
     rows = samples if all(a.ndim and len(a) == samples for a in outputs) else 1
-    sums = np.zeros(rows)
-    for have, wanted in zip(outputs, reference, strict=True):
-        difference = have.astype(np.float64) - wanted
-        sums += np.square(difference).reshape(rows, -1).sum(axis=1)
-    return sums
+    pairs = zip(outputs, reference, strict=True)
+    squares = [
+        np.square(have.astype(np.float64) - wanted).reshape(rows, -1) for have, wanted in pairs
+    ]
+    return np.stack([square.sum(axis=1) for square in squares], axis=1)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from compressor.graph.output_parts import Part, output_parts
+from compressor.graph.output_parts import OutputParts, output_parts
 from compressor.run.data import Data
 from compressor.run.metrics import Metric
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
 
 
-def judged_parts(carrier: Carrier, data: Data) -> tuple[tuple[Part, ...], ...]:
+def judged_parts(carrier: Carrier, data: Data) -> OutputParts:
     """Return what a model's outputs are joined of; nothing where its graph is not known, or a
     sample is a whole run, whose outputs have no axis of samples."""
     known = not data.feeds and data.recurrence is None and Capability.GRAPH in carrier.offers

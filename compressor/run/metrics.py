@@ -11,7 +11,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
-from compressor.graph.output_parts import Part, named_parts
+from compressor.graph.output_parts import OutputParts, named_parts
 from compressor.run.scores import UnfitError, scores_first
 from compressor.run.statistics import Scale, paired_difference
 from compressor.spec.keys import MetricKeys
@@ -57,7 +57,7 @@ class Metric:
     of_tokens: bool = False
     shows_worst: bool = False
     of_directions: bool = False
-    output_parts: Sequence[tuple[Part, ...]] = ()
+    output_parts: OutputParts = ()
     code: Callable[..., Any] | None = None
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
@@ -345,7 +345,7 @@ def resolve_metric(
     where: str,
     *,
     numbers: bool = False,
-    parts: Sequence[tuple[Part, ...]] = (),
+    parts: OutputParts = (),
 ) -> Metric:
     """Return the metric of a spec.
 

@@ -19,11 +19,12 @@ import numpy as np
 from compressor.calibration.portions import Portion, Portions
 from compressor.graph.costs import batch_macs
 from compressor.graph.isolated import Cut, Isolated, cut_at, isolated, readers, with_offsets
+from compressor.graph.output_parts import OutputParts
 from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.run.evaluate import SignalSums
 from compressor.run.felt_noise import Feeling
 from compressor.run.judged import judged_outputs
+from compressor.run.signals import OutputSums, SignalSums
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Array, Batch, Feed, cut, fixed_batch, samples_in
 
@@ -38,7 +39,7 @@ class Noise:
     Attributes:
         whole: of a layer's output (of its weight if the model cannot be run).
         own: the same without the noise of a value that others read, too.
-        reached: of the model's output, if only ``own`` is added.
+        reached: of the model's outputs, if only ``own`` is added; see :class:`OutputSums`.
         felt: how much of that the metric feels, a mean over samples.
     """
 
@@ -85,18 +86,22 @@ def measured_noise(
     baseline: Carrier,
     batches: Sequence[Batch],
     feeling: Feeling | None = None,
+    parts: OutputParts = (),
 ) -> ModelNoise:
     """Return each layer's noise on its float input.
 
     How much of it reaches the output is omitted if that would take long. Layers that do not have
     the same shape in both models are omitted.
+
+    Args:
+        parts: what each output is joined of, if that is known.
     """
     shapes = {layer.name: layer.shape for layer in baseline.layers()}
     same = [layer for layer in carrier.layers() if shapes.get(layer.name) == layer.shape]
     alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
     if not alone.layers:
         return ModelNoise({}, {})
-    measuring = _Measuring(baseline, alone, feeling)
+    measuring = _Measuring(baseline, alone, feeling, parts)
     portions = Portions(measuring.values, [carrier, baseline])
     left = _MOST_MACS
     for batch in batches:
@@ -121,9 +126,9 @@ class _Error:
         value: the value that the error is of.
         form: the value of the compressed model that has it.
         layer: it is a layer's, not that of a value that others read, too.
+        reached: of the model's outputs.
         whole: of the layer's output, with the noise of values that others read.
         own: the same without that noise.
-        reached: of the model's outputs.
         felt: what the metric feels, summed over so many ``samples``.
     """
 
@@ -131,9 +136,9 @@ class _Error:
     value: str
     form: str
     layer: bool
+    reached: OutputSums
     whole: SignalSums = field(default_factory=SignalSums)
     parted: SignalSums | None = None
-    reached: SignalSums = field(default_factory=SignalSums)
     felt: float = 0.0
     samples: int = 0
     comparable: bool = True
@@ -190,12 +195,16 @@ class _Measuring:
         alone: the compressed model's layers, cut out.
     """
 
-    def __init__(self, baseline: Carrier, alone: Isolated, feeling: Feeling | None):
+    def __init__(
+        self, baseline: Carrier, alone: Isolated, feeling: Feeling | None, parts: OutputParts
+    ):
         inputs = {i.name for i in baseline.inputs}
         outputs = [layer.output for layer in alone.layers]
-        self.errors = [_Error(x.name, x.output, x.output, True) for x in alone.layers]
+        self.errors = [
+            _Error(x.name, x.output, x.output, True, OutputSums(parts)) for x in alone.layers
+        ]
         self.errors += [
-            _Error(name, name, form, False)
+            _Error(name, name, form, False, OutputSums(parts))
             for name, form in alone.shared.items()
             if name not in inputs
         ]
@@ -288,8 +297,7 @@ class _Reaching:
             noisy = exact
             if not error.rounding:
                 noisy = self._runner.run({**feed, self._offsets[error.value]: values()})
-            for name, output in exact.items():
-                error.reached.add(output, noisy[name])
+            error.reached.add(list(exact.values()), [noisy[name] for name in exact])
             if feels is not None:
                 error.felt, error.samples = error.felt + feels(noisy), error.samples + size
         self._seen += size

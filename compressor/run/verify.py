@@ -31,6 +31,7 @@ from compressor.types.exporter import Check
 from compressor.types.tensors import Batch, fixed_batch, samples_in
 
 _CHECK_SAMPLES = 64
+_COMPARED = 1  # version of what is stored
 _TIMED_SAMPLES = 64
 _THREADS = 1  # more would measure how many cores are free
 _GLANCE = 1.0  # seconds for the time of what is not judged, such as a storage format
@@ -188,6 +189,7 @@ def compared_and_timed(
         machine=machine(),
         threads=_THREADS,
         data=None if workspace.evaluation is None else workspace.evaluation.digest,
+        version=_COMPARED,
     )
     earlier: dict[str, Any] | None = workspace.store.read(stored_key)
     if earlier is not None:
@@ -196,7 +198,14 @@ def compared_and_timed(
         runner = artifact_runner(workspace, artifact)
         source = workspace.runner(artifact.source, final.runner)
         size = min((data.batch for data in workspace.plan.data.values()), default=_CHECK_SAMPLES)
-        trio = Trio(artifact.path.name, runner, source, workspace.baseline_runner, final.outputs)
+        trio = Trio(
+            artifact.path.name,
+            runner,
+            source,
+            workspace.baseline_runner,
+            final.outputs,
+            workspace.output_parts,
+        )
         compared = trio.compare(workspace.probes(_CHECK_SAMPLES), size)
         opened = {"name": "opens in its runtime", "ok": True, "detail": runner.runtime}
         result = {

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from compressor.graph.costs import batch_macs, cannot_run
+from compressor.graph.output_parts import OutputParts
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.progress import Progress, Steps
@@ -21,6 +22,7 @@ from compressor.run.data import Data
 from compressor.run.decisions import Decisions
 from compressor.run.decoder_runner import DecoderRunner
 from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
+from compressor.run.judged import judged_parts
 from compressor.run.metrics import Metric
 from compressor.run.plan import Plan
 from compressor.run.recurrence import RecurrentRunner
@@ -40,7 +42,7 @@ from compressor.types.training import OwnLoop, TrainingStep
 _LOOKED_AT_MACS = 2e10
 _FEWEST_LOOKED_AT = 4
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
-_EVALUATION = 5  # version of what is stored
+_EVALUATION = 6  # version of what is stored
 _CHECK_SAMPLES = 2
 _REMEMBERED = 16 << 20  # bytes of a compressed model's outputs
 
@@ -173,6 +175,12 @@ class Workspace:
         """The same, for each model of the run in turn."""
         return None if self.evaluation is None else self.evaluation.held()
 
+    @cached_property
+    def output_parts(self) -> OutputParts:
+        """What each of the float model's outputs is joined of; empty where that is not known."""
+        data = self.evaluation
+        return () if data is None else judged_parts(self.plan.model.carrier, data)
+
     def sample(self, count: int) -> Batch:
         """Return a batch of ``count`` samples of real data, or one feed; see :meth:`probes`."""
         return self.probes(count, distinct=False)[0]
@@ -240,7 +248,7 @@ class Workspace:
                 runner, reference = make_runner(), self.baseline_runner
                 if runner is not reference:
                     runner = self._over_sequences(runner)
-                done = evaluate(runner, reference, data, metric, advance)
+                done = evaluate(runner, reference, data, metric, advance, self.output_parts)
                 del runner, reference
             self.release()
             with self.store.write(evaluation_key) as (folder, result):

@@ -19,7 +19,7 @@ from compressor.graph.costs import macs, parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
 from compressor.run.blockwise import Feed, GraphBlocks
-from compressor.run.evaluate import ratio_db
+from compressor.run.signals import ratio_db
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Pass, PassContext
 from compressor.types.tensors import Array

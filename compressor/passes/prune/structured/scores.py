@@ -16,7 +16,7 @@ from compressor.errors import DataError, ModelError
 from compressor.models.element_types import from_numpy
 from compressor.models.executor import GraphModule
 from compressor.passes.prune import criteria
-from compressor.run.evaluate import ratio_db
+from compressor.run.signals import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch, samples_in

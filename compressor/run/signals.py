@@ -1,0 +1,121 @@
+"""Sums of squares of what models write, and of their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compressor.graph.output_parts import OutputParts, cut_parts
+from compressor.types.tensors import Array
+
+_CACHED = 1 << 16  # values whose float64 copies stay in the cache
+
+
+def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
+    """Return the sums of squares of arrays, and of their differences from other arrays."""
+    signal = error = 0.0
+    for wanted, have in zip(reference, other, strict=True):
+        flat, others = wanted.reshape(-1), have.reshape(-1)
+        for start in range(0, flat.size, _CACHED):
+            values = flat[start : start + _CACHED].astype(np.float64)
+            difference = values - others[start : start + _CACHED]
+            signal += float(np.square(values, out=values).sum())
+            error += float(np.square(difference, out=difference).sum())
+    return signal, error
+
+
+def ratio_db(signal: float, error: float) -> float | None:
+    """Return ``10 log10(signal / error)``; ``None`` where there is no error or no signal."""
+    if error <= 0.0 or signal <= 0.0:
+        return None
+    return 10.0 * math.log10(signal / error)
+
+
+@dataclass
+class SignalSums:
+    """Sums of squares of a value and of its error, which grow portion by portion.
+
+    Attributes:
+        comparable: the value had the same shape in both models, and was finite in the float one.
+        finite: it was finite in the other one, too.
+    """
+
+    signal: float = 0.0
+    error: float = 0.0
+    comparable: bool = True
+    finite: bool = True
+
+    def add(self, want: Array, have: Array) -> None:
+        """Add the squares of some more samples."""
+        if want.shape != have.shape:
+            self.comparable = False
+            return
+        with np.errstate(invalid="ignore"):
+            signal, error = signal_and_error([want], [have])
+        # Sums of finite values are finite, and most values are.
+        if not math.isfinite(signal) and not np.isfinite(want).all():
+            self.comparable = False
+        elif not math.isfinite(error) and not np.isfinite(have).all():
+            self.finite = False
+        else:
+            self.signal, self.error = self.signal + signal, self.error + error
+
+    @property
+    def ratio(self) -> float | None:
+        """Error over signal; ``None`` if it is not known."""
+        known = self.comparable and self.finite and self.signal > 0
+        return self.error / self.signal if known else None
+
+
+class OutputSums:
+    """Sums of a model's outputs and of their errors, which grow batch by batch.
+
+    All outputs count alike, and so do the parts that an output is joined of: one of hundreds of
+    pixels would hide the error of one of probabilities. Whole numbers count where there is nothing
+    else.
+
+    Args:
+        parts: what each output is joined of, in their order; empty where outputs count as a whole.
+    """
+
+    def __init__(self, parts: OutputParts = ()):
+        self._parts = parts
+        self._sums: list[tuple[bool, SignalSums]] = []
+
+    def add(self, reference: Sequence[Array], other: Sequence[Array]) -> None:
+        """Add outputs of a batch, in their order, and those to compare them with."""
+        reference, other = (cut_parts(each, self._parts) for each in (reference, other))
+        self._sums = self._sums or [(array.dtype.kind == "f", SignalSums()) for array in reference]
+        for (_, sums), want, have in zip(self._sums, reference, other, strict=True):
+            sums.add(want, have)
+
+    @property
+    def weights(self) -> Array:
+        """What a squared error of each part counts, ``[parts]``: a share of one over its signal.
+
+        Parts that are zero everywhere count nothing.
+        """
+        floats = any(is_float for is_float, _ in self._sums)
+        signals = [s.signal if is_float or not floats else 0.0 for is_float, s in self._sums]
+        counted = np.array([signal > 0 for signal in signals])
+        return np.divide(1.0, signals, out=np.zeros(len(signals)), where=counted) / max(
+            int(counted.sum()), 1
+        )
+
+    @property
+    def ratio(self) -> float | None:
+        """Error over signal, the mean of the parts that count; ``None`` where it is not known."""
+        if not all(sums.comparable and sums.finite for _, sums in self._sums):
+            return None
+        weights = self.weights
+        errors = np.array([sums.error for _, sums in self._sums])
+        return float(weights @ errors) if weights.any() else None
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The same in dB of signal over error; ``None`` where there is no error or no signal."""
+        ratio = self.ratio
+        return None if ratio is None else ratio_db(1.0, ratio)
