@@ -115,6 +115,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     metavar="ADDRESS",
     help="Make candidates on a Dask cluster whose machines share this folder (extra: dask).",
 )
+@click.option("--strict", is_flag=True, help="Exit with 1 also where the answer is not proved.")
 @click.option(
     "-o",
     "--output",
@@ -136,6 +137,7 @@ def tune(
     budget: float | None,
     workers: int | None,
     scheduler: str | None,
+    strict: bool,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -153,8 +155,9 @@ def tune(
 
     Writes tuned.yaml, which compress run runs to the same bytes, tuned.json and tuned.md. With
     --max-size-ratio alone, the answer loses as little as fits. If the command is stopped, running
-    it again resumes, and the best artifact that is proved is there. The exit code is 1 where none
-    was.
+    it again resumes, and the best artifact so far is there. Where the evaluation data are too few
+    to prove any, the answer is the smallest that keeps the limit as measured, and is called not
+    proved. The exit code is 1 where there is none.
     """
     from compressor.errors import ExitCode
     from compressor.lab.tune.answer import Goal
@@ -182,5 +185,5 @@ def tune(
         lambda: tune_page(found.answer, written),
         as_json=as_json,
     )
-    if found.spec is None:
+    if found.spec is None or (strict and found.answer.verdict != "passed"):
         raise click.exceptions.Exit(int(ExitCode.LIMIT_FAILED))

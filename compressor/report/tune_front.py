@@ -11,9 +11,6 @@ from compressor.report import formats
 from compressor.report.html import chart_library, template
 from compressor.report.pages.tune import headline, points_table
 from compressor.report.past_runs import Point, beaten
-from compressor.run.verdicts import Verdict
-
-_VERDICTS: dict[bool | None, Verdict] = {True: "passed", False: "failed", None: "unknown"}
 
 
 def tune_html(answer: Answer, name: str, written: str | None) -> str:
@@ -87,6 +84,6 @@ def _point(answer: Answer, measured: Measured, quality: float | None) -> Point |
         size_ratio=measured.size_ratio,
         latency_ratio=measured.latency_ratio,
         latency_ci95=measured.latency_ci95,
-        verdict=_VERDICTS[measured.proved],
+        verdict=measured.verdict or "unknown",
         own=measured.name == answer.chosen,
     )

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from compressor.run.verdicts import Verdict
+
 Objective = Literal["size", "latency"]
 
 
@@ -39,7 +41,7 @@ class Point:
         bound: the largest drop that the search thought possible; ``None`` where it could not tell.
         search_drop: on the search data; ``None`` where these have no labels.
         drop: on the evaluation data, with its 95 % interval; ``None`` where it was not judged.
-        proved: the whole interval keeps the limit; ``None`` where it was not judged.
+        verdict: what its proof says of the limit; ``None`` where it was not judged by that.
         beaten: another point is as small or smaller, and loses as little or less.
     """
 
@@ -50,7 +52,7 @@ class Point:
     sqnr_db: float | None
     drop: float | None = None
     ci95: tuple[float, float] | None = None
-    proved: bool | None = None
+    verdict: Verdict | None = None
     latency_ratio: float | None = None
     latency_ci95: tuple[float, float] | None = None
     beaten: bool = False
@@ -77,7 +79,7 @@ class Answer:
         metric: name of the metric.
         share: it is a share in percent, so that drops are points.
         points: every candidate, in the order in which they were made.
-        chosen: name of the point that is the answer; ``None`` where no artifact was proved.
+        chosen: name of the point that is the answer; ``None`` where every one breaks the limits.
         reason: why there is no answer, and what comes nearest; empty where there is one.
         path: what was decided, one sentence each.
         not_tried: what was not, and why.
@@ -99,7 +101,15 @@ class Answer:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of ``tuned.json``."""
-        return {"schema": 1, **asdict(self)}
+        return {"schema": 1, "verdict": self.verdict, **asdict(self)}
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether there is an answer, and whether it is proved to lose no more than is allowed."""
+        point = self.point
+        if point is None:
+            return "failed"
+        return "passed" if self.goal.metric_drop is None else point.verdict or "unknown"
 
     @property
     def point(self) -> Point | None:

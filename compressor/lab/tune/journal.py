@@ -10,7 +10,6 @@ from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_b
 from compressor.lab.tune.recipe import FLOAT
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
-from compressor.run.verdicts import verdict_of
 
 
 def words_of(choice: Mapping[str, str]) -> str:
@@ -99,7 +98,7 @@ class Journal:
         """Return what was found.
 
         Args:
-            best: what was proved; ``None`` where nothing was.
+            best: what keeps the limits; ``None`` where nothing does.
             pool: the candidates that could have been.
         """
         metric = self.bench.plan.metric
@@ -121,10 +120,6 @@ class Journal:
 
     def _point(self, candidate: Candidate) -> Point:
         proof, found, timed = candidate.proof, self.bench.searched(candidate), candidate.latency
-        limit = self.goal.metric_drop
-        held = None
-        if proof is not None and limit is not None:
-            held = verdict_of(proof.ci95, limit) == "passed"
         return Point(
             name=candidate.name,
             bytes=candidate.bytes,
@@ -134,13 +129,13 @@ class Journal:
             search_drop=found.drop,
             drop=None if proof is None else proof.drop,
             ci95=None if proof is None else proof.ci95,
-            proved=held,
+            verdict=candidate.verdict,
             latency_ratio=None if timed is None else timed["value"],
             latency_ci95=None if timed is None else (timed["ci95"][0], timed["ci95"][1]),
         )
 
     def _infeasible(self, pool: list[Candidate]) -> str:
-        """Return why no artifact was proved, and what comes nearest."""
+        """Return why there is no answer, and what comes nearest."""
         asked = []
         if self.goal.metric_drop is not None:
             asked.append(f"loses at most {self.amount(self.goal.metric_drop)}")
@@ -154,4 +149,4 @@ class Journal:
             self.bench.proved(least)
             near = [least]
         nearest = "; ".join(f"{self.drop(c)} at {c.size_ratio:.2f} of the bytes" for c in near)
-        return f"no artifact was proved that {' and '.join(asked)}; the nearest: {nearest}"
+        return f"no artifact was found that {' and '.join(asked)}; the nearest: {nearest}"

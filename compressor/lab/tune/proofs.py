@@ -1,4 +1,8 @@
-"""Proves candidates on the evaluation data, in an order that is fixed before they are looked at."""
+"""Proves candidates on the evaluation data, in an order that is fixed before they are looked at.
+
+Where the evaluation data are too few to prove the first of them, the order goes on by what was
+measured: an answer that is not proved is still one, and is called so.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,17 @@ _LEAST = 2  # of these, for what comes last
 
 @dataclass
 class Proofs:
-    """The proofs of one search: one sequence, which ends at the first that fails.
+    """The proofs of one search: one sequence, which ends at the first that is not proved.
+
+    If that is the very first, it goes on with those that keep the limit as measured.
 
     What is made between two calls may depend on the search data only, so that the whole order is
     one that no look at the evaluation data has changed.
 
     Attributes:
         publish: called with each candidate that is proved, the best so far.
-        best: the last one that is proved, or of a size alone, what loses least.
+        best: the last one that is proved, or where none is, that keeps the limit as measured; of a
+            size alone, what loses least.
         going: none has failed.
     """
 
@@ -66,11 +73,16 @@ class Proofs:
         left = self._left(pool)
         if left and not self._done:  # the least bad one is still an answer
             self._sequence([left[order_of_proof([self._standing(c) for c in left], limit, 1)[0]]])
-        if self.best is not None:
-            left = self._left(pool)
+        left = self._left(pool)
+        if self._is_proved and self.best is not None:
             found = [self._standing(c) for c in left]
             places = beyond_the_expected(found, limit, self._size(self.best))
             self._sequence([left[place] for place in places])
+        elif left:
+            found = [Standing(self._size(c), self._searched_drop(c)) for c in left]
+            most = max(_MOST - self._done, _LEAST)
+            if any(s.drop is not None and s.drop <= limit for s in found):
+                self._sequence([left[place] for place in order_of_proof(found, limit, most)])
         self._tell_of_more_samples(pool)
         return self.best
 
@@ -94,6 +106,10 @@ class Proofs:
         decibels = self.bench.searched(candidate).sqnr_db
         return (-math.inf if decibels is None else -decibels), candidate.bytes
 
+    @property
+    def _is_proved(self) -> bool:
+        return self.best is not None and self.best.verdict == "passed"
+
     def _left(self, pool: Sequence[Candidate]) -> list[Candidate]:
         """Return what may come next in the sequence."""
         if not self.going:
@@ -110,18 +126,30 @@ class Proofs:
         assert limit is not None
         for candidate in candidates:
             self._done += 1
-            self.going = verdict_of(self.bench.proved(candidate).ci95, limit) == "passed"
-            words = "proved" if self.going else "not proved"
+            words = self._judge(candidate, limit)
             self.journal.path.append(f"{words}: {self.journal.drop(candidate)}")
             if not self.going:
                 return
             self.best = candidate
             self.publish(candidate)
 
+    def _judge(self, candidate: Candidate, limit: float) -> str:
+        """Look at the evaluation data, and return in words what they say; end where all ends."""
+        proof = self.bench.proved(candidate)
+        weak = self.best is not None and not self._is_proved
+        if weak and candidate.verdict == "passed":
+            candidate.verdict = "unknown"  # behind one that was not proved, no proof counts
+        if candidate.verdict == "passed":
+            return "proved"
+        kept = candidate.verdict == "unknown" and proof.drop <= limit
+        self.going = kept and (weak or self.best is None)
+        return "keeps the limit as measured, but is not proved" if kept else "not proved"
+
     def _tell_of_more_samples(self, pool: Sequence[Candidate]) -> None:
         """Tell of the smallest candidate that more samples to judge could prove."""
         judged = self.bench.evaluation_samples
-        size = math.inf if self.best is None else self._size(self.best)
+        proved = self.best if self._is_proved else None
+        size = math.inf if proved is None else self._size(proved)
         needed = {
             c.name: (c, number)
             for c in pool
@@ -142,6 +170,11 @@ class Proofs:
         """Return the largest drop that is expected; what is known to break the limit has no end."""
         found = self.bench.searched(candidate)
         return math.inf if found.stopped else found.bound
+
+    def _searched_drop(self, candidate: Candidate) -> float | None:
+        """Return the drop on the search data; none is known of it where they have no labels."""
+        found = self.bench.searched(candidate)
+        return math.inf if found.stopped else found.drop or 0.0
 
     def _size(self, candidate: Candidate) -> float:
         """Return what is to be minimized."""

@@ -38,6 +38,7 @@ from compressor.run.pipeline import FUSE, Step, run_passes
 from compressor.run.plan import Plan, make_plan
 from compressor.run.statistics import Difference, paired_difference
 from compressor.run.store import Store
+from compressor.run.verdicts import Verdict, same_function, verdict_of
 from compressor.run.verify import compared_and_timed
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
@@ -58,6 +59,8 @@ class Candidate:
         written: all of its artifacts.
         artifact: what is deployed of it.
         float_bytes: the size that its ratio is to.
+        verdict: what the proofs say of the limit of the metric's drop; ``None`` where they have not
+            come to it.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Candidate:
     float_bytes: int
     searched: Searched | None = None
     proof: Difference | None = None
+    verdict: Verdict | None = None
     latency: Mapping[str, Any] | None = None
 
     @property
@@ -244,8 +248,12 @@ class Workbench:
         sqnr = -10 * math.log10(noise) if noise > 0 else None
         if self.search.same:
             difference = paired_difference(base, values, metric.scale)
-            bound = difference.drop + _REACH * difference.deviation / math.sqrt(count)
+            bound = difference.drop
+            if not same_function(sqnr):
+                bound += _REACH * difference.deviation / math.sqrt(count)
             return Searched(len(values), difference.drop, bound, sqnr, stopped)
+        if same_function(sqnr):
+            return Searched(len(values), None, 0.0, sqnr, stopped)
         judged = self.plan.metric
         assert judged is not None
         if metric.unit != "%" or judged.unit != "%":
@@ -348,7 +356,15 @@ class Workbench:
                     theirs.per_sample, ours.per_sample, metric.scale
                 )
                 self.evaluations += 1
+                candidate.verdict = self._verdict(candidate.proof, ours.sqnr_db)
         return candidate.proof
+
+    def _verdict(self, proof: Difference, sqnr_db: float | None) -> Verdict | None:
+        if self.limit is None:
+            return None
+        if proof.drop <= self.limit and same_function(sqnr_db):
+            return "passed"
+        return verdict_of(proof.ci95, self.limit)
 
 
 def _output_noise(row: Mapping[str, Any]) -> float:

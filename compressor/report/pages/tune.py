@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from compressor.lab.tune.answer import Answer, Point
 from compressor.report import formats
 from compressor.report.page import GAP, Block, Cell, Page, Style, Table, bullets, left, line, right
+from compressor.run.verdicts import Verdict
+
+_STYLES: Mapping[Verdict, Style] = {"passed": "good", "unknown": "open", "failed": "bad"}
 
 
 def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
@@ -15,13 +19,13 @@ def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
     Args:
         written: the file of the tuned spec.
     """
-    page: list[Block] = [line(headline(answer), "good" if answer.chosen else "bad"), GAP]
+    page: list[Block] = [line(headline(answer), _STYLES[answer.verdict]), GAP]
     page += [points_table(answer), GAP, line("The path to it:", "strong")]
     page += bullets(answer.path, "")
     if answer.not_tried:
         page += [GAP, line("Not tried:", "strong"), *bullets(answer.not_tried)]
     evaluations = formats.plural(answer.evaluations, "evaluation")
-    page += [GAP, line(f"Searched on {answer.search}; proved with {evaluations}.")]
+    page += [GAP, line(f"Searched on {answer.search}; judged with {evaluations}.")]
     if written is not None:
         page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
     return page
@@ -42,7 +46,7 @@ def points_table(answer: Answer) -> Table:
 
 def _cells(answer: Answer, point: Point) -> list[Cell]:
     style: Style = "strong" if point.name == answer.chosen else "faint" if point.beaten else ""
-    proved = {True: "proved", False: "not proved", None: ""}[point.proved]
+    proved = {"passed": "proved", "unknown": "not proved", "failed": "broken", None: ""}
     texts = [
         point.name,
         formats.size(point.bytes),
@@ -52,7 +56,7 @@ def _cells(answer: Answer, point: Point) -> list[Cell]:
         _amount(answer, point.bound),
         _amount(answer, point.drop),
         _interval(answer, point),
-        proved,
+        proved[point.verdict],
     ]
     return [Cell(text, style=style) for text in texts]
 
@@ -67,12 +71,16 @@ def headline(answer: Answer) -> str:
     if point.latency_ratio is not None:
         parts.append(f"{point.latency_ratio:.2f} × its latency")
     if point.drop is not None:
-        verb = "proved to lose at most" if point.proved else "loses"
-        limit = answer.goal.metric_drop if point.proved else point.drop
-        parts.append(f"{verb} {_amount(answer, limit)} of {answer.metric}")
-        parts[-1] += (
-            f" (measured {_amount(answer, point.drop)}, 95 % CI {_interval(answer, point)})"
-        )
+        limit, lost = (_amount(answer, x) for x in (answer.goal.metric_drop, point.drop))
+        measured, interval = f"{lost} of {answer.metric}", f"95 % CI {_interval(answer, point)}"
+        if answer.goal.metric_drop is None:
+            parts.append(f"loses {measured} ({interval})")
+        elif answer.verdict == "passed":
+            parts.append(f"proved to lose at most {limit} of {answer.metric}")
+            parts[-1] += f" (measured {lost}, {interval})"
+        else:
+            parts.append(f"loses {measured} as measured, but is not proved to lose at most {limit}")
+            parts[-1] += f" ({interval})"
     return ", ".join(parts)
 
 

@@ -204,6 +204,20 @@ def test_labels_that_guesses_would_meet_more_often_prove_nothing(guesses: float,
     assert failed["verdict"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("sqnr_db", "drop", "verdict"),
+    [(None, 0.0, "passed"), (100.0, 0.1, "passed"), (99.9, 0.0, "unknown"), (None, 2.0, "unknown")],
+)
+def test_few_samples_show_that_a_model_computes_as_the_float_one(
+    sqnr_db: float | None, drop: float, verdict: str
+):
+    """24 images could not tell that folding norms loses no point."""
+    artifact = entry(sqnr_db=sqnr_db, metric_drop=drop, metric_drop_ci95=[-13.8, 13.8])
+    limits: dict[str, float | None] = {"metric_drop": 1.0}
+    found = [e for e in judged(limits, artifact) if e[0] == "metric-drop"]
+    assert found == [("metric-drop", 1.0, False, verdict)]
+
+
 def test_one_sample_has_no_interval():
     """Its bootstrap has no width: a drop measured on a single sample was passed."""
     alone = {**ERROR, "samples": 1}

@@ -45,7 +45,7 @@ def test_the_tuned_spec_is_plain_and_gives_the_bytes_that_were_proved(project: P
     assert result.exit_code == 0, result.stderr
     document = found(project)
     point = next(p for p in document["points"] if p["name"] == document["chosen"])
-    assert point["proved"] is True
+    assert (point["verdict"], document["verdict"]) == ("passed", "passed")
     assert point["ci95"][1] <= 30
     assert point["size_ratio"] < 1
     output = project.folder / "out" / "tiny-tuned"
@@ -124,12 +124,49 @@ def test_what_is_narrow_enough_for_a_remedy():
 def test_what_cannot_be_reached_is_an_answer_with_the_nearest(project: Project):
     result = tuned(project, *LOOSE, "--max-size-ratio", "0.05", "--rounds", "1")
     assert result.exit_code == 1
-    assert "no artifact was proved that loses at most 30.00 points and takes at most 0.05" in (
+    assert "no artifact was found that loses at most 30.00 points and takes at most 0.05" in (
         result.stdout
     )
     assert "the nearest: " in result.stdout
     assert found(project)["chosen"] is None
     assert not (project.folder / "tuned.yaml").exists()
+
+
+def test_what_few_samples_cannot_prove_is_an_answer_that_is_called_so(project: Project):
+    with np.load(project.folder / "test.npz") as data:
+        few = {name: array[:24] for name, array in data.items()}
+    np.savez(project.folder / "test.npz", **few)  # type: ignore[arg-type]
+    strict = ("--max-metric-drop", "5", "--rounds", "1", "--strict")
+    result = tuned(project, *strict)
+    assert result.exit_code == 1, result.stdout
+    document = found(project)
+    assert document["verdict"] == "unknown"
+    point = next(p for p in document["points"] if p["name"] == document["chosen"])
+    assert point["verdict"] == "unknown"
+    assert point["drop"] <= 5 < point["ci95"][1]
+    assert "as measured, but is not proved to lose at most 5.00 points" in result.stdout
+    assert any("more samples could prove a smaller one: " in line for line in document["path"])
+    judged = [p for p in document["points"] if p["verdict"] is not None]
+    assert point["bytes"] == min(p["bytes"] for p in judged if p["drop"] <= 5)
+    again = tuned(project, *strict[:-1])
+    assert again.exit_code == 0
+    assert (project.folder / "out" / "tiny-tuned" / "model.onnx").stat().st_size == point["bytes"]
+    run = CliRunner().invoke(application, ["run", str(project.folder / "tuned.yaml")])
+    assert run.exit_code == 0
+    assert "unknown" in run.output.lower()
+
+
+def test_what_computes_as_the_float_model_does_is_proved_by_few_samples(project: Project):
+    with np.load(project.folder / "test.npz") as data:
+        few = {name: array[:24] for name, array in data.items()}
+    np.savez(project.folder / "test.npz", **few)  # type: ignore[arg-type]
+    project.spec["passes"] = [{"pass": "fuse"}, dict(QUANTIZE)]
+    tuned(project, "--max-metric-drop", "0.5", "--minimize", "latency", "--rounds", "0")
+    document = found(project)
+    judged = {p["name"]: p for p in document["points"] if p["verdict"] is not None}
+    assert judged["float, fused"]["verdict"] == "passed"
+    assert judged["float, fused"]["ci95"][1] > 0.5
+    assert document["verdict"] == "passed"
 
 
 @pytest.mark.slow
@@ -139,7 +176,7 @@ def test_a_size_alone_is_kept_at_the_least_loss(project: Project):
     document = found(project)
     point = next(p for p in document["points"] if p["name"] == document["chosen"])
     assert point["size_ratio"] <= 0.98
-    assert point["proved"] is None
+    assert point["verdict"] is None
     assert point["drop"] is not None
 
 
@@ -186,7 +223,7 @@ def test_the_fastest_is_found_with_floats_among_the_candidates(project: Project)
     points = {p["name"]: p for p in document["points"]}
     assert "float, fused" in points
     timed = {n: p["latency_ratio"] for n, p in points.items() if p["latency_ratio"] is not None}
-    proved = {n for n, p in points.items() if p["proved"]}
+    proved = {n for n, p in points.items() if p["verdict"] == "passed"}
     assert len(timed) > 1
     assert timed[document["chosen"]] == min(timed[n] for n in proved)
     again = CliRunner().invoke(application, ["run", str(project.folder / "tuned.yaml")])
