@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -162,27 +163,36 @@ def columns() -> tuple[ProgressColumn, ...]:
 class LineProgress:
     """Prints a line for each stage that is done, on what is stderr now.
 
-    One that takes long also gets a line every ten seconds: services that run jobs end those that
-    print nothing.
+    One that takes long also gets a line every ten seconds, whether it reports progress or not:
+    services that run jobs end those that print nothing.
     """
 
     def __init__(self) -> None:
         self._stream = sys.stderr
+        self._running: list[threading.Event] = []
 
     @contextmanager
     def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
         """Print what was done, and how long it took."""
-        start = printed = time.monotonic()
+        start, over, reached = time.monotonic(), threading.Event(), ("", "")
 
         def advance(done: int, text: str = "") -> None:
-            nonlocal printed
-            now = time.monotonic()
-            if now - printed >= _SECONDS:
-                printed = now
-                parts = (description, _count(done, total), text, f"{now - start:.0f} s")
-                self.note("  ".join(part for part in parts if part))
+            nonlocal reached
+            reached = (_count(done, total), text)
 
-        yield advance
+        def tell() -> None:
+            while not over.wait(_SECONDS):
+                if self._running[-1:] == [over]:  # the innermost one says what is going on
+                    parts = (description, *reached, f"{time.monotonic() - start:.0f} s")
+                    self.note("  ".join(part for part in parts if part))
+
+        self._running.append(over)
+        threading.Thread(target=tell, daemon=True).start()
+        try:
+            yield advance
+        finally:
+            over.set()
+            self._running.remove(over)
         self.note(_done(description, start))
 
     def note(self, message: str) -> None:

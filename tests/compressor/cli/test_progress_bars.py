@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from contextlib import redirect_stderr
 
 import pytest
@@ -123,17 +124,28 @@ def test_the_clock_moves_while_a_library_has_another_stderr(monkeypatch: pytest.
     assert "a line" in terminal.getvalue()
 
 
-def test_a_pipe_gets_a_line_every_ten_seconds(
-    capsys: pytest.CaptureFixture[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_a_pipe_gets_lines_of_a_stage_that_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(options.time, "monotonic", clock)
-    with shown_progress(lines=True) as progress, progress.stage("finetune", 4000) as advance:
-        for step in range(0, 4000, 50):
-            clock.now = step / 100
-            advance(step, f"loss {step}")
-    assert capsys.readouterr().err.splitlines() == [
-        "finetune  1,000/4,000  loss 1000  10 s",
-        "finetune  2,000/4,000  loss 2000  20 s",
-        "finetune  3,000/4,000  loss 3000  30 s",
-        "finetune  39.5 s",
-    ]
+    """Channels were chosen for a quarter of an hour without a line."""
+    monkeypatch.setattr(options, "_SECONDS", 0.02)
+
+    def some(count: int) -> set[str]:
+        lines: list[str] = []
+        ends = time.monotonic() + 60
+        while len(lines) < count and time.monotonic() < ends:
+            time.sleep(0.01)
+            lines += capsys.readouterr().err.splitlines()
+        return {re.sub(r"\d+ s$", "N s", line) for line in lines}
+
+    with shown_progress(lines=True) as progress, progress.stage("prune"):
+        assert some(2) == {"prune  N s"}
+        with progress.stage("solve", 4000) as advance:
+            some(1)
+            advance(1000, "block 1")
+            assert "solve  1,000/4,000  block 1  N s" in some(3)
+            assert not any("prune" in line for line in some(3))
+        assert "prune  N s" in some(3)
+    capsys.readouterr()
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
