@@ -57,10 +57,11 @@ class Journal:
             f"{self.amount(proof.drop)} (95 % CI {interval})"
         )
 
-    def more_samples(self, candidate: Candidate, needed: int, judged: int) -> None:
+    def more_samples(self, it: str, candidate: Candidate, needed: int, judged: int) -> None:
         """Note a candidate that more samples to judge could prove.
 
         Args:
+            it: what it is beside the answer.
             needed: how many, in all.
             judged: how many there are.
         """
@@ -71,7 +72,7 @@ class Journal:
         # Two digits: the drop that it is worked out from is an estimate itself.
         digits = 2 - len(str(needed))
         self.path.append(
-            f"more samples could prove a smaller one: {candidate.name}, "
+            f"more samples could prove {it}: {candidate.name}, "
             f"{formats.size(candidate.bytes)},{words} about {round(needed, digits)} evaluation "
             f"samples would show whether it keeps the limit, and there are {judged}"
         )

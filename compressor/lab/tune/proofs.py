@@ -83,8 +83,14 @@ class Proofs:
             most = max(_MOST - self._done, _LEAST)
             if any(s.drop is not None and s.drop <= limit for s in found):
                 self._sequence([left[place] for place in order_of_proof(found, limit, most)])
-        self._tell_of_more_samples(pool)
         return self.best
+
+    def follow(self, candidate: Candidate) -> None:
+        """Look at one more candidate, which the evaluation data have led to: nothing is proved."""
+        assert self.best is not None
+        smaller = is_smaller(self._size(candidate), self._size(self.best))
+        if self.is_open and smaller and self.fits(candidate):
+            self._sequence([candidate])
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether a candidate keeps the limits of size and latency."""
@@ -105,6 +111,11 @@ class Proofs:
         """Return what is to be as small as the limits of size and latency allow."""
         decibels = self.bench.searched(candidate).sqnr_db
         return (-math.inf if decibels is None else -decibels), candidate.bytes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is an answer that is not proved."""
+        return self.best is not None and self.goal.metric_drop is not None and not self._is_proved
 
     @property
     def _is_proved(self) -> bool:
@@ -145,8 +156,8 @@ class Proofs:
         self.going = kept and (weak or self.best is None)
         return "keeps the limit as measured, but is not proved" if kept else "not proved"
 
-    def _tell_of_more_samples(self, pool: Sequence[Candidate]) -> None:
-        """Tell of the smallest candidate that more samples to judge could prove."""
+    def tell_of_more_samples(self, pool: Sequence[Candidate]) -> None:
+        """Tell of the smallest candidate that more samples to judge could prove, if one is."""
         judged = self.bench.evaluation_samples
         proved = self.best if self._is_proved else None
         size = math.inf if proved is None else self._size(proved)
@@ -161,7 +172,8 @@ class Proofs:
             near = [x for x in needed.values() if not is_smaller(least, self._size(x[0]))]
             # Of those as small, what was judged: its own figures say more than the search's.
             candidate, number = min(near, key=lambda x: (x[0].proof is None, x[1]))
-            self.journal.more_samples(candidate, number, judged)
+            it = "it" if candidate is self.best else "a smaller one"
+            self.journal.more_samples(it, candidate, number, judged)
 
     def _standing(self, candidate: Candidate) -> Standing:
         return Standing(self._size(candidate), self._bound(candidate))

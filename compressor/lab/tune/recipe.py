@@ -102,6 +102,10 @@ class Recipe:
         """Return the recipe with passes in front of all others."""
         return replace(self, passes=(*passes, *self.passes), index=self.index + len(passes))
 
+    def is_like(self, other: Recipe) -> bool:
+        """Whether only the choices for single layers differ."""
+        return replace(self, layers=other.layers, left_out=other.left_out) == other
+
     def has(self, remedy: Remedy) -> bool:
         """Whether a remedy is in it already."""
         named = [entry["pass"] for entry in self.passes]

@@ -90,7 +90,11 @@ class Tuning:
             )
         else:
             self._skip("fewer channels and training", "what they would start from was not proved")
-        best = self.proofs.finish(pool)
+        self.proofs.finish(pool)
+        if self.proofs.is_open:
+            self._nearer(pool)
+        self.proofs.tell_of_more_samples(pool)
+        best = self.proofs.best
         if best is not None:
             self.bench.timed(best)
         return self.journal.answer(best, pool)
@@ -315,6 +319,29 @@ class Tuning:
         choice = smallest(self.table, _SAFER * noise_of(self.table, quiet.choice))
         if choice is not None and not self.journal.is_late("a safer recipe"):
             self._added(f"safer: {words_of(choice)}", start, choice, pool)
+
+    def _nearer(self, pool: list[Candidate]) -> None:
+        """Halve the noise between an answer that is not proved and what broke the limit.
+
+        The search data may be too few to tell the two apart. As nothing is proved, no promise is
+        broken by what the evaluation data lead to.
+        """
+        for number in range(1, self.goal.rounds + 1):
+            best, limit = self.proofs.best, self.goal.metric_drop
+            assert best is not None
+            assert limit is not None
+            like = [c for c in pool if c.recipe.is_like(best.recipe)]
+            broken = [c for c in like if c.proof is not None and c.proof.drop > limit]
+            if not broken:
+                return
+            quiet, loud = (min(noise_of(self.table, c.choice) for c in x) for x in ([best], broken))
+            choice = smallest(self.table, math.sqrt(quiet * loud))
+            if choice is None or any(dict(c.choice) == choice for c in like):
+                return
+            name = f"nearer {number}: {words_of(choice)}"
+            if self.journal.is_late(name) or not self._added(name, best, choice, pool):
+                return
+            self.proofs.follow(pool[-1])
 
     def _bound(self, candidate: Candidate) -> float | None:
         return self.bench.searched(candidate).bound

@@ -145,7 +145,7 @@ def test_what_few_samples_cannot_prove_is_an_answer_that_is_called_so(project: P
     assert point["verdict"] == "unknown"
     assert point["drop"] <= 5 < point["ci95"][1]
     assert "as measured, but is not proved to lose at most 5.00 points" in result.stdout
-    assert any("more samples could prove a smaller one: " in line for line in document["path"])
+    assert any("more samples could prove " in line for line in document["path"])
     judged = [p for p in document["points"] if p["verdict"] is not None]
     assert point["bytes"] == min(p["bytes"] for p in judged if p["drop"] <= 5)
     again = tuned(project, *strict[:-1])
