@@ -122,10 +122,10 @@ class Proofs:
         return self.best is not None and self.best.verdict == "passed"
 
     def _left(self, pool: Sequence[Candidate]) -> list[Candidate]:
-        """Return what may come next in the sequence."""
+        """Return what may come next in the sequence, the quietest first: of a size, that is it."""
         if not self.going:
             return []
-        fitting = [c for c in pool if c.proof is None and self.fits(c)]
+        fitting = sorted((c for c in pool if c.proof is None and self.fits(c)), key=self.loss)
         best = self.best
         if best is None:
             return fitting

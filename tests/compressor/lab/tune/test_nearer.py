@@ -91,3 +91,14 @@ def test_what_is_proved_or_not_broken_is_left_alone():
     only.verdict = "passed"
     proofs.follow(other)
     assert other.proof is None
+
+
+def test_of_one_size_the_quietest_is_looked_at():
+    bench: Any = Bench()
+    search = tuning(bench, 0)
+    choice = dict.fromkeys(LAYERS, "8")
+    pool = [bench.candidate(name, RECIPE, choice) for name in ("loud", "quiet", "louder")]
+    decibels = {"loud": 30.7, "quiet": 34.4, "louder": 30.0}
+    bench.searched = lambda c: Mock(bound=0.1, drop=0.1, stopped=False, sqnr_db=decibels[c.name])
+    search.proofs.expected(pool)
+    assert [c.name for c in pool if c.proof is not None] == ["quiet"]
