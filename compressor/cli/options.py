@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from compressor.report.page import Page
 
 
-_SECONDS = 10.0  # from one line of a stage to the next, where there is no terminal
+_SECONDS = 10.0  # to the first line of a stage that runs, where there is no terminal
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -163,8 +163,8 @@ def columns() -> tuple[ProgressColumn, ...]:
 class LineProgress:
     """Prints a line for each stage that is done, on what is stderr now.
 
-    One that takes long also gets a line every ten seconds, whether it reports progress or not:
-    services that run jobs end those that print nothing.
+    One that takes long also gets a line after ten seconds, and then at least every minute, whether
+    it reports progress or not: services that run jobs end those that print nothing.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,9 @@ class LineProgress:
             reached = (_count(done, total), text)
 
         def tell() -> None:
-            while not over.wait(_SECONDS):
+            pause = _SECONDS
+            while not over.wait(pause):
+                pause = min(2 * pause, 6 * _SECONDS)
                 if self._running[-1:] == [over]:  # the innermost one says what is going on
                     parts = (description, *reached, f"{time.monotonic() - start:.0f} s")
                     self.note("  ".join(part for part in parts if part))
