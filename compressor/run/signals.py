@@ -11,6 +11,7 @@ import numpy as np
 from compressor.graph.output_parts import OutputParts, cut_parts
 from compressor.types.tensors import Array
 
+_ROUNDING = 1e-12  # of the largest output's power: a few units in float32's last place
 _CACHED = 1 << 16  # values whose float64 copies stay in the cache
 
 
@@ -74,8 +75,8 @@ class OutputSums:
     """Sums of a model's outputs and of their errors, which grow batch by batch.
 
     All outputs count alike, and so do the parts that an output is joined of: one of hundreds of
-    pixels would hide the error of one of probabilities. Whole numbers count where there is nothing
-    else.
+    pixels would hide the error of one of probabilities. What is zero but for rounding beside the
+    largest does not count, and whole numbers only where there is nothing else.
 
     Args:
         parts: what each output is joined of, in their order; empty where outputs count as a whole.
@@ -83,35 +84,39 @@ class OutputSums:
 
     def __init__(self, parts: OutputParts = ()):
         self._parts = parts
-        self._sums: list[tuple[bool, SignalSums]] = []
+        self._sums: list[SignalSums] = []
+        self._sizes: list[int] = []
+        self._floats: list[bool] = []
 
     def add(self, reference: Sequence[Array], other: Sequence[Array]) -> None:
         """Add outputs of a batch, in their order, and those to compare them with."""
         reference, other = (cut_parts(each, self._parts) for each in (reference, other))
-        self._sums = self._sums or [(array.dtype.kind == "f", SignalSums()) for array in reference]
-        for (_, sums), want, have in zip(self._sums, reference, other, strict=True):
-            sums.add(want, have)
+        if not self._sums:
+            self._sums = [SignalSums() for _ in reference]
+            self._sizes = [0] * len(reference)
+            self._floats = [array.dtype.kind == "f" for array in reference]
+        pairs = zip(reference, other, strict=True)
+        for place, (want, have) in enumerate(pairs):
+            self._sums[place].add(want, have)
+            self._sizes[place] += want.size
 
     @property
     def weights(self) -> Array:
-        """What a squared error of each part counts, ``[parts]``: a share of one over its signal.
-
-        Parts that are zero everywhere count nothing.
-        """
-        floats = any(is_float for is_float, _ in self._sums)
-        signals = [s.signal if is_float or not floats else 0.0 for is_float, s in self._sums]
-        counted = np.array([signal > 0 for signal in signals])
-        return np.divide(1.0, signals, out=np.zeros(len(signals)), where=counted) / max(
-            int(counted.sum()), 1
-        )
+        """What a squared error of each part counts, ``[parts]``: a share of one over its signal."""
+        signals = np.array([sums.signal for sums in self._sums])
+        powers = signals / np.maximum(self._sizes, 1)
+        powers = np.where(self._floats, powers, 0.0) if any(self._floats) else powers
+        counted = powers > _ROUNDING * powers.max(initial=0.0)
+        ones = np.divide(1.0, signals, out=np.zeros(len(signals)), where=counted)
+        return np.asarray(ones / max(int(counted.sum()), 1))
 
     @property
     def ratio(self) -> float | None:
         """Error over signal, the mean of the parts that count; ``None`` where it is not known."""
-        if not all(sums.comparable and sums.finite for _, sums in self._sums):
+        if not all(sums.comparable and sums.finite for sums in self._sums):
             return None
         weights = self.weights
-        errors = np.array([sums.error for _, sums in self._sums])
+        errors = np.array([sums.error for sums in self._sums])
         return float(weights @ errors) if weights.any() else None
 
     @property

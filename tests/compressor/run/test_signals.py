@@ -86,6 +86,12 @@ def test_what_counts_nothing():
     sums = OutputSums()
     sums.add([zeros, ones, labels], [ones, ones * 1.1, labels * 3])
     assert sums.ratio == pytest.approx(0.01)  # neither zeros nor labels
+    rounding = OutputSums()
+    rounding.add([ones, ones * 1e-7], [ones * 1.1, ones * 3e-7])
+    assert rounding.ratio == pytest.approx(0.01)  # a zero, but for the last place of float32
+    small = OutputSums()
+    small.add([ones, ones * 1e-5], [ones * 1.1, ones * 3e-5])
+    assert small.ratio == pytest.approx((0.01 + 4) / 2)
     alone = OutputSums()
     alone.add([labels], [labels * 3])
     assert alone.ratio == pytest.approx(4.0)
