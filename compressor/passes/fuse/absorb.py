@@ -90,7 +90,7 @@ def fold_batch_norm(node: ir.Node, draft: Draft) -> bool:
 
 def fold_affine(node: ir.Node, draft: Draft) -> bool:
     """Fold a multiplication by or an addition of a constant into the layer before it."""
-    step = _arithmetic_step(node)
+    step = arithmetic_step(node)
     return step is not None and _fold(step, draft)
 
 
@@ -107,7 +107,7 @@ def _batch_norm_step(node: ir.Node) -> Step | None:
     epsilon = node.attributes.get_float("epsilon", 1e-5)
 
     def affine() -> Affine:
-        gamma, beta, mean, variance = (_wide(t).reshape(-1) for t in tensors)
+        gamma, beta, mean, variance = (wide(t).reshape(-1) for t in tensors)
         try:
             return batch_norm(gamma, beta, mean, variance, epsilon)
         except ValueError as error:
@@ -126,7 +126,8 @@ def _batch_norm_name(node: ir.Node) -> str:
     return node.name or node.outputs[0].name or ""
 
 
-def _arithmetic_step(node: ir.Node) -> Step | None:
+def arithmetic_step(node: ir.Node) -> Step | None:
+    """Return a multiplication by or an addition of a constant, if a node is one."""
     operation = operator(node).arithmetic
     if not operation or len(node.inputs) != 2:
         return None
@@ -146,7 +147,7 @@ def _arithmetic_step(node: ir.Node) -> Step | None:
     scales = operation in ("*", "/")
 
     def affine() -> Affine:
-        values, none = _wide(tensor).reshape(-1), identity()
+        values, none = wide(tensor).reshape(-1), identity()
         if operation == "/":
             values = 1.0 / values
         if scales:
@@ -169,7 +170,7 @@ def _fold(step: Step, draft: Draft) -> bool:
         draft.kept(layer.name, f"{step.name} stays: {target.obstacle}")
         return False
     if step.scales:
-        _scale_weight(step, target, draft)
+        scale_weight(step, target, draft)
     if bare and step.shifts:
         bias = set_bias(target, step.affine, draft)
         step.source.name = f"{step.source.name}_folded"
@@ -192,20 +193,22 @@ def _length_fits(step: Step, target: Target) -> bool:
     return all(prod(static_shape(v) or (0,)) == target.layer.rows for v in constants)
 
 
-def _scale_weight(step: Step, target: Target, draft: Draft) -> None:
+def scale_weight(step: Step, target: Target, draft: Draft) -> None:
+    """Multiply each row of a layer's weight by the factors of a map."""
     layer, value = target.layer, target.weight
     old = constant_of(value)
     if old is None or value.dtype is None:
         raise TypeError(f"{layer.weight} is no constant")
 
     def scaled() -> Array:
-        matrix = step.affine().weight(layer.canonical(_wide(old)))
+        matrix = step.affine().weight(layer.canonical(wide(old)))
         return np.asarray(layer.stored(matrix).numpy())
 
     value.const_value = draft.promise(scaled, value.dtype, layer.shape, layer.weight)
 
 
-def _wide(tensor: ir.TensorProtocol) -> torch.Tensor:
+def wide(tensor: ir.TensorProtocol) -> torch.Tensor:
+    """Return a constant in float64, of the same shape."""
     return torch.from_numpy(np.array(tensor.numpy(), dtype=np.float64))
 
 
@@ -294,7 +297,7 @@ def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft
         return None
     count = rank(node.outputs[0])
     last = None if count is None else count - 1
-    if axis not in (None, last if layer.bias_is_separate else 1) or not _bias_fits(node, layer):
+    if axis not in (None, last if layer.bias_is_separate else 1) or not bias_fits(node, layer):
         return None
     return Target(layer, node, bias_node, tuple(passed))
 
@@ -312,7 +315,7 @@ def set_bias(target: Target, affine: Callable[[], Affine], draft: Draft) -> ir.V
     def mapped() -> Array:
         bias = torch.zeros(layer.rows, dtype=torch.float64)
         if tensor is not None:
-            bias = bias + beta * _wide(tensor)
+            bias = bias + beta * wide(tensor)
         return np.asarray(affine().bias(bias.reshape(-1)).numpy())
 
     dtype = target.weight.dtype
@@ -356,7 +359,7 @@ def _is_bias(node: ir.Node) -> bool:
     return operator(others[0].producer()).bias_is_separate and shape is not None and len(shape) == 1
 
 
-def _bias_fits(node: ir.Node, layer: Layer) -> bool:
+def bias_fits(node: ir.Node, layer: Layer) -> bool:
     """Whether the layer's bias is absent or a constant for each channel."""
     bias = input_of(node, 2)
     if bias is None:

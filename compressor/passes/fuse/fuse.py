@@ -15,6 +15,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.passes.fuse import shapes, simplify
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
+from compressor.passes.fuse.ahead import fold_ahead
 from compressor.passes.fuse.draft import Draft, Rule
 from compressor.passes.fuse.patterns import (
     drop_neutral,
@@ -88,7 +89,8 @@ class Fuse(GraphPass):
     )
     affine: bool = Field(
         default=True,
-        description="fold multiplications by and additions of constants into the layer before",
+        description="fold multiplications by and additions of constants into the layer before, and "
+        "of one number into the layer behind",
     )
     constants: bool = Field(
         default=True,
@@ -177,6 +179,8 @@ class Fuse(GraphPass):
         rules = tuple(rule for rule, on in folds if on)
         if rules:
             _offer(rules, draft)
+        if self.affine:
+            _offer((fold_ahead,), draft)
         if self.patterns:
             _offer((matmul_to_gemm,), draft)
 

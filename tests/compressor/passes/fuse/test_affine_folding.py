@@ -129,3 +129,78 @@ def test_gemm_needs_a_vector_or_a_row(parse, fuse, agree, ops, rng):
         fused = fuse(model).carrier.model
         assert ops(fused) == expected
         agree(model, fused, {"x": normal(rng, 5, 4)}, 1e-6)
+
+
+BEHIND = "g (float[N, 4, 5, 5] x) => (float[N, 6, h, w] y)"
+
+
+def behind(rng, scale=0.2):
+    weights = {"fc.weight": normal(rng, 6, 4, 3, 3), "fc.bias": normal(rng, 6)}
+    return weights | {"s": np.float32([scale]), "b": np.float32([-0.3])}
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_layer_behind_takes_one_factor_and_term(bias, parse, fuse, agree, ops, rng):
+    # Between an activation and a layer, as in PP-LCNetV3.
+    given = "t, fc.weight, fc.bias" if bias else "t, fc.weight"
+    text = f"h = Relu(x) m = Mul(h, s) t = Sub(m, b) y = Conv<kernel_shape=[3,3]>({given})"
+    parameters = behind(rng)
+    parameters = parameters if bias else {k: v for k, v in parameters.items() if k != "fc.bias"}
+    model = parse(f"{BEHIND} {{ {text} }}", parameters)
+    outcome = fuse(model)
+    fused = outcome.carrier.model
+    assert ops(fused) == {"Relu": 1, "Conv": 1}
+    (layer,) = outcome.layers
+    assert layer.details == {"fused": ["fold Sub of b before it", "fold Mul by s before it"]}
+    agree(model, fused, {"x": normal(rng, 2, 4, 5, 5)}, 2e-6)
+    assert ops(fuse(model, affine=False).carrier.model)["Mul"] == 1
+
+
+def test_a_term_before_padding_stays_and_its_factor_goes(parse, fuse, agree, ops, rng):
+    # Beyond the image are zeros, not terms.
+    text = """h = Relu(x) m = Mul(s, h) t = Add(b, m)
+        y = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(t, fc.weight, fc.bias)"""
+    model = parse(f"{BEHIND} {{ {text} }}", behind(rng))
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"Relu": 1, "Add": 1, "Conv": 1}
+    agree(model, fused, {"x": normal(rng, 2, 4, 5, 5)}, 2e-6)
+    names = {v.name for node in fused.graph for v in node.outputs}
+    assert not names & {"m", "t"}, "another value must not be called as before"
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6])
+def test_a_factor_that_would_make_the_term_large_stays(scale, parse, fuse, agree, ops, rng):
+    text = """h = Relu(x) m = Mul(s, h) t = Add(b, m)
+        y = Conv<kernel_shape=[3,3], pads=[1,1,1,1]>(t, fc.weight, fc.bias)"""
+    model = parse(f"{BEHIND} {{ {text} }}", behind(rng, scale))
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"Relu": 1, "Mul": 1, "Add": 1, "Conv": 1}
+    agree(model, fused, {"x": normal(rng, 2, 4, 5, 5)}, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("m = Mul(h, s) t = Transpose<perm=[0,1,3,2]>(m) z = Add(m, t)", {"Mul": 1, "Add": 1}),
+        ("z = Mul(h, v)", {"Mul": 1}),
+    ],
+)
+def test_factors_with_other_readers_or_several_numbers_stay(text, left, parse, fuse, ops, rng):
+    weights = {"fc.weight": normal(rng, 6, 4, 1, 1)}
+    weights |= {"v": normal(rng, 1, 1, 1, 5)} if "v" in text else {"s": np.float32([0.2])}
+    layer = "y = Conv<kernel_shape=[1,1]>(z, fc.weight)"
+    model = parse(f"{BEHIND} {{ h = Relu(x) {text} {layer} }}", weights)
+    fused = ops(fuse(model).carrier.model)
+    assert {name: fused[name] for name in left} == left
+
+
+@pytest.mark.parametrize("kind", ["Gemm<alpha=0.5>(t, fc.weight, fc.bias)", "MatMul(t, fc.weight)"])
+def test_a_linear_layer_takes_what_comes_before_it(kind, parse, fuse, agree, ops, rng):
+    weights = {"fc.weight": normal(rng, 4, 6), "fc.bias": normal(rng, 6)}
+    weights = {k: v for k, v in weights.items() if k in kind}
+    weights["b" if "Gemm" in kind else "s"] = np.float32(-0.3)
+    text = f"h = Relu(x) t = {'Add(h, b)' if 'Gemm' in kind else 'Mul(h, s)'}"
+    model = parse(f"g (float[N, 4] x) => (float[N, 6] y) {{ {text} y = {kind} }}", weights)
+    fused = fuse(model).carrier.model
+    assert sum(ops(fused).values()) == 2
+    agree(model, fused, {"x": normal(rng, 3, 4)}, 2e-6)
