@@ -1,7 +1,8 @@
 """int8 of networks whose operators are not all faster in int8: predicted and measured latency.
 
 Each network is timed as the fused float model, with every layer as integers, and as the pass leaves
-it: with layers in floating point where that is predicted to be faster. Weights are random.
+it: with layers in floating point where that is predicted to be faster. Weights are random;
+predictions are those for CPUs like this one.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from compressor.run.timing import already_open, measure
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
+from tests.benchmarks.bench_kernels import facts_here
 from tests.benchmarks.bench_resnet20 import show
 from tests.benchmarks.marks import benchmark
 from tests.compressor.passes.quantize.static_models import sqnr, statistics
@@ -187,7 +189,8 @@ def test_islands(tmp_path: Path) -> None:
             floats = sum("faster as floats" in row.reason for row in survey.layers)
             for note in survey.notes:
                 if note.startswith("predicted latency"):
-                    predicted = re.findall(r"(\d\.\d\d) x", note)[::-1]
+                    here = re.escape(facts_here().title)
+                    predicted = re.findall(rf"(\d\.\d\d) x on CPUs {here}", note)[::-1]
         times = measure(already_open(runners), [batch], budget=20.0, precision=0.01)
         ratios = [times.ratio(kind, "float") for kind in ("all", "default")]
         cells = [f"{r['value']:.2f} ({r['ci95'][0]:.2f}-{r['ci95'][1]:.2f})" for r in ratios]

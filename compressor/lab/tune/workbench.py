@@ -18,12 +18,8 @@ from compressor.lab.tune.betting import found_above
 from compressor.lab.tune.recipe import Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
 from compressor.lab.tune.solver import Entry, samples_to_prove
-from compressor.passes.quantize.static.latency import (
-    ORT_CPU_LATENCY,
-    Cost,
-    CostModel,
-    typical_shapes,
-)
+from compressor.passes.quantize.static.latency import CostModel, typical_shapes
+from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
 from compressor.run.artifacts import (
     Artifact,
@@ -305,14 +301,14 @@ class Workbench:
         """Return the bytes of a candidate's layers, or their times in integers."""
         if self.objective == "latency":
             times = self._times(candidate)
-            return {name: cost.integer or cost.alone for name, cost in times.items()}
+            return {name: integer or floating for name, (floating, integer) in times.items()}
         return {n: float(size) for n, size in layer_bytes(candidate.steps[-1].carrier).items()}
 
     def float_entries(self, candidate: Candidate) -> dict[str, Entry]:
         """Return what layers cost that stay as they are before the tuned pass."""
         if self.objective == "latency":
             times = self._times(candidate)
-            return {name: Entry(0.0, cost.alone) for name, cost in times.items()}
+            return {name: Entry(0.0, floating) for name, (floating, _) in times.items()}
         sizes = layer_bytes(self._before(candidate))
         return {name: Entry(0.0, float(size)) for name, size in sizes.items()}
 
@@ -322,12 +318,22 @@ class Workbench:
         steps = candidate.steps[: candidate.recipe.index]
         return steps[-1].carrier if steps else candidate.plan.model.carrier
 
-    def _times(self, candidate: Candidate) -> Mapping[str, Cost]:
-        """Return nanoseconds of layers in floats and in integers, by the rates of ONNX Runtime."""
+    def _times(self, candidate: Candidate) -> Mapping[str, tuple[float, float]]:
+        """Return nanoseconds of layers in floats and in integers, by the rates of ONNX Runtime.
+
+        They are means over the kinds of CPUs that the file may run on.
+        """
         graph = self._before(candidate).graph()
         shapes = typical_shapes(graph, self.plan.context.shapes)
-        model = CostModel(ORT_CPU_LATENCY, shapes)
-        return {layer.name: model.cost(node) for layer, node in layers_with_nodes(graph)}
+        models = [CostModel(facts, shapes) for facts in ORT_CPU_LATENCIES]
+        times = {}
+        for layer, node in layers_with_nodes(graph):
+            costs = [model.cost(node) for model in models]
+            times[layer.name] = (
+                sum(cost.floating for cost in costs) / len(costs),
+                sum(cost.integer for cost in costs) / len(costs),
+            )
+        return times
 
     def timed(self, candidate: Candidate) -> Mapping[str, Any] | None:
         """Time a candidate's artifact beside the float model; ``None`` where it is not judged."""

@@ -1,13 +1,9 @@
-"""How long a runtime takes for an operator in floats and in integers: measured facts as data.
-
-The rates are of one thread. Nothing is timed when a plan is made or a model runs, so that equal
-inputs give equal artifacts on every machine; a choice needs only the relation between two times.
-"""
+"""How long a runtime takes for an operator in floats and in integers, by its shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import onnx_ir as ir
@@ -15,7 +11,8 @@ import onnx_ir as ir
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.graph.plain import with_shapes
-from compressor.graph.values import static_shape
+from compressor.graph.values import sole_reader, static_shape
+from compressor.passes.quantize.static.latency_facts import Kernel, Latency, Rates
 from compressor.types.layers import Layer
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -53,152 +50,53 @@ def typical_shapes(model: ir.Model, samples: Shapes | None = None) -> Shapes:
 
 
 @dataclass(frozen=True)
-class Rates:
-    """Nanoseconds of a kernel that multiplies with a weight.
-
-    Attributes:
-        call: for each run of it.
-        mac: for each multiply-accumulate.
-        read: for each element of a window, whatever the number of output channels.
-        tap: for each place of a window, whatever the number of channels.
-        row: for each row of a window, whatever its length and the number of channels.
-        output: for each element that it writes.
-        entry: for each element of what it reads.
-        weight: for each weight.
-    """
-
-    call: float
-    mac: float
-    read: float = 0.0
-    tap: float = 0.0
-    row: float = 0.0
-    output: float = 0.0
-    entry: float = 0.0
-    weight: float = 0.0
-
-
-@dataclass(frozen=True)
-class Latency:
-    """The facts of one runtime.
-
-    Attributes:
-        block: channels that a float convolution computes at a time.
-        few: input channels up to which it takes them as they are.
-        lanes: channels that an integer depthwise convolution computes at a time.
-        dense: rates of a float convolution of images.
-        depthwise: rates of a float depthwise convolution of images.
-        plain: rates of a float convolution of sequences and volumes, which has no blocks.
-        plain_group: nanoseconds for each group of such a convolution.
-        plain_depthwise: rates where each group has one channel.
-        product: rates of a float matrix product.
-        integer_dense: rates of an integer convolution of four channels, or a multiple, or of 1 x 1.
-        integer_copied: rates where windows must be copied first: other numbers of channels.
-        integer_depthwise: rates where the channels fill all lanes.
-        integer_depthwise_rest: rates where they do not.
-        integer_product: rates of an integer matrix product.
-        quantize: of floats to codes, for each element.
-        dequantize: of codes to floats, for each element.
-        layout: to turn channels last, as integer convolutions want them, into blocks of channels,
-            as float ones do, or back, for each element.
-        simple: an operator of floats on elements, for each element.
-        function: the same for exponentials and the like.
-        added: integers are added or concatenated, for each element.
-        multiplied: integers are multiplied, for each element.
-        looked_up: an integer function of one element.
-        pooled: integers are averaged, for each element that is read.
-        slow_pool: the greatest code of a window, channels first, for each element that is written.
-        moved: elements are moved, for each byte.
-        call: of an operator, for each run of it.
-    """
-
-    block: int
-    few: int
-    lanes: int
-    dense: Rates
-    depthwise: Rates
-    plain: Rates
-    plain_group: float
-    plain_depthwise: Rates
-    product: Rates
-    integer_dense: Rates
-    integer_copied: Rates
-    integer_depthwise: Rates
-    integer_depthwise_rest: Rates
-    integer_product: Rates
-    quantize: float
-    dequantize: float
-    layout: float
-    simple: float
-    function: float
-    added: float
-    multiplied: float
-    looked_up: float
-    pooled: float
-    slow_pool: float
-    moved: float
-    call: float
-
-
-# ONNX Runtime 1.31, CPU provider, one thread of a Zen 5 at 2.6 GHz with AVX-512 VNNI: the least of
-# 50 runs of single kernels in ONNX Runtime's profile, fitted by hand to within a fifth for 60
-# shapes. Relations of these times on other CPUs with VNNI are alike; without VNNI, integers are
-# slower than here.
-ORT_CPU_LATENCY = Latency(
-    block=16,
-    few=15,
-    lanes=16,
-    dense=Rates(call=1500, mac=0.0072, read=0.055, output=0.03, weight=0.05),
-    depthwise=Rates(call=1500, mac=0.0125, output=0.02, entry=0.02),
-    plain=Rates(call=1500, mac=0.0085, read=0.08, output=0.12, weight=0.17),
-    plain_group=60,
-    plain_depthwise=Rates(call=1500, mac=0.112),
-    product=Rates(call=1500, mac=0.0078, weight=0.07, output=0.05),
-    integer_dense=Rates(call=2500, mac=0.0019, tap=0.8, output=0.05, weight=0.012),
-    integer_copied=Rates(call=2500, mac=0.0019, row=5.6, output=0.05, weight=0.012),
-    integer_depthwise=Rates(call=2500, mac=0.0145, tap=0.8, output=0.02),
-    integer_depthwise_rest=Rates(call=2500, mac=0.055, tap=0.8, output=0.08),
-    integer_product=Rates(call=2500, mac=0.0019, weight=0.045, output=0.10),
-    quantize=0.06,
-    dequantize=0.09,
-    layout=0.20,
-    simple=0.11,
-    function=0.25,
-    added=0.10,
-    multiplied=0.19,
-    looked_up=0.25,
-    pooled=0.04,
-    slow_pool=18.0,
-    moved=0.03,
-    call=1000,
-)
-
-
-@dataclass(frozen=True)
 class Cost:
     """Nanoseconds of an operator.
 
     Attributes:
         floating: on floats.
         integer: on codes, if it has an integer kernel.
-        unblocked: to undo the blocks of channels that float convolutions write, and to make them
-            again, for one that does not take them.
+        alone: on floats, besides, if the float layer before it does not compute it along.
+        apart: on floats, besides, if the product of floats behind it does not.
+        channels_first: on codes, besides, if their channels do not come last.
     """
 
     floating: float
     integer: float = 0.0
-    unblocked: float = 0.0
+    alone: float = 0.0
+    apart: float = 0.0
+    channels_first: float = 0.0
 
-    @property
-    def alone(self) -> float:
-        """The time in a network of floats."""
-        return self.floating + self.unblocked
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel has to do: counts of what :class:`Rates` has nanoseconds of."""
+
+    macs: int
+    reads: int = 0
+    taps: int = 0
+    rows: int = 0
+    outputs: int = 0
+    entries: int = 0
+    weights: int = 0
+    groups: int = 0
+    windows: int = 0
+    lines: int = 0
+
+    def time(self, rates: Rates, filled: float = 1.0) -> float:
+        """Return nanoseconds; blocks of channels that are not full make products more."""
+        windows = self.reads * rates.read + self.taps * rates.tap + self.rows * rates.row
+        whole = self.outputs * rates.output + self.entries * rates.entry
+        groups = self.groups * rates.group + self.windows * rates.window + self.lines * rates.line
+        macs = self.macs * filled * rates.mac
+        return rates.call + macs + windows + whole + groups + self.weights * rates.weight
 
 
 class CostModel:
     """Predicts times of nodes from shapes.
 
     Args:
-        facts: of the runtime.
+        facts: of the runtime on one kind of CPU.
         shapes: of values.
     """
 
@@ -208,80 +106,205 @@ class CostModel:
 
     def elements(self, value: ir.Value | None) -> int:
         """Return how many elements a value has; 0 where that is unknown."""
-        shape = None if value is None else self._shapes.get(value.name or "")
-        return 0 if shape is None else prod(shape)
+        return prod(self._shape(value)) if self._shape(value) else 0
 
-    def is_image(self, value: ir.Value) -> bool:
-        """Whether the order of a value's axes matters to convolutions."""
-        shape = self._shapes.get(value.name or "", ())
+    def is_image(self, value: ir.Value | None) -> bool:
+        """Whether a value may lie in blocks of channels."""
+        return len(self._shape(value)) == _IMAGE_RANK
+
+    def has_places(self, value: ir.Value | None) -> bool:
+        """Whether the order of a value's axes matters to convolutions of codes."""
+        shape = self._shape(value)
         return len(shape) in (_IMAGE_RANK - 1, _IMAGE_RANK) and prod(shape[2:]) > 1
+
+    def blocks(self, node: ir.Node) -> bool:
+        """Whether a node of floats works on blocks of channels, as ONNX Runtime lays out images."""
+        row, output = operator(node), node.outputs[0]
+        layer = layer_of(node)
+        if not self.is_image(output):
+            return False
+        if layer is not None:
+            return row.is_convolution and not row.transposed_weight and self._in_blocks(layer)
+        shapes = [self._shape(v) for v in node.inputs if v is not None]
+        if row.family == "concat":
+            full = all(s and s[1] % self.facts.block == 0 for s in shapes)
+            return node.attributes.get_int("axis", 0) in (1, 1 - _IMAGE_RANK) and full
+        if row.family == "binary":
+            return row.arithmetic in ("+", "*") and len({*shapes}) == 1
+        picks = row.family == "spatial" and (bool(row.moves) or row.between_codes)
+        return row.activation or picks
 
     def cost(self, node: ir.Node) -> Cost:
         """Return the times of a node."""
         layer = layer_of(node)
-        if layer is not None and operator(node).is_product:
-            return self._convolution(node, layer) if layer.is_convolution else self._product(layer)
-        return self._other(node)
+        if layer is None or not operator(node).is_product:
+            return self._other(node)
+        floating, integer, filled = self.kernels(node, layer)
+        rates, columns = self.facts.rates, 1.0
+        (float_kernel, float_work), (integer_kernel, integer_work) = floating, integer
+        if integer_kernel in ("integer-dense", "integer-copied"):
+            each = max(layer.rows // max(layer.groups, 1), 1)
+            columns = _ceil(each, self.facts.columns) / each
+        bounded = 0.0
+        reader = sole_reader(node.outputs[0])
+        if reader is not None and operator(reader).bounded and operator(reader).fused:
+            bounded = self.facts.bounded * self.elements(node.outputs[0])
+        return Cost(
+            float_work.time(rates[float_kernel], filled) + bounded,
+            integer_work.time(rates[integer_kernel], columns),
+        )
 
-    def _convolution(self, node: ir.Node, layer: Layer) -> Cost:
-        facts, groups = self.facts, layer.groups
-        output = self._shapes.get(node.outputs[0].name or "", ())
+    def kernels(
+        self, node: ir.Node, layer: Layer
+    ) -> tuple[tuple[Kernel, Work], tuple[Kernel, Work], float]:
+        """Return a layer's kernels on floats and on codes, with their work.
+
+        The last is how much more products blocks of channels make that are not full.
+        """
+        if not layer.is_convolution:
+            outputs = self.elements(node.outputs[0])
+            entries = outputs // max(layer.rows, 1) * layer.columns
+            work = Work(
+                outputs * layer.columns,
+                outputs=outputs,
+                weights=layer.parameters,
+                entries=entries,
+            )
+            return ("product", work), ("integer-product", work), 1.0
+        output, groups = self._shape(node.outputs[0]), layer.groups
         pixels = output[0] * prod(output[2:]) if output else 0
-        entry = self.elements(node.inputs[0])
         taps, rows, columns = prod(layer.shape[2:]), layer.rows, layer.shape[1]
-        plain = len(layer.shape) != _IMAGE_RANK
-        if groups > 1 and columns == 1 and rows == groups:
-            blocked = 1.0 if plain else _ceil(rows, facts.block) / rows
-            full = facts.integer_depthwise if rows % facts.lanes == 0 else None
-            work = _Work(pixels * rows * taps, 0, pixels * taps, 0, pixels * rows, entry)
-            floating = work.time(facts.plain_depthwise if plain else facts.depthwise, blocked)
-            integer = work.time(full or facts.integer_depthwise_rest)
-            return Cost(floating + plain * facts.plain_group * groups, integer)
-        wide = columns if columns <= facts.few else _ceil(columns, facts.block)
-        blocked = 1.0 if plain else wide * _ceil(rows, facts.block) / (columns * rows)
-        copied = taps > 1 and columns % 4
-        work = _Work(
+        several = taps > 1
+        window_rows = prod(layer.shape[2:-1])
+        work = Work(
             macs=pixels * rows * columns * taps,
             reads=pixels * columns * taps * groups,
-            taps=pixels * taps * groups if taps > 1 else 0,
-            rows=pixels * prod(layer.shape[2:-1]) * groups,
+            taps=pixels * taps * groups if several else 0,
+            rows=pixels * window_rows * groups,
             outputs=pixels * rows,
+            entries=self.elements(node.inputs[0]),
             weights=layer.parameters,
+            groups=groups if groups > 1 else 0,
+            windows=pixels * groups if groups > 1 and several else 0,
+            lines=rows * pixels // max(output[-1], 1) * window_rows if output else 0,
         )
-        floating = work.time(facts.plain if plain else facts.dense, blocked)
-        integer = work.time(facts.integer_copied if copied else facts.integer_dense)
-        return Cost(floating + plain * facts.plain_group * groups, integer)
+        blocked, block = self._in_blocks(layer), self.facts.block
+        integer: Kernel = "integer-copied" if several and columns % 4 else "integer-dense"
+        coded = work
+        if columns == 1 and rows == groups:  # so is a single channel for codes
+            full = rows % self.facts.lanes == 0
+            integer = "integer-depthwise" if full else "integer-depthwise-rest"
+            coded = replace(work, taps=pixels * taps, weights=0)
+            if groups > 1:
+                floating: Kernel = "depthwise" if blocked else "plain-depthwise"
+                filled = _ceil(rows, block) / rows if blocked else 1.0
+                return (floating, coded), (integer, coded), filled
+        wide = columns if columns < block else _ceil(columns, block)
+        each = max(_ceil(rows, block), self.facts.fewest)
+        filled = wide * each / (columns * rows) if blocked else 1.0
+        return ("dense" if blocked else "plain", work), (integer, coded), filled
 
-    def _product(self, layer: Layer) -> Cost:
-        outputs = prod(self._shapes.get(layer.output, (0,)))
-        work = _Work(outputs * layer.columns, outputs=outputs, weights=layer.parameters)
-        return Cost(work.time(self.facts.product), work.time(self.facts.integer_product))
+    def _in_blocks(self, layer: Layer) -> bool:
+        """Whether a float convolution computes in blocks of channels.
+
+        ONNX Runtime's, of images: alone, of few channels or a multiple of four; in groups, of one
+        channel each or of whole blocks.
+        """
+        block, groups, columns = self.facts.block, layer.groups, layer.shape[1]
+        if len(layer.shape) != _IMAGE_RANK:
+            return False
+        if groups == 1:
+            return columns < block or columns % 4 == 0
+        if columns == 1 and layer.rows == groups:
+            return True
+        return columns % block == 0 and layer.rows // groups % block == 0
+
+    def _shape(self, value: ir.Value | None) -> tuple[int, ...]:
+        return () if value is None else self._shapes.get(value.name or "", ())
 
     def _other(self, node: ir.Node) -> Cost:
         facts, row = self.facts, operator(node)
         if row.free or row.family in ("constant", "shape"):
             return Cost(0.0)
-        size = self.elements(node.outputs[0])
-        entry = max((self.elements(v) for v in node.inputs), default=0)
-        most = max(size, entry)
+        output = node.outputs[0]
+        size = self.elements(output)
+        most = max([size, *(self.elements(v) for v in node.inputs)])
+        if row.family == "spatial":
+            return self._spatial(node, size, most)
         if row.moves:
             return Cost(facts.call + 4 * facts.moved * most, facts.call + facts.moved * most)
-        rate = facts.function if row.activation and not row.fused else facts.simple
         if fused_gate(node) is not None:
-            return Cost(0.0, facts.call + facts.looked_up * most)
+            apart = facts.call + facts.function * most
+            return Cost(0.0, facts.call + facts.looked_up * most, apart=apart)
+        gate = any(v is not None and is_fused_gate(v.producer(), node) for v in node.inputs)
+        slow = gate or (row.activation and not row.fused)
+        floating = facts.call + (facts.function if slow else facts.simple) * most
         integer = facts.added
         if row.family == "unary":
             integer = facts.looked_up
-        elif row.family == "spatial":
-            integer = facts.pooled
         elif row.arithmetic == "*":
             integer = facts.multiplied
-        shapes = {self._shapes.get(v.name or "") for v in node.inputs if v is not None}
-        output = node.outputs[0]
-        blocks = self.is_image(output) and len(self._shapes[output.name or ""]) == _IMAGE_RANK
-        spread = row.family == "binary" and len(shapes) > 1 and blocks
-        unblocked = 2 * facts.call + facts.layout * most if spread else 0.0
-        return Cost(facts.call + rate * most, facts.call + integer * most, unblocked)
+        shapes = {self._shape(v) for v in node.inputs if v is not None}
+        spread = 0.0
+        if row.family == "binary" and len(shapes) > 1 and self.has_places(output):
+            spread = facts.spread * size / self._shape(output)[1]
+        joined = 0.0
+        if row.family == "concat" and self._joins_channels(node):
+            joined = facts.joined * len(node.inputs) * size / self._shape(output)[1]
+        total = facts.call + integer * most + spread + joined
+        along = self._along(node)
+        if along is None:
+            return Cost(floating, total)
+        return Cost(along, total, alone=max(floating - along, 0.0))
+
+    def _joins_channels(self, node: ir.Node) -> bool:
+        rank = len(self._shape(node.outputs[0]))
+        return self.has_places(node.outputs[0]) and node.attributes.get_int("axis", 0) % rank == 1
+
+    def _spatial(self, node: ir.Node, size: int, most: int) -> Cost:
+        """Return the times of pools and of resizing."""
+        facts, row = self.facts, operator(node)
+        whole = self._shape(node.outputs[0])[2:]
+        floating = facts.call + facts.float_pooled * most
+        if row.moves:
+            return Cost(
+                floating,
+                facts.call + facts.float_pooled * most,
+                channels_first=facts.slow_pool * size,
+            )
+        if not row.kernels:
+            return Cost(floating, facts.call + facts.resized * size)
+        if prod(whole) == 1:
+            return Cost(floating, facts.call + facts.pooled * most)
+        return Cost(floating, facts.call + facts.slow_average * size)
+
+    def _along(self, node: ir.Node) -> float | None:
+        """Return what a node takes that the float convolution before it computes along.
+
+        So do those of images: an activation, and a sum with as large a value.
+        """
+        facts, row = self.facts, operator(node)
+        before = layer_behind(node)
+        if before is None or not self.blocks(before) or not self.blocks(node):
+            return None
+        if row.arithmetic == "+":
+            return 0.0
+        if not row.activation or row.family != "unary":
+            return None
+        return (0.0 if row.kernels.get("ort-cpu") == "absorbed" else facts.fused) * self.elements(
+            node.outputs[0]
+        )
+
+
+def layer_behind(node: ir.Node) -> ir.Node | None:
+    """Return the convolution whose output a node alone reads."""
+    for value in node.inputs:
+        maker = None if value is None else value.producer()
+        if value is None or maker is None or not operator(maker).is_convolution:
+            continue
+        if sole_reader(value) is node:
+            return maker
+    return None
 
 
 def fused_gate(node: ir.Node) -> ir.Node | None:
@@ -294,22 +317,9 @@ def fused_gate(node: ir.Node) -> ir.Node | None:
     return readers[0] if gated else None
 
 
-@dataclass(frozen=True)
-class _Work:
-    macs: int
-    reads: int = 0
-    taps: int = 0
-    rows: int = 0
-    outputs: int = 0
-    entries: int = 0
-    weights: int = 0
-
-    def time(self, rates: Rates, blocked: float = 1.0) -> float:
-        """Return nanoseconds; blocks of channels that are not full make products more."""
-        windows = self.reads * rates.read + self.taps * rates.tap + self.rows * rates.row
-        whole = self.outputs * rates.output + self.entries * rates.entry
-        macs = self.macs * blocked * rates.mac
-        return rates.call + macs + windows + whole + self.weights * rates.weight
+def is_fused_gate(maker: ir.Node | None, product: ir.Node) -> bool:
+    """Whether a node is the ``f`` of a product ``x * f(x)``."""
+    return maker is not None and fused_gate(maker) is product
 
 
 def _ceil(size: int, block: int) -> int:

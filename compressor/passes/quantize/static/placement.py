@@ -13,7 +13,7 @@ from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
 from compressor.graph.pools import counts_beyond
 from compressor.graph.values import constant_array, constant_of, origin, sole_reader
-from compressor.passes.quantize.static.latency import ORT_CPU_LATENCY, Latency
+from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES, Latency
 from compressor.types.layers import Layer, Scheme
 
 _BYTE = 8
@@ -45,7 +45,7 @@ class Profile:
     unsigned: bool  # asymmetric activations are uint8; where false, activations must be symmetric
     saturates: bool = False  # on x86 CPUs without VNNI, where pairs of products overflow
     missing: str = ""  # why a product without an integer kernel stays in floating point
-    latency: Latency | None = None  # how fast its kernels are, if that is known
+    latencies: tuple[Latency, ...] = ()  # how fast its kernels are, by kind of CPU, if known
 
     def kernel(self, node: ir.Node | None) -> Kernel | None:
         """Return what the runtime does with a node between codes; ``None`` if it takes floats."""
@@ -88,7 +88,7 @@ ORT_CPU = Profile(
     unsigned=True,
     saturates=True,
     missing=_MISSING,
-    latency=ORT_CPU_LATENCY,
+    latencies=ORT_CPU_LATENCIES,
 )
 
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a

@@ -15,7 +15,7 @@ from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
 from compressor.models.layer_uses import paired_positions, small_table
 from compressor.passes.quantize.maths.affine import activation_parameters
-from compressor.passes.quantize.static.islands import Choice, choose
+from compressor.passes.quantize.static.islands import Choice, choose, predicted
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
     QuantizeRule,
@@ -227,8 +227,9 @@ class Decision:
         notes: list[str] = []
         if self.choice is not None and self.choice.floats:
             notes.append(
-                f"predicted latency in ONNX Runtime: {self.choice.ratio:.2f} x the float model's; "
-                f"{self.choice.integer_ratio:.2f} x if all layers computed with integers"
+                "predicted latency in ONNX Runtime over the float model's: "
+                f"{predicted(self.choice.ratios)}; if all layers computed with integers, "
+                f"{predicted(self.choice.integer_ratios)}"
             )
         settings = self.settings
         wide = [x for x in self.schemes if x in settings.ends and settings.input_bits(x) == _BYTE]

@@ -13,6 +13,7 @@ from compressor.models.element_types import from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
+from compressor.passes.quantize.static.islands import predicted
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
     QuantizeRule,
@@ -303,6 +304,7 @@ def _faster_as_floats(decision: Decision) -> tuple[str, ...]:
     if choice is None or not choice.floats:
         return ()
     return (
-        f"predicted latency in ONNX Runtime: {choice.integer_ratio:.2f} x the float model's; "
-        f"{choice.ratio:.2f} x with skip: true for {listed(list(choice.floats))}",
+        "predicted latency in ONNX Runtime over the float model's: "
+        f"{predicted(choice.integer_ratios)}; "
+        f"{predicted(choice.ratios)} with skip: true for {listed(list(choice.floats))}",
     )

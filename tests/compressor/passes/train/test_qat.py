@@ -374,7 +374,7 @@ def test_other_factors_between_layer_and_norm_are_refused(tmp_path: Path) -> Non
 
 def test_the_plan_names_layers_that_would_be_faster_as_floats() -> None:
     """A block of eight channels is: calling an integer kernel takes longer than its products."""
-    faster = "x with skip: true for 'stem', 'conv', 'fc'"
+    faster = "VNNI with skip: true for 'stem', 'conv', 'fc'"
     assert faster in " ".join(chosen().survey(block(), CONTEXT).notes)
     for declared, context in ((chosen(**FOUR), CONTEXT), (chosen(), TENSORRT)):
         assert "predicted latency" not in " ".join(declared.survey(block(), context).notes)
