@@ -222,6 +222,10 @@ class _Edges:
         else:
             self._edge(_CODES, codes, cost.floating)
             self._edge(codes, _FLOATS, cost.integer)
+        self._edge(blocks, _FLOATS, cost.outside)
+        if not _makes_blocks(node):
+            for value in filter(self.costs.is_image, node.inputs):
+                self._edge(self._first(value and value.producer()), blocks, math.inf)
         before = layer_behind(node)
         if cost.alone and before is not None:
             self._edge(self._codes(before), codes, cost.alone)
@@ -307,6 +311,16 @@ def is_pool(node: ir.Node | None) -> bool:
     """Whether a node picks elements of windows."""
     row = operator(node)
     return row.moves == "some" and row.family == "spatial"
+
+
+def _makes_blocks(node: ir.Node) -> bool:
+    """Whether ONNX Runtime turns what a node of floats reads into blocks of channels.
+
+    Convolutions and pools have that; others work on blocks where all that they read lies in them.
+    """
+    row = operator(node)
+    pools = row.family == "spatial" and (bool(row.moves) or bool(row.kernels))
+    return row.is_convolution or pools
 
 
 def _is_elementwise(node: ir.Node | None) -> bool:

@@ -58,6 +58,7 @@ class Cost:
         integer: on codes, if it has an integer kernel.
         alone: on floats, besides, if the float layer before it does not compute it along.
         apart: on floats, besides, if the product of floats behind it does not.
+        outside: on floats, besides, if they lie in no blocks of channels.
         channels_first: on codes, besides, if their channels do not come last.
     """
 
@@ -65,6 +66,7 @@ class Cost:
     integer: float = 0.0
     alone: float = 0.0
     apart: float = 0.0
+    outside: float = 0.0
     channels_first: float = 0.0
 
 
@@ -273,7 +275,7 @@ class CostModel:
                 channels_first=facts.slow_pool * size,
             )
         if not row.kernels:
-            return Cost(floating, facts.call + facts.resized * size)
+            return Cost(floating, outside=facts.resized * size)
         if prod(whole) == 1:
             return Cost(floating, facts.call + facts.pooled * most)
         return Cost(floating, facts.call + facts.slow_average * size)

@@ -94,7 +94,7 @@ class Latency:
         float_pooled: floats are, or over a window.
         slow_average: integers are averaged over a window, for each element that is written.
         slow_pool: the greatest code of a window, channels first, for each element that is written.
-        resized: codes are repeated or interpolated, for each element that is written.
+        resized: an image that is in no blocks is resized, for each element that is written besides.
         moved: elements are moved, for each byte.
         call: of an operator, for each run of it.
     """
@@ -168,7 +168,7 @@ VNNI = Latency(
     float_pooled=0.11,
     slow_average=5.0,
     slow_pool=18.0,
-    resized=0.9,
+    resized=0.4,
     moved=0.03,
     call=1000,
 )
@@ -217,7 +217,7 @@ AVX2 = Latency(
     float_pooled=0.14,
     slow_average=6.5,
     slow_pool=18.0,
-    resized=1.25,
+    resized=0.55,
     moved=0.05,
     call=600,
 )
