@@ -225,7 +225,7 @@ class _Edges:
         self._edge(blocks, _FLOATS, cost.outside)
         if not _makes_blocks(node):
             for value in filter(self.costs.is_image, node.inputs):
-                self._edge(self._first(value and value.producer()), blocks, math.inf)
+                self._edge(self._first(self._maker(value)), blocks, math.inf)
         before = layer_behind(node)
         if cost.alone and before is not None:
             self._edge(self._codes(before), codes, cost.alone)
@@ -278,6 +278,13 @@ class _Edges:
         """Add an edge, or to what it costs to cut it."""
         if start is not end and start is not _FLOATS and end is not _CODES:
             self.capacities[start, end] = self.capacities.get((start, end), 0.0) + time
+
+    def _maker(self, value: ir.Value | None) -> ir.Node | None:
+        """Return what writes a value, before the activation that is computed along with it."""
+        node = None if value is None else value.producer()
+        if node is None or node not in self.kernels.absorbed:
+            return node
+        return self._maker(node.inputs[0])
 
     def _codes(self, node: ir.Node | None) -> object:
         """Return what stands for whether a node computes on codes."""
