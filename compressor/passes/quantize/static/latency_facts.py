@@ -175,8 +175,9 @@ VNNI = Latency(
 
 # ONNX Runtime 1.31, CPU provider, one thread of a Zen 3 with AVX2 and without VNNI: the least of 60
 # runs of single kernels in ONNX Runtime's profile, less what the profile itself takes, and calls
-# from chains of up to 60 kernels of hardly any work. Rates are those of least relative error, none
-# below zero. tests/benchmarks/bench_kernels.py measures the kernels and prints how well this fits.
+# from chains of up to 60 kernels of hardly any work. Rates of products are those of least relative
+# error, none below zero; tests/benchmarks/bench_kernels.py measures the kernels and prints how well
+# they fit. Other rates were set by hand from single profiles.
 AVX2 = Latency(
     cpu="avx2",
     title="with AVX2 and without VNNI",
