@@ -12,14 +12,9 @@ from typing import Literal
 import torch
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters.gguf.architectures import (
-    ROPE_FACTORS,
-    Shape,
-    architecture_of,
-    check_names,
-    shape_of,
-)
+from compressor.exporters.gguf.architectures import ROPE_FACTORS, architecture_of, check_names
 from compressor.exporters.gguf.blocks import SIZES, BlockFormat, format_of, pack, row_bytes
+from compressor.exporters.gguf.shapes import Shape, shape_of
 from compressor.exporters.gguf.vocabulary import Vocabulary, read_vocabulary
 from compressor.files import scratch
 from compressor.models.checkpoint.carrier import CheckpointCarrier
@@ -239,7 +234,7 @@ def plan_file(carrier: Carrier, floats: Floats, cut: str | None) -> FilePlan:
     placed = {n: str(mapping.get_name(n, (".weight", ".bias"))) for n in sources}
     table = next((sources[n] for n, new in placed.items() if new == "token_embd.weight"), None)
     shape = shape_of(config, 0 if table is None else table.shape[0])
-    check_names(shape, placed)
+    check_names(architecture, shape.blocks, placed)
     vocabulary = read_vocabulary(carrier.folder, shape.vocabulary, cut)
     planned = [_planned(sources[old], new, shape, floats) for old, new in placed.items()]
     if shape.factors is not None:

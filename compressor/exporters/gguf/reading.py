@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from compressor.errors import ArtifactError, ModelError, listed
-from compressor.exporters.gguf.architectures import ARCHITECTURES, ROPE_FACTORS, config_values
+from compressor.exporters.gguf.architectures import ARCHITECTURES, ROPE_FACTORS
 from compressor.exporters.gguf.header import read_header
+from compressor.exporters.gguf.shapes import config_values
 from compressor.exporters.safetensors.transformers_runner import FAILURES, NetworkRunner, runtime
 from compressor.models.transformers.networks import loaded, reason_of, silent
 

@@ -16,9 +16,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters.gguf.architectures import shape_of
 from compressor.exporters.gguf.exporter import GgufExporter
 from compressor.exporters.gguf.reading import GgufFile, network_of
+from compressor.exporters.gguf.shapes import shape_of
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.onnx.carrier import open_onnx
 from compressor.models.torch.carrier import TorchCarrier
