@@ -7,7 +7,7 @@ numbers. What that code has no place for is refused here, before anything is wri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compressor.errors import ModelError, SpecError, listed
@@ -18,11 +18,41 @@ BLOCK = "blk.{}."
 _PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 _LINEAR = (*_PROJECTIONS, "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _WEIGHTS = ("attn_norm", "ffn_norm", *_LINEAR)
+_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 _GELU = ("gelu_pytorch_tanh", "gelu_new")
+SLIDING, FULL = "sliding_attention", "full_attention"
+"""What ``transformers`` calls attention over a window, and over all tokens."""
+
+OUTPUT = "lm_head.weight"
+"""The output layer of a checkpoint, which is part of no other module."""
 REMEDY = "leave out this export"
 """For what llama.cpp has no code for."""
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor with what each frequency of the rotary embedding is divided by."""
+
+
+@dataclass(frozen=True)
+class SlidingRule:
+    """How attention slides over a window in some blocks, as llama.cpp has it built in.
+
+    Attributes:
+        period: the last of so many blocks attends to all tokens, the others slide.
+        largest: blocks of the one model whose scores are scaled by the heads' share of the width,
+            where those of all others are by the width of a head.
+        capped: two caps bound the scores and the logits.
+        rope_base: of the rotary embedding in blocks that slide; ``None`` if it is that of the
+            others.
+    """
+
+    period: int
+    largest: int
+    capped: bool = False
+    rope_base: float | None = None
+
+    def kinds(self, blocks: int) -> list[str]:
+        """Return what ``transformers`` calls the attention of each block."""
+        every = [self.period - 1 == i % self.period for i in range(blocks)]
+        return [FULL if whole else SLIDING for whole in every]
 
 
 @dataclass(frozen=True)
@@ -38,8 +68,11 @@ class Architecture:
         activations: of the layers between.
         biases: tensors of a block that are biases, read where the model has them.
         others: further tensors that each block has.
-        alternates: attention slides over a window in every second block, the first among them, and
-            two caps bound its scores and the logits.
+        sliding: how attention slides over a window in some blocks; ``None`` where it never does.
+        rope_types: of rotary embeddings.
+        sparse_config: ``config.json`` leaves out what its class has defaults for.
+        text: what names of the text's tensors have in them, for networks that take pictures too;
+            llama.cpp keeps what reads those in a file of its own.
     """
 
     name: str
@@ -49,7 +82,10 @@ class Architecture:
     activations: tuple[str, ...] = ("silu",)
     biases: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    alternates: bool = False
+    sliding: SlidingRule | None = None
+    rope_types: tuple[str, ...] = ("default", "linear")
+    sparse_config: bool = False
+    text: str = ""
 
     def names(self, blocks: int) -> tuple[set[str], set[str]]:
         """Return the names of the tensors that there have to be, and of those that there may be."""
@@ -59,6 +95,12 @@ class Architecture:
             needed |= {f"{start}{name}.weight" for name in (*_WEIGHTS, *self.others)}
             optional |= {f"{start}{name}.bias" for name in self.biases}
         return needed, optional
+
+    def in_text(self, name: str) -> str:
+        """Return what a tensor of a checkpoint is called where there is text alone, or nothing."""
+        if self.text in name:
+            return name.replace(self.text, "", 1)
+        return name if name == OUTPUT else ""
 
     def turned(self, name: str) -> str:
         """Return which heads the rows of a tensor belong to if they are reordered: query or key."""
@@ -70,11 +112,27 @@ class Architecture:
         return self.norms_add_one and name.endswith("_norm.weight")
 
 
+_GEMMA3 = Architecture(
+    "gemma3",
+    "gemma3_text",
+    norms_add_one=True,
+    activations=_GELU,
+    others=(*_HEAD_NORMS, "post_attention_norm", "post_ffw_norm"),
+    sliding=SlidingRule(6, largest=62, rope_base=10000.0),
+    sparse_config=True,
+)
+_LLAMA = Architecture(
+    "llama",
+    "llama",
+    rotates_pairs=True,
+    biases=_LINEAR,
+    rope_types=("default", "linear", "llama3"),
+)
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", "llama", rotates_pairs=True, biases=_LINEAR),
-    "mistral": Architecture("llama", "llama", rotates_pairs=True, biases=_LINEAR),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
     "qwen2": Architecture("qwen2", "qwen2", biases=_PROJECTIONS),
-    "qwen3": Architecture("qwen3", "qwen3", others=("attn_q_norm", "attn_k_norm")),
+    "qwen3": Architecture("qwen3", "qwen3", others=_HEAD_NORMS),
     "gemma": Architecture(
         "gemma",
         "gemma",
@@ -87,8 +145,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norms_add_one=True,
         activations=_GELU,
         others=("post_attention_norm", "post_ffw_norm"),
-        alternates=True,
+        sliding=SlidingRule(2, largest=46, capped=True),
     ),
+    "gemma3_text": _GEMMA3,
+    "gemma3": replace(_GEMMA3, text="language_model."),
 }
 """By the ``model_type`` of ``config.json``."""
 

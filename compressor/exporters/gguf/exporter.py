@@ -34,7 +34,7 @@ class GgufExporter(Exporter):
     and of 8 bits, Q4_1 with zero points, Q2_K, Q3_K and Q4_K where scales are shared by 256 columns
     or whole rows, and MXFP4. A pass in the same spec rounds scales to numbers that these formats
     hold. The float weights of all other layers keep their type. It takes llama, mistral, qwen2,
-    qwen3, gemma and gemma2 from Hugging Face directories.
+    qwen3, gemma, gemma2 and gemma3 from Hugging Face directories.
     """
 
     format: ClassVar[str] = "gguf"
@@ -125,6 +125,18 @@ class GgufExporter(Exporter):
         file = GgufFile(path)
         weights = {name: meant(tensor) for name, tensor in carrier.tensors().items()}
         return (compare(network_of(file), weights, network, file.subject, {}),)
+
+    def remarks(self, carrier: Carrier) -> tuple[str, ...]:
+        """Return what of the model is not in the file."""
+        left_out = self._plan(carrier).left_out
+        if not left_out:
+            return ()
+        size = sum(tensor.nbytes for tensor in left_out)
+        return (
+            f"{NAME} holds the text's part of the model; {len(left_out)} tensors of "
+            f"{size / 1e6:.1f} MB that read pictures are left out, which llama.cpp takes from a "
+            "file of its own (--mmproj)",
+        )
 
     def open(self, path: Path) -> Runner:
         """Open the network that the file describes; the library decodes its tensors."""

@@ -19,6 +19,7 @@ from compressor.exporters.gguf.vocabulary import Vocabulary, read_vocabulary
 from compressor.files import scratch
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.networks import completed
 from compressor.types.carrier import Carrier
 from compressor.types.layers import StoredTensor
 
@@ -129,11 +130,13 @@ class FilePlan:
 
     Attributes:
         tensors: in the order of the file.
+        left_out: tensors of the model that are not in it: those that read pictures.
     """
 
     shape: Shape
     vocabulary: Vocabulary
     tensors: tuple[PlannedTensor, ...]
+    left_out: tuple[StoredTensor, ...] = ()
 
     def head(self, name: str) -> bytes:
         """Return everything in front of the tensors, for a model of a name."""
@@ -227,10 +230,14 @@ def plan_file(carrier: Carrier, floats: Floats, cut: str | None) -> FilePlan:
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     architecture = architecture_of(config)
+    if architecture.sparse_config:
+        config = completed(config)
     names = {value: key for key, value in MODEL_ARCH_NAMES.items()}
     blocks = config.get("num_hidden_layers")
     mapping = get_tensor_name_map(names[architecture.name], blocks if type(blocks) is int else 0)
-    sources = {n: t for n, t in carrier.tensors().items() if not n.endswith(_BUFFERS)}
+    held = {n: t for n, t in carrier.tensors().items() if not n.endswith(_BUFFERS)}
+    sources = {text: tensor for n, tensor in held.items() if (text := architecture.in_text(n))}
+    left_out = tuple(tensor for n, tensor in held.items() if not architecture.in_text(n))
     placed = {n: str(mapping.get_name(n, (".weight", ".bias"))) for n in sources}
     table = next((sources[n] for n, new in placed.items() if new == "token_embd.weight"), None)
     shape = shape_of(config, 0 if table is None else table.shape[0])
@@ -241,7 +248,7 @@ def plan_file(carrier: Carrier, floats: Floats, cut: str | None) -> FilePlan:
         factors = shape.factors
         stored = StoredTensor(ROPE_FACTORS, tuple(factors.shape), factors.dtype, factors.detach)
         planned.insert(0, PlannedTensor(ROPE_FACTORS, stored, "F32"))
-    return FilePlan(shape, vocabulary, tuple(planned))
+    return FilePlan(shape, vocabulary, tuple(planned), left_out)
 
 
 def _planned(source: StoredTensor, name: str, shape: Shape, floats: Floats) -> PlannedTensor:

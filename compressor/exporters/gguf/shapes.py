@@ -16,28 +16,28 @@ from compressor.errors import ModelError, SpecError
 from compressor.exporters.gguf.architectures import (
     ARCHITECTURES,
     BLOCK,
+    FULL,
     REMEDY,
+    SLIDING,
     Architecture,
+    SlidingRule,
     architecture_of,
 )
 
-_ALTERNATING = ("sliding_attention", "full_attention")
-_LARGEST_GEMMA2 = 46  # blocks; of that model alone llama.cpp scales scores by the heads' share
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 @dataclass(frozen=True)
-class Alternating:
-    """What a model has whose attention slides in every second block.
+class Sliding:
+    """What a model has whose attention slides in some blocks.
 
     Attributes:
-        scores: what bounds the scores of attention.
-        logits: what bounds the logits.
         window: tokens that attention sees where it slides.
+        caps: what bounds the scores of attention, and the logits; nothing where neither is.
     """
 
-    scores: float
-    logits: float
     window: int
+    caps: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ class Shape:
         factors: what frequencies of the rotary embedding are divided by, float32
             ``[head_width / 2]``; ``None`` where it is 1.
         linear: what positions are divided by.
-        alternating: what bounds scores and logits, and the window of every second block; ``None``
-            where there is no such.
+        sliding: the window of some blocks, and caps; ``None`` where there is no such.
     """
 
     architecture: Architecture
@@ -66,7 +65,7 @@ class Shape:
     rope_base: float
     factors: torch.Tensor | None = None
     linear: float = 1.0
-    alternating: Alternating | None = None
+    sliding: Sliding | None = None
 
     def add_to(self, writer: Any) -> None:
         """Give everything to a ``gguf.GGUFWriter``."""
@@ -87,10 +86,11 @@ class Shape:
         if self.linear != 1.0:
             writer.add_rope_scaling_type(RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(self.linear)
-        if self.alternating is not None:
-            writer.add_attn_logit_softcapping(self.alternating.scores)
-            writer.add_final_logit_softcapping(self.alternating.logits)
-            writer.add_sliding_window(self.alternating.window)
+        if self.sliding is not None:
+            if self.sliding.caps:
+                writer.add_attn_logit_softcapping(self.sliding.caps[0])
+                writer.add_final_logit_softcapping(self.sliding.caps[1])
+            writer.add_sliding_window(self.sliding.window)
 
     def order(self, name: str) -> torch.Tensor | None:
         """Return the rows of the checkpoint's tensor in the order of the file, int64 ``[rows]``.
@@ -116,6 +116,7 @@ def shape_of(config: Mapping[str, Any], vocabulary: int) -> Shape:
         ModelError: a number is missing.
     """
     architecture = architecture_of(config)
+    rule = architecture.sliding
     act = str(config.get("hidden_act") or config.get("hidden_activation"))
     if act not in architecture.activations:
         raise SpecError(
@@ -127,20 +128,21 @@ def shape_of(config: Mapping[str, Any], vocabulary: int) -> Shape:
     heads = _number(config, "num_attention_heads")
     width = _number(config, "hidden_size")
     head_width = config.get("head_dim") or width // heads
-    rope = _rope(config)
+    rope = _rope(config, FULL)
     kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), 1.0
     base = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
     factors = None
+    if kind not in architecture.rope_types:
+        raise SpecError(
+            "export gguf",
+            f"cannot write rope_type {kind!r} of a {config['model_type']}, only "
+            f"{', '.join(architecture.rope_types)}",
+            REMEDY,
+        )
     if kind == "llama3":
         factors = _llama3_factors(rope, base, head_width)
     elif kind == "linear":
         factor = float(rope["factor"])
-    elif kind != "default":
-        raise SpecError(
-            "export gguf",
-            f"cannot write rope_type {kind!r}, only default, linear and llama3",
-            REMEDY,
-        )
     return Shape(
         architecture,
         vocabulary,
@@ -155,31 +157,42 @@ def shape_of(config: Mapping[str, Any], vocabulary: int) -> Shape:
         base,
         factors,
         factor,
-        _alternating(config, head_width) if architecture.alternates else None,
+        _sliding(config, rule, head_width) if rule is not None else None,
     )
 
 
-def _alternating(config: Mapping[str, Any], head_width: int) -> Alternating:
-    """Return what bounds scores and logits, and the window.
+def _sliding(config: Mapping[str, Any], rule: SlidingRule, head_width: int) -> Sliding:
+    """Return the window and the caps.
 
     Raises:
         SpecError: llama.cpp has other numbers built in.
+        ModelError: a number is missing.
     """
     blocks = _number(config, "num_hidden_layers")
-    kinds = config.get("layer_types") or [_ALTERNATING[i % 2] for i in range(blocks)]
     share = _number(config, "hidden_size") // _number(config, "num_attention_heads")
-    scaled = share if blocks == _LARGEST_GEMMA2 else head_width
-    caps = [config.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")]
+    scaled = share if blocks == rule.largest else head_width
+    usual = rule.kinds(blocks)
+    caps = [float(cap) for key in _CAPS if isinstance(cap := config.get(key), int | float)]
+    local = _rope(config, SLIDING)
     problem = ""
-    if any(kind != _ALTERNATING[i % 2] for i, kind in enumerate(kinds)):
-        problem = "attention that does not slide in every second block, the first among them"
+    if list(config.get("layer_types") or usual) != usual:
+        problem = f"attention that does not slide in all blocks but the last of every {rule.period}"
+    elif config.get("use_bidirectional_attention"):
+        problem = "attention that sees later tokens"
     elif config.get("query_pre_attn_scalar") != scaled:
         problem = f"query_pre_attn_scalar {config.get('query_pre_attn_scalar')}, only {scaled}"
-    elif any(not isinstance(cap, int | float) for cap in caps):
+    elif rule.capped and len(caps) < len(_CAPS):
         problem = "no bounds of scores and logits"
+    elif caps and not rule.capped:
+        problem = "bounds of scores or logits"
+    elif rule.rope_base is not None and local != {
+        "rope_type": "default",
+        "rope_theta": rule.rope_base,
+    }:
+        problem = f"rotary embeddings {dict(local)} where attention slides, only the usual ones"
     if problem:
         raise SpecError("export gguf", f"cannot write {problem}", REMEDY)
-    return Alternating(float(caps[0]), float(caps[1]), _number(config, "sliding_window"))  # type: ignore[arg-type]  # they are numbers
+    return Sliding(_number(config, "sliding_window"), tuple(caps))
 
 
 def _number(config: Mapping[str, Any], key: str) -> int:
@@ -193,16 +206,21 @@ def _context(config: Mapping[str, Any]) -> int:
     """Return the most tokens for which attention to all of them is what the model computes."""
     longest = _number(config, "max_position_embeddings")
     window = config.get("sliding_window")
-    alternates = architecture_of(config).alternates  # llama.cpp lets attention slide
-    if window is None or alternates or not config.get("use_sliding_window", True):
+    slides = architecture_of(config).sliding is not None  # in llama.cpp as well
+    if window is None or slides or not config.get("use_sliding_window", True):
         return longest
     return min(longest, _number(config, "sliding_window"))
 
 
-def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of the rotary embedding, of new and of older configurations."""
+def _rope(config: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    """Return the settings of the rotary embedding, of new and of older configurations.
+
+    Args:
+        kind: of attention; some models have settings for each.
+    """
     rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return rope
+    of_kind: Mapping[str, Any] = rope.get(kind, rope)
+    return of_kind
 
 
 def _llama3_factors(rope: Mapping[str, Any], base: float, head_width: int) -> torch.Tensor:
@@ -237,13 +255,6 @@ def config_values(read: Read, tensors: set[str]) -> tuple[str, dict[str, Any]]:
     if name not in known:
         raise KeyError(f"architecture {name!r}")
     architecture = known[name]
-    linear = float(read(f"{name}.rope.scaling.factor") or 1.0)
-    rope: dict[str, Any] = {
-        "rope_type": "default",
-        "rope_theta": float(read(f"{name}.rope.freq_base")),
-    }
-    if linear != 1.0:
-        rope |= {"rope_type": "linear", "factor": linear}
     start = BLOCK.format(0)
     values: dict[str, Any] = {
         "vocab_size": int(read(f"{name}.vocab_size")),
@@ -255,20 +266,40 @@ def config_values(read: Read, tensors: set[str]) -> tuple[str, dict[str, Any]]:
         "num_key_value_heads": int(read(f"{name}.attention.head_count_kv")),
         "head_dim": int(read(f"{name}.attention.key_length")),
         "rms_norm_eps": float(read(f"{name}.attention.layer_norm_rms_epsilon")),
-        "rope_parameters": rope,
+        "rope_parameters": _rope_values(read, architecture),
         "hidden_act": architecture.activations[0],
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": f"{start}attn_q.bias" in tensors,
         "mlp_bias": f"{start}ffn_up.bias" in tensors,
     }
-    if architecture.alternates:
-        values |= {
-            "attn_logit_softcapping": float(read(f"{name}.attn_logit_softcapping")),
-            "final_logit_softcapping": float(read(f"{name}.final_logit_softcapping")),
-            "sliding_window": int(read(f"{name}.attention.sliding_window")),
-            "query_pre_attn_scalar": values["head_dim"],
-            "hidden_activation": architecture.activations[0],
-        }
-        if values["num_hidden_layers"] == _LARGEST_GEMMA2:
-            values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
+    if architecture.sliding is not None:
+        values |= _sliding_values(read, architecture.name, architecture.sliding, values)
     return architecture.reading, values
+
+
+def _rope_values(read: Read, architecture: Architecture) -> dict[str, Any]:
+    name, rule = architecture.name, architecture.sliding
+    linear = float(read(f"{name}.rope.scaling.factor") or 1.0)
+    base = float(read(f"{name}.rope.freq_base"))
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    if linear != 1.0:
+        rope |= {"rope_type": "linear", "factor": linear}
+    if rule is None or rule.rope_base is None:
+        return rope
+    return {FULL: rope, SLIDING: {"rope_type": "default", "rope_theta": rule.rope_base}}
+
+
+def _sliding_values(
+    read: Read, name: str, rule: SlidingRule, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    keys = [f"{name}.attn_logit_softcapping", f"{name}.final_logit_softcapping"]
+    caps = [float(read(key)) for key in keys] if rule.capped else [None, None]
+    share = values["hidden_size"] // values["num_attention_heads"]
+    largest = values["num_hidden_layers"] == rule.largest
+    return {
+        **dict(zip(_CAPS, caps, strict=True)),
+        "layer_types": rule.kinds(values["num_hidden_layers"]),
+        "sliding_window": int(read(f"{name}.attention.sliding_window")),
+        "query_pre_attn_scalar": share if largest else values["head_dim"],
+        "hidden_activation": values["hidden_act"],
+    }

@@ -213,6 +213,24 @@ def _configuration(values: Mapping[str, Any]) -> Any:
     return config
 
 
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the defaults of its class, in the library's present names.
+
+    Of a network of several parts, that of its text.
+
+    Raises:
+        ModelError: the class rejects the values.
+    """
+    try:
+        config = library().CONFIG_MAPPING[values["model_type"]].from_dict(_with_floats(values))
+        text: dict[str, Any] = config.get_text_config().to_dict()
+    except Exception as error:  # as in network_of
+        raise ModelError(
+            CONFIG, f"describes no network ({reason_of(error)})", "correct its values"
+        ) from error
+    return text
+
+
 def _with_floats(value: Any) -> Any:
     """Return values with floats where ``transformers`` writes what JSON has no numbers for.
 

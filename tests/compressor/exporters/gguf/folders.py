@@ -37,6 +37,12 @@ _YARN = {
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 _PHI = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+_GEMMA3 = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 8,
+    "num_hidden_layers": 7,
+}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "llama-3": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3}),
@@ -48,6 +54,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": (
         "Gemma2Config",
         {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 8},
+    ),
+    "gemma3": ("Gemma3TextConfig", _GEMMA3),
+    "gemma3-linear": (
+        "Gemma3TextConfig",
+        {**_GEMMA3, "rope_parameters": {"full_attention": {**_LINEAR, "rope_theta": 1e6}}},
     ),
 }
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -106,9 +117,37 @@ def save(
 ) -> Any:
     """Save a random network of a kind, and return it."""
     name, values = {**KINDS, **OTHERS}[kind]
+    config = getattr(transformers, name)(**{**SIZES, **values})
+    return save_network(folder, config, tokenizer, dtype)
+
+
+def with_pictures() -> Any:
+    """Return the configuration of a gemma3 that reads pictures, too."""
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    )
+    return transformers.Gemma3Config(
+        text_config={**SIZES, **_GEMMA3},
+        vision_config=vision.to_dict(),
+        mm_tokens_per_image=4,
+        image_token_index=WORDS - 1,
+    )
+
+
+def save_network(
+    folder: Path,
+    config: Any,
+    tokenizer: Tokenizer | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """Save a random network of a configuration, and return it."""
     torch.manual_seed(0)
     with quiet_libraries():
-        config = getattr(transformers, name)(**{**SIZES, **values})
         network = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in network.parameters():
             torch.nn.init.normal_(parameter, std=0.2)

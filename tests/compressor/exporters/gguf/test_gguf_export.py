@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,24 @@ from safetensors.torch import load_file, save_file
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.gguf.exporter import GgufExporter
 from compressor.exporters.gguf.reading import GgufFile, network_of
-from compressor.exporters.gguf.shapes import shape_of
+from compressor.exporters.gguf.shapes import Sliding, shape_of
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.onnx.carrier import open_onnx
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.carrier import open_pretrained
+from compressor.models.transformers.networks import completed
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types import exporter as exporters
 from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext
-from tests.compressor.exporters.gguf.folders import KINDS, SIZES, WORDS, save
+from tests.compressor.exporters.gguf.folders import (
+    KINDS,
+    SIZES,
+    WORDS,
+    save,
+    save_network,
+    with_pictures,
+)
 from tests.compressor.tiny_project import tiny_onnx
 
 pytest.importorskip("gguf", reason="gguf is not installed")
@@ -84,22 +92,91 @@ def test_context_ends_where_attention_would_slide(tmp_path: Path) -> None:
     assert file.value("llama.context_length") == 64
 
 
+_SLOWER = {"rope_type": "default", "rope_theta": 5000.0}
+
+
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("kind", "values", "message"),
     [
-        ({"query_pre_attn_scalar": 16}, "query_pre_attn_scalar 16, only 32"),
-        ({"layer_types": ["full_attention"] * 2}, "attention that does not slide in every second"),
-        ({"attn_logit_softcapping": None}, "no bounds of scores and logits"),
+        ("gemma2", {"query_pre_attn_scalar": 16}, "query_pre_attn_scalar 16, only 32"),
+        ("gemma2", {"layer_types": ["full_attention"] * 2}, "but the last of every 2"),
+        ("gemma2", {"attn_logit_softcapping": None}, "no bounds of scores and logits"),
+        ("gemma3", {"query_pre_attn_scalar": 16}, "query_pre_attn_scalar 16, only 32"),
+        ("gemma3", {"layer_types": ["sliding_attention"] * 7}, "but the last of every 6"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "bounds of scores or logits"),
+        ("gemma3", {"use_bidirectional_attention": True}, "attention that sees later tokens"),
+        (
+            "gemma3",
+            {"rope_parameters": {"full_attention": _SLOWER, "sliding_attention": _SLOWER}},
+            "'rope_theta': 5000.0} where attention slides",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_gemma2_that_llama_cpp_would_compute_otherwise(values: dict[str, Any], message: str):
-    given = {
-        **transformers.Gemma2Config(**{**SIZES, **KINDS["gemma2"][1]}).to_dict(),
-        **values,
-    }
+def test_a_gemma_that_llama_cpp_would_compute_otherwise(
+    kind: str, values: dict[str, Any], message: str
+) -> None:
+    name, usual = KINDS[kind]
+    given = getattr(transformers, name)(**{**SIZES, **usual}).to_dict()
+    shape_of(given, WORDS)
     with pytest.raises(SpecError, match=message):
+        shape_of({**given, **values}, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "scalar", "fits"), [(62, 16, True), (62, 32, False), (61, 32, True)]
+)
+def test_scores_of_the_largest_gemma3_are_scaled_by_the_share_of_a_head(blocks, scalar, fits):
+    given = transformers.Gemma3TextConfig(
+        **{
+            **SIZES,
+            **KINDS["gemma3"][1],
+            "num_hidden_layers": blocks,
+            "query_pre_attn_scalar": scalar,
+        }
+    ).to_dict()
+    with nullcontext() if fits else pytest.raises(SpecError, match="only 16"):
         shape_of(given, WORDS)
+
+
+def test_a_config_of_few_numbers_has_those_of_its_class() -> None:
+    # What the published gemma-3-4b has of its text: the class has defaults for the others.
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    shape = shape_of(completed({"model_type": "gemma3", "text_config": text}), WORDS)
+    assert (shape.heads, shape.key_heads, shape.head_width) == (8, 4, 256)
+    assert (shape.rope_base, shape.linear, shape.context) == (1e6, 8.0, 131072)
+    assert shape.sliding == Sliding(1024)
+
+
+def test_of_a_network_that_reads_pictures_the_text_is_written(tmp_path: Path) -> None:
+    network = save_network(tmp_path / "dir", with_pictures())
+    carrier = quantized(tmp_path / "dir", preset="int4-g32")
+    path = written(carrier, tmp_path / "out")
+    file = GgufFile(path)
+    assert file.names == GgufFile(written(open_text(tmp_path), tmp_path / "text")).names
+    assert file.kind("blk.0.attn_q.weight") == "Q4_0"
+    (remark,) = GgufExporter().remarks(carrier)
+    pictured = [
+        n for n in network.state_dict() if "language_model" not in n and n != "lm_head.weight"
+    ]
+    assert f"{len(pictured)} tensors of" in remark
+    assert "--mmproj" in remark
+    assert GgufExporter().remarks(open_text(tmp_path)) == ()
+    (proof,) = GgufExporter().prove(carrier, path)
+    assert proof.known
+
+
+def open_text(folder: Path) -> CheckpointCarrier:
+    if not (folder / "gemma3").is_dir():
+        save(folder / "gemma3", "gemma3")
+    return open_checkpoint(folder / "gemma3")
 
 
 @pytest.mark.parametrize(
@@ -183,6 +260,10 @@ def edit(folder: Path, **values: Any) -> None:
         ({"model_type": "phi3"}, "no architecture for a model of type 'phi3'"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope_type 'yarn'"),
+        (
+            {"model_type": "qwen2", "rope_parameters": {"rope_type": "llama3"}},
+            "rope_type 'llama3' of a qwen2",
+        ),
         ({"model_type": "qwen3"}, "no place for 'model.layers.0.mlp.down_proj.bias'"),
     ],
 )
