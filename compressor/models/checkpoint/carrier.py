@@ -14,6 +14,7 @@ import torch
 
 from compressor.errors import ModelError, SpecError
 from compressor.files import json_sha256
+from compressor.models.checkpoint.expert_headers import with_single_experts
 from compressor.models.checkpoint.folder import (
     CONFIG,
     Checkpoint,
@@ -230,7 +231,7 @@ def open_checkpoint(path: Path) -> CheckpointCarrier:
         ModelError: a file is cut or damaged, the files, the index and ``config.json`` disagree, or
             the weights are quantized already.
     """
-    source = read_checkpoint(path)
+    source = with_single_experts(read_checkpoint(path))
     subject = f"checkpoint {str(path)!r}"
     headers = source.tensors
     _refuse_codes(headers, subject)
