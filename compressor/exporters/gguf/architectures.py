@@ -16,8 +16,10 @@ BLOCK = "blk.{}."
 """What names of a block's tensors begin with."""
 
 _PROJECTIONS = ("attn_q", "attn_k", "attn_v")
-_LINEAR = (*_PROJECTIONS, "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-_WEIGHTS = ("attn_norm", "ffn_norm", *_LINEAR)
+_DENSE = ("ffn_gate", "ffn_up", "ffn_down")
+_LINEAR = (*_PROJECTIONS, "attn_output", *_DENSE)
+_WEIGHTS = ("attn_norm", "ffn_norm", *_PROJECTIONS, "attn_output")
+_ROUTERS = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 _HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 _GELU = ("gelu_pytorch_tanh", "gelu_new")
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -56,6 +58,27 @@ class SlidingRule:
 
 
 @dataclass(frozen=True)
+class ExpertRule:
+    """How tokens are sent to some of the experts of a block, as llama.cpp has it built in.
+
+    Attributes:
+        inner: the number of ``config.json`` that is the width inside of an expert.
+        shares_sum: the shares of the experts that a token is sent to are made to sum to 1.
+        shared: one more expert sees all tokens, and a gate decides its share.
+    """
+
+    inner: str = "moe_intermediate_size"
+    shares_sum: bool = True
+    shared: bool = False
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The tensors of a block that are in the place of its dense layers."""
+        beside = (_ROUTERS[1], *(f"{name}_shexp" for name in _DENSE)) if self.shared else ()
+        return (_ROUTERS[0], *(f"{name}_exps" for name in _DENSE), *beside)
+
+
+@dataclass(frozen=True)
 class Architecture:
     """How llama.cpp has a family of models.
 
@@ -68,6 +91,8 @@ class Architecture:
         activations: of the layers between.
         biases: tensors of a block that are biases, read where the model has them.
         others: further tensors that each block has.
+        tied: the output layer may be the table of tokens.
+        experts: how tokens are sent to some of them; ``None`` where there are none.
         sliding: how attention slides over a window in some blocks; ``None`` where it never does.
         rope_types: of rotary embeddings.
         sparse_config: ``config.json`` leaves out what its class has defaults for.
@@ -82,6 +107,8 @@ class Architecture:
     activations: tuple[str, ...] = ("silu",)
     biases: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    tied: bool = True
+    experts: ExpertRule | None = None
     sliding: SlidingRule | None = None
     rope_types: tuple[str, ...] = ("default", "linear")
     sparse_config: bool = False
@@ -90,9 +117,10 @@ class Architecture:
     def names(self, blocks: int) -> tuple[set[str], set[str]]:
         """Return the names of the tensors that there have to be, and of those that there may be."""
         needed, optional = {"token_embd.weight", "output_norm.weight"}, {"output.weight"}
+        inner = _DENSE if self.experts is None else self.experts.weights
         for index in range(blocks):
             start = BLOCK.format(index)
-            needed |= {f"{start}{name}.weight" for name in (*_WEIGHTS, *self.others)}
+            needed |= {f"{start}{name}.weight" for name in (*_WEIGHTS, *inner, *self.others)}
             optional |= {f"{start}{name}.bias" for name in self.biases}
         return needed, optional
 
@@ -106,6 +134,14 @@ class Architecture:
         """Return which heads the rows of a tensor belong to if they are reordered: query or key."""
         part = name.split(".")[-2]
         return {"attn_q": "query", "attn_k": "key"}.get(part, "") if self.rotates_pairs else ""
+
+    def stacks(self, name: str) -> bool:
+        """Return whether a tensor has an axis for experts."""
+        return name.split(".")[-2].endswith("_exps")
+
+    def in_single(self, name: str) -> bool:
+        """Return whether a tensor is float32 in any case: one that chooses among experts."""
+        return name.split(".")[-2] in _ROUTERS
 
     def adds_one(self, name: str) -> bool:
         """Return whether a tensor is written with 1 added."""
@@ -131,8 +167,22 @@ _LLAMA = Architecture(
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
+    "mixtral": replace(
+        _LLAMA, reading="mixtral", biases=(), experts=ExpertRule("intermediate_size")
+    ),
     "qwen2": Architecture("qwen2", "qwen2", biases=_PROJECTIONS),
     "qwen3": Architecture("qwen3", "qwen3", others=_HEAD_NORMS),
+    "qwen2_moe": Architecture(
+        "qwen2moe",
+        "qwen2_moe",
+        biases=_PROJECTIONS,
+        tied=False,
+        experts=ExpertRule(shares_sum=False, shared=True),
+        sparse_config=True,
+    ),
+    "qwen3_moe": Architecture(
+        "qwen3moe", "qwen3_moe", others=_HEAD_NORMS, experts=ExpertRule(), sparse_config=True
+    ),
     "gemma": Architecture(
         "gemma",
         "gemma",

@@ -34,7 +34,8 @@ class GgufExporter(Exporter):
     and of 8 bits, Q4_1 with zero points, Q2_K, Q3_K and Q4_K where scales are shared by 256 columns
     or whole rows, and MXFP4. A pass in the same spec rounds scales to numbers that these formats
     hold. The float weights of all other layers keep their type. It takes llama, mistral, qwen2,
-    qwen3, gemma, gemma2 and gemma3 from Hugging Face directories.
+    qwen3, gemma, gemma2 and gemma3 from Hugging Face directories, and of mixtures of experts
+    mixtral, qwen2_moe and qwen3_moe.
     """
 
     format: ClassVar[str] = "gguf"
@@ -161,10 +162,10 @@ class GgufExporter(Exporter):
 
 def _sample(plan: FilePlan) -> list[PlannedTensor]:
     """Return the tensors that are compared: those with known codes, and some of the others."""
-    codes = [t for t in plan.tensors if t.source.codes is not None]
-    known = [t for t in codes if t.source.codes is not None and not t.source.codes.by_rows]
-    others = [t for t in codes if t not in known]
-    floats = [t for t in plan.tensors if t.source.codes is None]
+    floats = [tensor for tensor in plan.tensors if tensor.sources[0].codes is None]
+    codes = [(t, t.sources[0].codes) for t in plan.tensors]
+    known = [t for t, found in codes if found is not None and not found.by_rows]
+    others = [t for t, found in codes if found is not None and found.by_rows]
     return [
         *known,
         *others[:: max(1, len(others) // _SAMPLED)],
@@ -174,15 +175,17 @@ def _sample(plan: FilePlan) -> list[PlannedTensor]:
 
 def _compare(tensor: PlannedTensor, file: GgufFile) -> None:
     """Compare a tensor of the file, as the library decodes it, with what it is made of."""
-    if tensor.source.codes is None:
-        expected = torch.cat(list(tensor.pieces()))
-        same = torch.equal(file.raw(tensor.name), expected)
-    else:
-        values = meant(tensor.source)
-        values = values if tensor.order is None else values[tensor.order]
-        same = torch.equal(file.read(tensor.name), values)
-    if not same:
-        raise _differs(tensor.name, "holds other values than the model")
+    for number, source in enumerate(tensor.sources):
+        index = number if tensor.stacked else None
+        if source.codes is None:
+            expected = torch.cat(list(tensor.pieces(source)))
+            same = torch.equal(file.raw(tensor.name, index), expected)
+        else:
+            values = meant(source)
+            values = values if tensor.order is None else values[tensor.order]
+            same = torch.equal(file.read(tensor.name, index), values)
+        if not same:
+            raise _differs(tensor.name, "holds other values than the model")
 
 
 def _differs(name: str, problem: str) -> ArtifactError:

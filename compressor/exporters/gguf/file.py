@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,7 @@ import torch
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.exporters.gguf.architectures import ROPE_FACTORS, architecture_of, check_names
 from compressor.exporters.gguf.blocks import SIZES, BlockFormat, format_of, pack, row_bytes
+from compressor.exporters.gguf.experts import experts_together
 from compressor.exporters.gguf.shapes import Shape, shape_of
 from compressor.exporters.gguf.vocabulary import Vocabulary, read_vocabulary
 from compressor.files import scratch
@@ -33,6 +34,8 @@ _DTYPES = {name: dtype for dtype, name in FLOATS.items()}
 _ROUNDED: Mapping[str, BlockFormat] = {"q8_0": "Q8_0", "q5_0": "Q5_0", "q4_0": "Q4_0"}
 _ALIGNED = 32  # bytes between which tensors begin
 _CHUNK = 1 << 22  # elements that are computed at once
+ENDINGS = (".weight", ".bias")
+"""Of names of tensors, which have no part in what they are called in a file."""
 _BUFFERS = "rotary_emb.inv_freq"  # computed anew by llama.cpp
 
 
@@ -42,50 +45,57 @@ class PlannedTensor:
 
     Attributes:
         name: in the file.
-        source: what it is made of.
+        sources: what it is made of, one after another: a tensor, or those of all experts.
         kind: ``F32``, ``F16``, ``BF16`` or the format of its blocks.
         order: rows of the source in the order of the file, if it is another.
         plus_one: 1 is added to it.
+        stacked: it has an axis for its sources.
     """
 
     name: str
-    source: StoredTensor
+    sources: tuple[StoredTensor, ...]
     kind: str
     order: torch.Tensor | None = None
     plus_one: bool = False
+    stacked: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its axes, those that vary slowest first."""
-        return self.source.shape
+        shape = self.sources[0].shape
+        return (len(self.sources), *shape) if self.stacked else shape
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
         """Its bytes in the file, without what fills up to the next tensor."""
         if self.kind in _DTYPES:
-            return self.source.elements * _DTYPES[self.kind].itemsize
+            return self.elements * _DTYPES[self.kind].itemsize
         columns = self.shape[-1]
-        return self.source.elements // columns * row_bytes(_block(self.kind), columns)
+        return self.elements // columns * row_bytes(_block(self.kind), columns)
 
-    def pieces(self) -> Iterator[torch.Tensor]:
-        """Yield its bytes, uint8, some rows at a time.
+    def pieces(self, source: StoredTensor) -> Iterator[torch.Tensor]:
+        """Yield the bytes of one of its sources, uint8, some rows at a time.
 
         Raises:
             ModelError: a scale is no number of float16, or a value is too large for its type.
         """
         if self.order is None:
-            yield from (piece.reshape(-1) for piece in self._rows())
+            yield from (piece.reshape(-1) for piece in self._rows(source))
             return
-        rows = torch.cat([piece.reshape(piece.shape[0], -1) for piece in self._rows()])
+        rows = torch.cat([piece.reshape(piece.shape[0], -1) for piece in self._rows(source)])
         yield rows[self.order].reshape(-1)
 
-    def _rows(self) -> Iterator[torch.Tensor]:
+    def _rows(self, tensor: StoredTensor) -> Iterator[torch.Tensor]:
         """Yield bytes ``[rows, bytes]`` in the order of the checkpoint."""
-        tensor, codes = self.source, self.source.codes
-        value = tensor.read()
+        codes, value = tensor.codes, tensor.read()
         if codes is None:
             for part in _parts(value.shape):
-                yield self._floats(value[part] if value.ndim else value.reshape(1))
+                yield self._floats(tensor, value[part] if value.ndim else value.reshape(1))
             return
         matrix = codes.layer.canonical(value)
         parts = _parts(matrix.shape) if codes.by_rows else [slice(None)]
@@ -99,10 +109,10 @@ class PlannedTensor:
                     "quantize it in the spec that has this export, which chooses such scales",
                 ) from error
 
-    def _floats(self, values: torch.Tensor) -> torch.Tensor:
+    def _floats(self, tensor: StoredTensor, values: torch.Tensor) -> torch.Tensor:
         if not bool(values.isfinite().all()):
             raise ModelError(
-                f"tensor {self.source.name!r}",
+                f"tensor {tensor.name!r}",
                 "holds values that are NaN or infinite",
                 "the training diverged or the file is damaged; use an earlier checkpoint",
             )
@@ -117,7 +127,7 @@ class PlannedTensor:
         kept = values.to(_DTYPES[self.kind])
         if bool(kept.isinf().any()):
             raise ModelError(
-                f"tensor {self.source.name!r}",
+                f"tensor {tensor.name!r}",
                 f"holds values that are too large for {self.kind.lower()}",
                 "set floats: keep",
             )
@@ -171,7 +181,7 @@ class FilePlan:
         """What most weights are stored as, by llama.cpp's name."""
         counts = Counter[str]()
         for tensor in self.tensors:
-            counts[tensor.kind] += tensor.source.elements
+            counts[tensor.kind] += tensor.elements
         kind = counts.most_common(1)[0][0]
         other = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
         small = "_S" if kind in ("Q3_K", "Q4_K") else ""
@@ -193,9 +203,12 @@ class FilePlan:
             file.write(self.head(name))
             for tensor in self.tensors:
                 written = 0
-                for piece in tensor.pieces():
-                    file.write(piece.numpy().data)
-                    written += piece.numel()
+                for source in tensor.sources:
+                    for piece in tensor.pieces(source):
+                        file.write(piece.numpy().data)
+                        written += piece.numel()
+                    done += source.float_nbytes
+                    advance(done)
                 if written != tensor.nbytes:
                     raise ArtifactError(
                         f"tensor {tensor.name!r}",
@@ -203,8 +216,6 @@ class FilePlan:
                         "report it, with the config.json",
                     )
                 file.write(bytes(_filled(written) - written))
-                done += tensor.source.float_nbytes
-                advance(done)
 
 
 def plan_file(carrier: Carrier, floats: Floats, cut: str | None) -> FilePlan:
@@ -238,22 +249,45 @@ def plan_file(carrier: Carrier, floats: Floats, cut: str | None) -> FilePlan:
     held = {n: t for n, t in carrier.tensors().items() if not n.endswith(_BUFFERS)}
     sources = {text: tensor for n, tensor in held.items() if (text := architecture.in_text(n))}
     left_out = tuple(tensor for n, tensor in held.items() if not architecture.in_text(n))
-    placed = {n: str(mapping.get_name(n, (".weight", ".bias"))) for n in sources}
-    table = next((sources[n] for n, new in placed.items() if new == "token_embd.weight"), None)
+    places = {n: str(mapping.get_name(n, ENDINGS)) for n in sources}
+    table = next((sources[n] for n, new in places.items() if new == "token_embd.weight"), None)
     shape = shape_of(config, 0 if table is None else table.shape[0])
+    parts = experts_together(sources, 0 if shape.experts is None else shape.experts.count)
+    placed = {n: str(mapping.get_name(n, ENDINGS)) for n in parts}
     check_names(architecture, shape.blocks, placed)
     vocabulary = read_vocabulary(carrier.folder, shape.vocabulary, cut)
-    planned = [_planned(sources[old], new, shape, floats) for old, new in placed.items()]
+    planned = [_planned(parts[old], new, shape, floats) for old, new in placed.items()]
     if shape.factors is not None:
         factors = shape.factors
         stored = StoredTensor(ROPE_FACTORS, tuple(factors.shape), factors.dtype, factors.detach)
-        planned.insert(0, PlannedTensor(ROPE_FACTORS, stored, "F32"))
+        planned.insert(0, PlannedTensor(ROPE_FACTORS, (stored,), "F32"))
     return FilePlan(shape, vocabulary, tuple(planned), left_out)
 
 
-def _planned(source: StoredTensor, name: str, shape: Shape, floats: Floats) -> PlannedTensor:
-    order, plus_one = shape.order(name), shape.architecture.adds_one(name)
-    made = PlannedTensor(name, source, "F32", order, plus_one)
+def _planned(
+    sources: tuple[StoredTensor, ...], name: str, shape: Shape, floats: Floats
+) -> PlannedTensor:
+    architecture = shape.architecture
+    kinds = [_kind(source, floats, plain=architecture.in_single(name)) for source in sources]
+    first = sources[0]
+    for source, kind in zip(sources, kinds, strict=True):
+        if kind != kinds[0] or source.shape != first.shape:
+            raise SpecError(
+                f"layer {source.name!r}",
+                f"is {kind} {list(source.shape)}, and {first.name!r} {kinds[0]} "
+                f"{list(first.shape)}: a GGUF file has all experts of a block in one tensor",
+                "let one rule decide for all experts",
+            )
+    order, plus_one = shape.order(name), architecture.adds_one(name)
+    return PlannedTensor(name, sources, kinds[0], order, plus_one, architecture.stacks(name))
+
+
+def _kind(source: StoredTensor, floats: Floats, *, plain: bool) -> str:
+    """Return what a tensor is stored as.
+
+    Args:
+        plain: it is float32 in any case.
+    """
     if source.codes is not None:
         kind = format_of(source.codes.scheme, source.shape[-1])
         layer = source.codes.layer
@@ -264,20 +298,20 @@ def _planned(source: StoredTensor, name: str, shape: Shape, floats: Floats) -> P
                 "blocks",
                 "use 4 or 8 bits in groups of 32, 64, ... or mxfp4, or skip the layer by a rule",
             )
-        return replace(made, kind=kind)
+        return kind
     if source.dtype not in FLOATS:
         raise SpecError(
             f"tensor {source.name!r}",
             f"is {str(source.dtype).removeprefix('torch.')}, which is not written to GGUF",
             "cast it to float32",
         )
-    if len(source.shape) < 2:  # llama.cpp computes with norms and biases of float32 only
-        return made
+    if plain or len(source.shape) < 2:  # llama.cpp computes with norms and biases of float32 only
+        return "F32"
     rounded = _ROUNDED.get(floats)
     if rounded is not None and source.shape[-1] % SIZES[rounded][0] == 0:
-        return replace(made, kind=rounded)
+        return rounded
     kept = floats if floats not in ("keep", *_ROUNDED) else ""
-    return replace(made, kind=kept.upper() or FLOATS[source.dtype])
+    return kept.upper() or FLOATS[source.dtype]
 
 
 def _block(kind: str) -> BlockFormat:

@@ -14,6 +14,8 @@ import torch
 
 from compressor.errors import ArtifactError, ModelError, listed
 from compressor.exporters.gguf.architectures import ARCHITECTURES, ROPE_FACTORS
+from compressor.exporters.gguf.experts import stack_parts
+from compressor.exporters.gguf.file import ENDINGS
 from compressor.exporters.gguf.header import read_header
 from compressor.exporters.gguf.shapes import config_values
 from compressor.exporters.safetensors.transformers_runner import FAILURES, NetworkRunner, runtime
@@ -68,8 +70,11 @@ class GgufFile:
         """Return the axes of a tensor, those that vary slowest first."""
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
 
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, index: int | None = None) -> torch.Tensor:
         """Return what a tensor means, float32.
+
+        Args:
+            index: in its first axis, if not all of it is wanted.
 
         Raises:
             ArtifactError: its type is none that can be decoded.
@@ -77,17 +82,21 @@ class GgufFile:
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
+        part, shape = slice(None) if index is None else index, self.shape(name)
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            values = dequantize(tensor.data[part], tensor.tensor_type)
         except (NotImplementedError, *_MALFORMED) as error:
             problem = f"has {name!r}, which cannot be decoded ({reason_of(error)})"
             raise ArtifactError(self.subject, problem, _AGAIN) from error
-        return torch.tensor(values, dtype=torch.float32).reshape(self.shape(name))
+        return torch.tensor(values, dtype=torch.float32).reshape(
+            shape if index is None else shape[1:]
+        )
 
-    def raw(self, name: str) -> torch.Tensor:
-        """Return the bytes of a tensor, uint8."""
+    def raw(self, name: str, index: int | None = None) -> torch.Tensor:
+        """Return the bytes of a tensor, uint8; of one index in its first axis, if not of all."""
         stored = self._tensors[name].data
-        return torch.frombuffer(bytearray(stored.tobytes()), dtype=torch.uint8)
+        part = stored if index is None else stored[index]
+        return torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8)
 
 
 class GgufRunner(NetworkRunner):
@@ -126,18 +135,16 @@ def network_of(file: GgufFile) -> Any:
     weights: dict[str, torch.Tensor] = {}
     read = set()
     for name, parameter in empty.named_parameters():
-        place = str(mapping.get_name(name, (".weight", ".bias")))
-        if place not in file.names or file.shape(place) != tuple(parameter.shape):
-            have = list(file.shape(place)) if place in file.names else "none"
-            problem = f"has {have} as {place!r}, and {list(parameter.shape)} is described"
-            raise ArtifactError(file.subject, problem, _AGAIN)
+        places = [str(mapping.get_name(part, ENDINGS)) for part in stack_parts(name)]
+        parts = [_wanted(file, place, tuple(parameter.shape), len(places)) for place in places]
+        place, value = places[0], torch.cat(parts, 1) if len(parts) > 1 else parts[0]
         heads = {
             "query": config.num_attention_heads,
             "key": config.num_key_value_heads,
         }.get(architecture.turned(place))
-        value = _unturned(file.read(place), heads) if heads else file.read(place)
+        value = _unturned(value, heads) if heads else value
         weights[name] = value - 1 if architecture.adds_one(place) else value
-        read.add(place)
+        read.update(places)
     if strange := sorted(file.names - read - {ROPE_FACTORS}):
         problem = f"has {listed(strange)}, which a {kind} has not"
         raise ArtifactError(file.subject, problem, _AGAIN)
@@ -148,6 +155,20 @@ def network_of(file: GgufFile) -> Any:
     if ROPE_FACTORS in file.names:
         network.model.rotary_emb.inv_freq /= file.read(ROPE_FACTORS)
     return network.eval()
+
+
+def _wanted(file: GgufFile, place: str, shape: tuple[int, ...], parts: int) -> torch.Tensor:
+    """Return a tensor of a file, one of so many that a parameter has beside each other.
+
+    Args:
+        shape: of the parameter.
+    """
+    wanted = shape if parts == 1 else (shape[0], shape[1] // parts, *shape[2:])
+    if place not in file.names or file.shape(place) != wanted:
+        have = list(file.shape(place)) if place in file.names else "none"
+        problem = f"has {have} as {place!r}, and {list(wanted)} is described"
+        raise ArtifactError(file.subject, problem, _AGAIN)
+    return file.read(place)
 
 
 def _class_of(file: GgufFile) -> tuple[str, Any, Any]:

@@ -20,10 +20,13 @@ from compressor.exporters.gguf.architectures import (
     REMEDY,
     SLIDING,
     Architecture,
+    ExpertRule,
     SlidingRule,
     architecture_of,
 )
 
+_EXPERTS = ("num_local_experts", "num_experts")
+_SHARED = "shared_expert_intermediate_size"
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
@@ -41,6 +44,22 @@ class Sliding:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The experts of each block.
+
+    Attributes:
+        used: how many of them a token is sent to.
+        inner: the width inside of one.
+        shared: that of the one that all tokens are sent to; 0 where there is none.
+    """
+
+    count: int
+    used: int
+    inner: int
+    shared: int = 0
+
+
+@dataclass(frozen=True)
 class Shape:
     """The numbers of a model that llama.cpp is told.
 
@@ -49,6 +68,7 @@ class Shape:
         factors: what frequencies of the rotary embedding are divided by, float32
             ``[head_width / 2]``; ``None`` where it is 1.
         linear: what positions are divided by.
+        experts: those of a block; ``None`` where there are none.
         sliding: the window of some blocks, and caps; ``None`` where there is no such.
     """
 
@@ -65,6 +85,7 @@ class Shape:
     rope_base: float
     factors: torch.Tensor | None = None
     linear: float = 1.0
+    experts: Experts | None = None
     sliding: Sliding | None = None
 
     def add_to(self, writer: Any) -> None:
@@ -86,6 +107,12 @@ class Shape:
         if self.linear != 1.0:
             writer.add_rope_scaling_type(RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(self.linear)
+        if self.experts is not None:
+            writer.add_expert_count(self.experts.count)
+            writer.add_expert_used_count(self.experts.used)
+            writer.add_expert_feed_forward_length(self.experts.inner)
+            if self.experts.shared:
+                writer.add_expert_shared_feed_forward_length(self.experts.shared)
         if self.sliding is not None:
             if self.sliding.caps:
                 writer.add_attn_logit_softcapping(self.sliding.caps[0])
@@ -116,15 +143,8 @@ def shape_of(config: Mapping[str, Any], vocabulary: int) -> Shape:
         ModelError: a number is missing.
     """
     architecture = architecture_of(config)
-    rule = architecture.sliding
-    act = str(config.get("hidden_act") or config.get("hidden_activation"))
-    if act not in architecture.activations:
-        raise SpecError(
-            "export gguf",
-            f"cannot say that hidden_act is {act!r}: llama.cpp computes "
-            f"{architecture.activations[0]!r} in a {config['model_type']}",
-            REMEDY,
-        )
+    experts, sliding = architecture.experts, architecture.sliding
+    _check(config, architecture)
     heads = _number(config, "num_attention_heads")
     width = _number(config, "hidden_size")
     head_width = config.get("head_dim") or width // heads
@@ -157,7 +177,49 @@ def shape_of(config: Mapping[str, Any], vocabulary: int) -> Shape:
         base,
         factors,
         factor,
-        _sliding(config, rule, head_width) if rule is not None else None,
+        _experts(config, experts) if experts is not None else None,
+        _sliding(config, sliding, head_width) if sliding is not None else None,
+    )
+
+
+def _check(config: Mapping[str, Any], architecture: Architecture) -> None:
+    """Raise ``SpecError`` for an activation or an output layer that llama.cpp has no code for."""
+    act = str(config.get("hidden_act") or config.get("hidden_activation"))
+    if act not in architecture.activations:
+        raise SpecError(
+            "export gguf",
+            f"cannot say that hidden_act is {act!r}: llama.cpp computes "
+            f"{architecture.activations[0]!r} in a {config['model_type']}",
+            REMEDY,
+        )
+    if config.get("tie_word_embeddings") and not architecture.tied:
+        raise SpecError(
+            "export gguf",
+            f"cannot say that the output layer of a {config['model_type']} is its table of tokens",
+            REMEDY,
+        )
+
+
+def _experts(config: Mapping[str, Any], rule: ExpertRule) -> Experts:
+    """Return the numbers of experts and their widths.
+
+    Raises:
+        SpecError: llama.cpp computes their shares otherwise.
+        ModelError: a number is missing.
+    """
+    # Of those that have no such setting, the shares sum to 1.
+    if config.get("norm_topk_prob", True) != rule.shares_sum:
+        raise SpecError(
+            "export gguf",
+            f"cannot write norm_topk_prob {not rule.shares_sum} of a {config['model_type']}, "
+            f"only {rule.shares_sum}",
+            REMEDY,
+        )
+    return Experts(
+        _number(config, next((key for key in _EXPERTS if key in config), _EXPERTS[0])),
+        _number(config, "num_experts_per_tok"),
+        _number(config, rule.inner),
+        _number(config, _SHARED) if rule.shared else 0,
     )
 
 
@@ -251,10 +313,11 @@ def config_values(read: Read, tensors: set[str]) -> tuple[str, dict[str, Any]]:
         tensors: the names of its tensors.
     """
     name = str(read("general.architecture"))
-    known = {a.name: a for a in ARCHITECTURES.values()}
-    if name not in known:
-        raise KeyError(f"architecture {name!r}")
-    architecture = known[name]
+    count = int(read(f"{name}.expert_count") or 0)
+    known = {(a.name, a.experts is not None): a for a in ARCHITECTURES.values()}
+    if (name, count > 0) not in known:
+        raise KeyError(f"architecture {name!r} with {count} experts")
+    architecture = known[name, count > 0]
     start = BLOCK.format(0)
     values: dict[str, Any] = {
         "vocab_size": int(read(f"{name}.vocab_size")),
@@ -272,6 +335,16 @@ def config_values(read: Read, tensors: set[str]) -> tuple[str, dict[str, Any]]:
         "attention_bias": f"{start}attn_q.bias" in tensors,
         "mlp_bias": f"{start}ffn_up.bias" in tensors,
     }
+    if architecture.experts is not None:
+        inner = int(read(f"{name}.expert_feed_forward_length"))
+        values |= {
+            **dict.fromkeys(_EXPERTS, count),
+            "num_experts_per_tok": int(read(f"{name}.expert_used_count")),
+            architecture.experts.inner: inner,
+            "norm_topk_prob": architecture.experts.shares_sum,
+        }
+        if architecture.experts.shared:
+            values[_SHARED] = int(read(f"{name}.expert_shared_feed_forward_length"))
     if architecture.sliding is not None:
         values |= _sliding_values(read, architecture.name, architecture.sliding, values)
     return architecture.reading, values

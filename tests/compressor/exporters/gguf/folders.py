@@ -1,4 +1,4 @@
-"""Folders of small random language models with a tokenizer, as transformers saves them."""
+"""Folders of small random language models as transformers saves them, and GGUF files of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from compressor.exporters.gguf.exporter import GgufExporter
+from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.progress import quiet_libraries
+from compressor.types.exporter import USUAL
+from compressor.types.passes import PassContext
 
+CONTEXT = PassContext(0, frozenset({"gguf"}))
 WORDS, WIDTH = 300, 64
 SIZES: dict[str, Any] = {
     "vocab_size": WORDS,
@@ -43,6 +49,7 @@ _GEMMA3 = {
     "sliding_window": 8,
     "num_hidden_layers": 7,
 }
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
     "llama-3": ("LlamaConfig", {"tie_word_embeddings": True, "rope_parameters": _LLAMA3}),
@@ -50,6 +57,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {"sliding_window": 64}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "mixtral": ("MixtralConfig", {**_EXPERTS, "num_local_experts": 4}),
+    "qwen2_moe": (
+        "Qwen2MoeConfig",
+        {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 64},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {**_EXPERTS, "num_experts": 4, "norm_topk_prob": True, "head_dim": 32},
+    ),
     "gemma": ("GemmaConfig", {"head_dim": 32, "num_key_value_heads": 1}),
     "gemma2": (
         "Gemma2Config",
@@ -161,3 +177,20 @@ def save_network(
         )
         fast.save_pretrained(folder)
     return network.eval()
+
+
+def quantized(folder: Path, **options: Any) -> CheckpointCarrier:
+    """Return a folder's model with codes for GGUF."""
+    carrier = QuantizeWeights(**options).apply(open_checkpoint(folder), CONTEXT, {}).carrier
+    assert isinstance(carrier, CheckpointCarrier)
+    return carrier
+
+
+def written(carrier: Any, folder: Path, **options: Any) -> Path:
+    """Write a model, whose size is what was predicted, and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    exporter = GgufExporter(**options)
+    exporter.check(carrier)
+    (path,) = exporter.write(carrier, folder, USUAL)
+    assert path.stat().st_size == exporter.predict(carrier)
+    return path

@@ -26,21 +26,22 @@ from compressor.models.transformers.carrier import open_pretrained
 from compressor.models.transformers.networks import completed
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types import exporter as exporters
-from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.gguf.folders import (
+    CONTEXT,
     KINDS,
     SIZES,
     WORDS,
+    quantized,
     save,
     save_network,
     with_pictures,
+    written,
 )
 from tests.compressor.tiny_project import tiny_onnx
 
 pytest.importorskip("gguf", reason="gguf is not installed")
 
-CONTEXT = PassContext(0, frozenset({"gguf"}))
 TOKENS = np.random.default_rng(0).integers(2, WORDS, (2, 24))
 
 
@@ -54,21 +55,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(llama: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(llama, tmp_path / "copy"))
-
-
-def quantized(folder: Path, **options: Any) -> CheckpointCarrier:
-    carrier = QuantizeWeights(**options).apply(open_checkpoint(folder), CONTEXT, {}).carrier
-    assert isinstance(carrier, CheckpointCarrier)
-    return carrier
-
-
-def written(carrier: Any, folder: Path, **options: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    exporter = GgufExporter(**options)
-    exporter.check(carrier)
-    (path,) = exporter.write(carrier, folder, USUAL)
-    assert path.stat().st_size == exporter.predict(carrier)
-    return path
 
 
 def logits(network: Any) -> np.ndarray:
