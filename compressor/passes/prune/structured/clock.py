@@ -5,24 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.passes.prune.structured.segments import Segment, Segments, Variant
+from compressor.run.timing import measure
 from compressor.types.carrier import Runner
 from compressor.types.passes import Kept
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Array, Batch
 
 _TOGETHER = 16  # sessions that are open at once
 _LEAST_RUNS, _MOST_RUNS = 5, 400
 SECONDS = 0.02  # for each timing, of which there are at most so many
 MOST_TIMINGS = 600
-_WHOLE_SECONDS = 0.2  # for a whole network: there are few such timings, and they decide
-_ROUNDS = 5
+_TURNS = 5
+_SHARE_SECONDS, _SHARE_PRECISION = 5.0, 0.01  # for a whole network: there are few such timings
 _ALONE = 0.8  # least share of the process's time on the processor of a thread that computes alone
+_UNINTERRUPTED = 0.95  # least share of the time that passed, on the processor
 _WHOLE = "whole"
 _EMPTY = "empty"
 
@@ -71,23 +73,23 @@ class TimingTable:
         gone = variant.removed & segment.units
         return float(whole * (1 - gone.sum() / max(segment.units.sum(), 1)))
 
-    def whole(self, variant: Variant) -> float:
-        """Return the seconds of a whole network, measured beside the unchanged one."""
-        key = self._key(variant)
+    def share(self, variant: Variant) -> float:
+        """Return the share of the unchanged network's time that a whole network takes.
+
+        It decides, so it is measured as latencies are judged: side by side, in several sessions,
+        each of which may be faster or slower than others of the same network.
+        """
+        key = _WHOLE + "".join(self.segments.key(s, variant) for s in self.segments.all)
         if key not in self._seconds:
-            nothing = _nothing(variant)
-            names = [key] if key == self._key(nothing) else [key, self._key(nothing)]
-            models = [(self.segments.smaller(v), self.segments.batch) for v in (variant, nothing)]
-            seconds = self._timed(models[: len(names)], _WHOLE_SECONDS)
-            self._seconds.update(zip(names[:1], seconds, strict=False))
-            if len(names) > 1:  # both as fast as the unchanged one was found to be at first
-                base = self._seconds.setdefault(names[1], seconds[1])
-                self._seconds[key] = seconds[0] * base / seconds[1]
+            models = (self.segments.smaller(v) for v in (variant, _nothing(variant)))
+            self._seconds[key] = self._compared(*models)
             self._keep()
         return self._seconds[key]
 
-    def _key(self, variant: Variant) -> str:
-        return _WHOLE + "".join(self.segments.key(s, variant) for s in self.segments.all)
+    def _compared(self, smaller: ir.Model, whole: ir.Model) -> float:
+        models = {"whole": partial(self.open, whole), "smaller": partial(self.open, smaller)}
+        found = measure(models, [self.segments.batch], _SHARE_SECONDS, _SHARE_PRECISION)
+        return float(found.ratio("smaller", "whole")["value"])
 
     def _measure(self, missing: dict[str, tuple[Segment, Variant]]) -> None:
         names, models = list(missing), self.segments.models(list(missing.values()))
@@ -102,23 +104,23 @@ class TimingTable:
                 self._seconds[name] = 0.0 if model is None else max(next(seconds) - call, 0.0)
             self._keep()
 
-    def _timed(
-        self, models: Sequence[tuple[ir.Model, Batch]], seconds: float = SECONDS
-    ) -> list[float]:
-        """Run models in turn, each for about so many seconds; return the least time of each."""
+    def _timed(self, models: Sequence[tuple[ir.Model, Batch]]) -> list[float]:
+        """Run models in turn; return the least seconds of a run of each.
+
+        Few of them are run for as long as many together: what slows a machine down, such as its
+        other users, lasts longer than one model is run.
+        """
         self.timings += len(models)
+        seconds = SECONDS * max(1.0, _TOGETHER / len(models))
         runners = [(self.open(model), feed) for model, feed in models]
-        best = []
-        for runner, feed in runners:
-            once = min(_block(runner, feed, 2))
-            best.append(once)
-        counts = [int(np.clip(seconds / max(t, 1e-7), _LEAST_RUNS, _MOST_RUNS)) for t in best]
-        rounds = int(np.clip(max(counts), _ROUNDS, _ROUNDS * seconds / SECONDS))
-        for turn in range(rounds):
+        found = [[_runs(runner, feed, 2)] for runner, feed in runners]
+        once = [max(_least(first), 1e-7) for (first,) in found]
+        counts = [int(np.clip(seconds / t, _LEAST_RUNS, _MOST_RUNS)) for t in once]
+        for turn in range(_TURNS):
             order = range(len(runners)) if turn % 2 else reversed(range(len(runners)))
             for i in order:
-                best[i] = min(best[i], *_block(*runners[i], -(-counts[i] // rounds)))
-        return best
+                found[i].append(_runs(*runners[i], -(-counts[i] // _TURNS)))
+        return [_least(np.concatenate(runs)) for runs in found]
 
     def _keep(self) -> None:
         if self.kept is not None:
@@ -129,16 +131,28 @@ def _nothing(variant: Variant) -> Variant:
     return Variant(np.zeros_like(variant.removed))
 
 
-def _block(runner: Runner, feed: Batch, runs: int) -> list[float]:
-    """Return the seconds of each run: on the processor, if only the calling thread computes."""
-    here, everywhere = time.thread_time(), time.process_time()
-    marks = [(here, time.perf_counter())]
-    for _ in range(runs):
+def _runs(runner: Runner, feed: Batch, count: int) -> Array:
+    """Return ``[count, 3]``: seconds of each run on the calling thread, on all, and on the wall."""
+    marks = [(time.thread_time(), time.process_time(), time.perf_counter())]
+    for _ in range(count):
         runner.run(feed)
-        marks.append((time.thread_time(), time.perf_counter()))
-    alone = marks[-1][0] - here >= _ALONE * (time.process_time() - everywhere)
-    seconds = np.diff(marks, axis=0)[:, 0 if alone else 1]
-    return [float(x) for x in seconds]
+        marks.append((time.thread_time(), time.process_time(), time.perf_counter()))
+    return np.diff(marks, axis=0)
+
+
+def _least(runs: Array) -> float:
+    """Return the least seconds of a run, among those that nothing interrupted.
+
+    If only the calling thread computes, a run was interrupted if it was on the processor for less
+    time than has passed. Its time on the processor may then be far too short: a virtual machine
+    takes off what it believes that its host has taken.
+    """
+    here, everywhere, passed = runs.T
+    if here.sum() < _ALONE * everywhere.sum():
+        return float(passed.min())
+    whole = here >= _UNINTERRUPTED * passed
+    # Runs that are longer than a slice of the scheduler are all interrupted on a busy machine.
+    return float(passed[whole].min() if whole.any() else np.median(here))
 
 
 def _empty() -> tuple[ir.Model, Batch]:

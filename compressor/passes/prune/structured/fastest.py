@@ -119,7 +119,7 @@ class Search:
 
     Args:
         timed: returns seconds of segments.
-        whole: returns seconds of the whole network.
+        share: returns the share of the unchanged network's time that a whole network takes.
         loss: returns what a state costs.
     """
 
@@ -127,10 +127,10 @@ class Search:
         self,
         network: Network,
         timed: Timed,
-        whole: Callable[[Variant], float],
+        share: Callable[[Variant], float],
         loss: Callable[[Variant], float],
     ):
-        self._network, self._timed, self._whole = network, timed, whole
+        self._network, self._timed, self._share = network, timed, share
         self._measured_loss, self._losses = loss, dict[State, float]()
 
     def find(self, target: float) -> Found:
@@ -169,8 +169,7 @@ class Search:
         return late, found.measured if late else self.loss(found.state)
 
     def _measured(self, state: State) -> float:
-        network = self._network
-        return self._whole(network.variant(state)) / self._whole(network.variant(network.full))
+        return self._share(self._network.variant(state))
 
     def _check(self, target: float, full: float) -> None:
         network = self._network

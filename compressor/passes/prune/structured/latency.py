@@ -129,7 +129,7 @@ class LatencyTarget:
         Raises:
             SpecError: the target is out of reach.
         """
-        search = Search(self.network, self.table.times, self.table.whole, self._loss)
+        search = Search(self.network, self.table.times, self.table.share, self._loss)
         found = search.find(target)
         return self.network.variant(found.state), self.notes(found, target)
 

@@ -54,9 +54,10 @@ def search(weights: Sequence[float], correction: float = 1.0) -> Search:
     def timed(wanted: Sequence[tuple[Segment, Variant]]) -> list[float]:
         return [seconds(*one) for one in wanted]
 
-    def whole(variant: Variant) -> float:
-        total = sum(timed([(s, variant) for s in made.segments]))
-        return total * (correction if variant.removed.any() or variant.dropped else 1.0)
+    def shared(variant: Variant) -> float:
+        full = made.variant(made.full)
+        part, whole = (sum(timed([(s, v) for s in made.segments])) for v in (variant, full))
+        return part / whole * (correction if variant.removed.any() or variant.dropped else 1.0)
 
     def loss(variant: Variant) -> float:
         gone = variant.removed.reshape(GROUPS, SIZE).mean(1)
@@ -64,7 +65,7 @@ def search(weights: Sequence[float], correction: float = 1.0) -> Search:
         narrow = sum(w * g**2 for w, g, k in zip(weights, gone, kept, strict=True) if k)
         return float(narrow + sum(2 * weights[i] for i in variant.dropped))
 
-    return Search(made, timed, whole, loss)
+    return Search(made, timed, shared, loss)
 
 
 def share(made: Search, state: State) -> float:

@@ -12,7 +12,6 @@ from torch import nn
 from compressor.errors import SpecError
 from compressor.graph.costs import model_macs
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prune.structured import clock
 from compressor.types.passes import PassContext
 from tests.compressor.passes.prune.structured_models import (
     Given,
@@ -20,6 +19,7 @@ from tests.compressor.passes.prune.structured_models import (
     data,
     declared,
     output,
+    timed_by,
 )
 
 
@@ -27,12 +27,8 @@ from tests.compressor.passes.prune.structured_models import (
 def _timed_by_work() -> Iterator[None]:
     """Times are those of a machine whose kernels take as long as they have products."""
 
-    def timed(table: clock.TimingTable, models, *_) -> list[float]:
-        table.timings += len(models)
-        return [1e-3 + sum(t.size for t in _weights(model)) for model, _ in models]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock.TimingTable, "_timed", timed)
+        timed_by(patch, lambda model: 1e-3 + sum(t.size for t in _weights(model)))
         yield
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from types import MappingProxyType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -23,9 +22,10 @@ from compressor.passes.prune.structured import clock
 from compressor.passes.prune.structured.fastest import Found, State
 from compressor.passes.prune.structured.latency import LatencyTarget, droppable_blocks
 from compressor.passes.prune.structured.segments import Segments, Variant
+from compressor.run import timing
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
-from compressor.types.tensors import Batch
+from tests.compressor.brief_timing import measured_block
 from tests.compressor.passes.prune.structured_models import (
     Given,
     Residual,
@@ -34,10 +34,11 @@ from tests.compressor.passes.prune.structured_models import (
     declared,
     output,
     shapes,
+    timed_by,
 )
-from tests.compressor.run.played_clock import Clock
+from tests.compressor.run.played_clock import BATCH, Clock, Timed
 
-measured_times = clock.TimingTable._timed
+measured_times, measured_share = clock.TimingTable._timed, clock.TimingTable._compared
 
 
 class Kept:
@@ -92,14 +93,8 @@ def chosen(model: Carrier, kept: Kept, given: Given | None = None, **options: An
 def _timed_by_work() -> Iterator[None]:
     """A product takes a nanosecond, and an operator 50 microseconds: to drop a block saves them."""
 
-    def timed(
-        table: clock.TimingTable, models: Sequence[tuple[ir.Model, Batch]], *_
-    ) -> list[float]:
-        table.timings += len(models)
-        return [5e-5 * len(model.graph) + 1e-9 * macs(model) for model, _ in models]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock.TimingTable, "_timed", timed)
+        timed_by(patch, lambda model: 5e-5 * len(model.graph) + 1e-9 * macs(model))
         yield
 
 
@@ -116,6 +111,7 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a time was measured that the table holds")
 
     monkeypatch.setattr(clock.TimingTable, "_timed", timed)
+    monkeypatch.setattr(clock.TimingTable, "_compared", timed)
 
 
 @pytest.fixture(scope="module")
@@ -192,58 +188,72 @@ def target_of(model: TorchCarrier) -> LatencyTarget:
     return LatencyTarget(model, analysis, selector, blocks, selector.plain(), data(), PassContext())
 
 
-def test_a_time_is_the_least_of_many_runs(monkeypatch: pytest.MonkeyPatch):
-    """20 ms of runs, but 5 to 400, and two before; two of three are slow, and others wait."""
+class Played:
+    """A model on a machine that others use: one of three runs is interrupted, and one is slow.
+
+    Of an interrupted run, the processor's clock shows less than it took.
+    """
+
+    def __init__(self, machine: Clock, seconds: float, *, always: bool = False):
+        self.machine, self.seconds, self.always = machine, seconds, always
+        self.runs = 0
+
+    def run(self, _: object) -> None:
+        self.runs += 1
+        if self.always or self.runs % 3 == 0:
+            self.machine.now += self.seconds * (0.3 if self.runs % 3 == 0 else 1)
+            self.machine.away += 1.0
+        else:
+            self.machine.now += self.seconds * (1 if self.runs % 3 == 1 else 1.5)
+
+
+def test_a_time_is_the_least_of_runs_that_nothing_interrupted(monkeypatch: pytest.MonkeyPatch):
+    """20 ms of runs, but 5 to 400, and two before."""
     machine = Clock()
     monkeypatch.setattr(clock, "time", machine)
-    runs = {1e-5: 0, 1e-3: 0, 0.1: 0}
-
-    class Model:
-        def __init__(self, seconds: float):
-            self.seconds = seconds
-
-        def run(self, _: object) -> None:
-            runs[self.seconds] += 1
-            machine.now += self.seconds * (1 if runs[self.seconds] % 3 == 0 else 1.5)
-            machine.away += 1.0
-
-    table = clock.TimingTable(None, Model, None, {})  # type: ignore[arg-type]  # what it opens
-    assert measured_times(table, [(s, None) for s in runs]) == pytest.approx(list(runs))
-    assert [*runs.values()] == [2 + 400, 2 + 15, 2 + 5]
-    assert table.timings == 3
+    models = [Played(machine, s) for s in (1e-5, 1e-3, 0.1)] + [Played(machine, 1e-3)] * 13
+    table = clock.TimingTable(None, lambda model: model, None, {})  # type: ignore[arg-type, return-value]  # what it opens
+    found = measured_times(table, [(m, None) for m in models])  # type: ignore[misc]  # of which it is run
+    assert found[:3] == pytest.approx([1e-5, 1e-3, 0.1])
+    assert [m.runs for m in models[:3]] == [2 + 400, 2 + 20, 2 + 5]
+    assert table.timings == len(models)
 
 
-def test_a_whole_network_is_timed_until_the_processor_was_quiet(monkeypatch: pytest.MonkeyPatch):
-    """A neighbour makes every run twice as slow, but for one in 40 of each network."""
+def test_few_models_are_timed_as_long_as_many(monkeypatch: pytest.MonkeyPatch):
     machine = Clock()
     monkeypatch.setattr(clock, "time", machine)
-    monkeypatch.setattr(clock.TimingTable, "_timed", measured_times)
-    runs = {"half": 0, "all": 0}
+    models = [Played(machine, 1e-3), Played(machine, 2e-3)]
+    table = clock.TimingTable(None, lambda model: model, None, {})  # type: ignore[arg-type, return-value]  # what it opens
+    assert measured_times(table, [(m, None) for m in models]) == pytest.approx([1e-3, 2e-3])  # type: ignore[misc]  # of which it is run
+    assert [m.runs for m in models] == [2 + 160, 2 + 80]
 
-    class Model:
-        def __init__(self, name: str):
-            self.name = name
 
-        def run(self, _: object) -> None:
-            runs[self.name] += 1
-            quiet = runs[self.name] % 40 == 0
-            machine.now += (1e-3 if self.name == "half" else 2e-3) * (1 if quiet else 2)
+def test_a_time_is_the_median_on_the_processor_if_every_run_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    machine = Clock()
+    monkeypatch.setattr(clock, "time", machine)
+    model = Played(machine, 0.1, always=True)
+    table = clock.TimingTable(None, lambda model: model, None, {})  # type: ignore[arg-type, return-value]  # what it opens
+    assert measured_times(table, [(model, None)]) == pytest.approx([0.1])  # type: ignore[misc]  # of which it is run
 
-    class Named:
-        all = ()
-        batch: Batch = MappingProxyType({})
 
-        def key(self, *_: object) -> str:
-            return ""
+def test_a_share_is_that_of_most_sessions(monkeypatch: pytest.MonkeyPatch):
+    """One session in four of the smaller network is slow for as long as it is open."""
+    machine = Clock()
+    monkeypatch.setattr(timing, "time", machine)
+    monkeypatch.setattr(timing, "_block", measured_block)
+    opened = {"smaller": 0, "whole": 0}
 
-        def smaller(self, variant: Variant) -> str:
-            return "half" if variant.removed.any() else "all"
+    def start(name: str) -> Timed:
+        opened[name] += 1
+        slow = 1.8 if name == "smaller" and opened[name] % 4 == 1 else 1
+        seconds = (1e-3 if name == "smaller" else 2e-3) * slow
+        return Timed(machine, lambda _: seconds)
 
-    table = clock.TimingTable(Named(), Model, None, {})  # type: ignore[arg-type]  # what it opens
-    monkeypatch.setattr(table, "_key", lambda variant: str(variant.removed.any()))
-    half = table.whole(Variant(np.array([True])))
-    assert half == pytest.approx(1e-3)
-    assert table.whole(Variant(np.array([False]))) == pytest.approx(2e-3)
+    table = clock.TimingTable(SimpleNamespace(batch=BATCH), start, None, {})  # type: ignore[arg-type]  # what it opens
+    assert measured_share(table, "smaller", "whole") == pytest.approx(0.5)  # type: ignore[arg-type]  # what is opened
+    assert min(opened.values()) >= 7
 
 
 def test_a_choice_is_described():

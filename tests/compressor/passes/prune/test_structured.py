@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,9 +17,7 @@ from compressor.models.torch import carrier as torch_carrier
 from compressor.models.torch import smaller_module as agreement
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.prune.structured import clock
 from compressor.types.carrier import Capability
-from compressor.types.tensors import Batch
 from tests.compressor.models.smaller_modules import VECTOR, Rigid, shaken
 from tests.compressor.passes.prune.random_graphs import random_network
 from tests.compressor.passes.prune.structured_models import (
@@ -36,6 +31,7 @@ from tests.compressor.passes.prune.structured_models import (
     output,
     pruned,
     shapes,
+    timed_by,
 )
 
 HALF = declared(target={"ratio": 0.5})
@@ -324,10 +320,7 @@ def test_sensitivity_is_reported_and_balances(residual):
 
 
 def test_a_latency_is_measured_and_said(monkeypatch: pytest.MonkeyPatch):
-    def by_work(_: object, models: Sequence[tuple[ir.Model, Batch]], *_more: float) -> list[float]:
-        return [1e-6 + 1e-9 * macs(part) for part, _ in models]
-
-    monkeypatch.setattr(clock.TimingTable, "_timed", by_work)
+    timed_by(monkeypatch, lambda part: 1e-6 + 1e-9 * macs(part))
     model = carrier(Plain())
     outcome = pruned(declared(target={"latency": 0.95}, minimum=1), model, data())
     note = next(n for n in outcome.notes if n.startswith("latency at batch 1 in ONNX Runtime"))
