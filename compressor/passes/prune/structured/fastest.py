@@ -22,9 +22,11 @@ _SAME = 0.01  # of it: what timings do not tell apart
 _HALVINGS = 3
 _APPROACHES = (1 / 3, 2 / 3, 1.0)  # shares of the way to the target
 _ATTEMPTS = 6
+_EXCHANGES = 8
 _SAMPLED = 4  # widths of a group at which a loss is measured, besides all
 _CHECKS = 3  # of whole networks
 _CLOSE = 0.01
+_LEAST_SLOPE = 0.1  # of what is measured to be saved over what the table says
 _MOST_COMBINATIONS = 1000
 
 Timed = Callable[[Sequence[tuple[Segment, Variant]]], list[float]]
@@ -137,8 +139,10 @@ class Search:
         """Return the choice with the least loss whose share of the time is at most ``target``.
 
         Times of a layer depend on the widths before and behind it, so a knapsack is solved with
-        the times around the last choice, until that no longer changes. Where a run of the whole
-        network differs from the sum of its segments, the budget is corrected by that.
+        the times around the last choice, until that no longer changes. What segments take alone
+        beside their part in the network, such as to lay out what they read, is the same however
+        narrow they are: the time that a run of the whole network is found to save is in proportion
+        to what the table says, and the budget is corrected by that.
 
         Raises:
             SpecError: even with everything gone that can be, the network takes longer.
@@ -146,22 +150,29 @@ class Search:
         network = self._network
         full = self._total(network.full)
         self._check(target, full)
-        state, factor = network.full, 1.0
-        for share in _APPROACHES:
-            state = self._settled(state, (1 - share * (1 - target)) * full)
+        state, slope, aim = self._approached(target), 1.0, target
         best: Found | None = None
         for _ in range(_CHECKS):
-            predicted = self._total(state) / full * factor
-            measured = self._measured(state)
-            found = Found(state, predicted, measured, self.widths)
+            state = self._exchanged(state, (1 - (1 - aim) / slope) * full)
+            saved = 1 - self._total(state) / full
+            found = Found(state, 1 - slope * saved, self._measured(state), self.widths)
             if best is None or self._rank(found, target) < self._rank(best, target):
                 best = found
-            if target - 2 * _CLOSE <= measured <= target:
+            if target - 2 * _CLOSE <= found.measured <= target:
                 break
-            factor *= measured / predicted
-            state = self._settled(state, (target - _CLOSE / 2) / factor * full)
+            slope = max((1 - found.measured) / saved, _LEAST_SLOPE)
+            aim = target - _CLOSE / 2
         assert best is not None
         return best
+
+    def _approached(self, target: float) -> State:
+        """Return the better of two choices: by a few steps, or at once by what each loses alone."""
+        start = state = self._network.full
+        full = self._total(start)
+        for share in _APPROACHES:
+            state = self._settled(state, (1 - share * (1 - target)) * full, self.widths)
+        at_once = self._settled(start, target * full, self.widths)
+        return min(state, at_once, key=lambda s: self._order(s, target * full))
 
     def _rank(self, found: Found, target: float) -> tuple[bool, float]:
         """Return what orders choices: the least loss in time, or else the least time."""
@@ -190,22 +201,41 @@ class Search:
         variant = self._network.variant(state)
         return sum(self._timed([(s, variant) for s in self._network.segments]))
 
-    def _settled(self, state: State, budget: float) -> State:
+    def _settled(self, state: State, budget: float, lines: Sequence[Sequence[int]]) -> State:
         """Solve knapsacks, each with the times around the last choice, until it stays.
 
-        Losses are those around the state before.
+        Losses are those around the state before; ``lines`` are the widths to choose from.
         """
         tried: dict[State, float] = {}
         slack, around = 0.0, state
         for _ in range(_ATTEMPTS):
-            state = self._chosen(state, around, budget - slack)
+            state = self._chosen(state, around, budget - slack, lines)
             total = self._total(state)
             if state in tried:
                 break
             tried[state] = total
             slack = max(0.0, slack + total - budget)  # what interactions cost
-        fitting = [s for s, total in tried.items() if total <= budget * (1 + _CLOSE)]
-        return min(fitting or tried, key=self.loss if fitting else tried.__getitem__)
+        return min(tried, key=lambda s: self._order(s, budget))
+
+    def _exchanged(self, state: State, budget: float) -> State:
+        """Exchange neighbouring widths, and blocks, as long as the loss falls.
+
+        What a layer loses depends on what else is gone. So losses are measured around the choice
+        itself, and only steps are taken across which they hold.
+        """
+        for _ in range(_EXCHANGES):
+            lines = [_neighbours(*pair) for pair in zip(self.widths, state.widths, strict=True)]
+            better = self._settled(state, budget, lines)
+            if self._order(better, budget) >= self._order(state, budget):
+                break
+            state = better
+        return state
+
+    def _order(self, state: State, budget: float) -> tuple[bool, float]:
+        """Return what orders choices: the least loss of those that fit, or else the least time."""
+        total = self._total(state)
+        fits = total <= budget * (1 + _CLOSE)
+        return not fits, self.loss(state) if fits else total
 
     def loss(self, state: State) -> float:
         """Return what a state costs, measured once."""
@@ -220,8 +250,10 @@ class Search:
         before = self.loss(state)
         return [float(x) - before for x in np.interp(line, [line[i] for i in places], measured)]
 
-    def _chosen(self, state: State, around: State, budget: float) -> State:
-        classes = list(self._classes(state, around))
+    def _chosen(
+        self, state: State, around: State, budget: float, lines: Sequence[Sequence[int]]
+    ) -> State:
+        classes = list(self._classes(state, around, lines))
         chosen = cheapest([c.options for c in classes], budget - self._total(state))
         if chosen is None:  # by these times; the least that they allow is a step towards it
             chosen = [int(np.argmin(c.options.times)) for c in classes]
@@ -229,33 +261,35 @@ class Search:
             state = made.states[option](state)
         return state
 
-    def _classes(self, state: State, around: State) -> Iterable[_Class]:
+    def _classes(
+        self, state: State, around: State, lines: Sequence[Sequence[int]]
+    ) -> Iterable[_Class]:
         inside = [g for groups in self._network.blocks.values() for g in groups]
         alone = [g for g in range(len(state.widths)) if g not in inside]
         for block, groups in self._network.blocks.items():
-            yield self._class_of(state, around, groups, block)
+            yield self._class_of(state, around, {g: lines[g] for g in groups}, block)
         for group in alone:
-            yield self._class_of(state, around, (group,), None)
+            yield self._class_of(state, around, {group: lines[group]}, None)
 
     def _class_of(
-        self, state: State, around: State, groups: Sequence[int], block: int | None
+        self, state: State, around: State, lines: Mapping[int, Sequence[int]], block: int | None
     ) -> _Class:
         """Return every combination of some groups' widths, and the end of their block."""
         gone = frozenset() if block is None else frozenset({block})
         whole, kept = (replace(s, dropped=s.dropped - gone) for s in (state, around))
-        places = {p for g in groups for p in self._network.places[g]}
+        places = {p for g in lines for p in self._network.places[g]}
         places |= {self._network.place(b) for b in gone}
         before = self._seconds(places, [state, whole])
-        widths = [self._few(group, len(groups)) for group in groups]
+        widths = {group: _few(line, len(lines)) for group, line in lines.items()}
         lost, slower = [], []
-        for group, line in zip(groups, widths, strict=True):
+        for group, line in widths.items():
             seconds = self._seconds(places, [whole.narrowed(group, w) for w in line])
             slower.append([s - before[1] for s in seconds])
             lost.append(self._narrowing(kept, group, line))
         base = self.loss(kept) - self.loss(around)
         times, losses, states = [], [], list[_Setting]()
-        for indices in product(*(range(len(line)) for line in widths)):
-            pairs = [(g, line[i]) for g, line, i in zip(groups, widths, indices, strict=True)]
+        for indices in product(*(range(len(line)) for line in widths.values())):
+            pairs = [(g, line[i]) for (g, line), i in zip(widths.items(), indices, strict=True)]
             times.append(_summed(slower, indices) + before[1] - before[0])
             losses.append(_summed(lost, indices) + base)
             states.append(_Setting(tuple(pairs), block, gone=False))
@@ -266,11 +300,6 @@ class Search:
             losses.append(self.loss(end) - self.loss(around))
             states.append(_Setting((), block, gone=True))
         return _Class(tuple(states), Options(np.array(times), np.array(losses)))
-
-    def _few(self, group: int, groups: int) -> Sequence[int]:
-        most = max(2, int(_MOST_COMBINATIONS ** (1 / groups)))
-        line = self.widths[group]
-        return [line[i] for i in np.unique(np.linspace(0, len(line) - 1, most).round().astype(int))]
 
     def _seconds(self, places: Iterable[int], states: Sequence[State]) -> list[float]:
         """Return the seconds of some segments together, in each state."""
@@ -321,6 +350,16 @@ class Search:
                 stay.append(width)
                 least = min(least, time)
         return tuple(reversed(stay))
+
+
+def _few(line: Sequence[int], groups: int) -> Sequence[int]:
+    most = max(2, int(_MOST_COMBINATIONS ** (1 / groups)))
+    return [line[i] for i in np.unique(np.linspace(0, len(line) - 1, most).round().astype(int))]
+
+
+def _neighbours(line: Sequence[int], width: int) -> Sequence[int]:
+    place = line.index(width)
+    return line[max(0, place - 1) : place + 2]
 
 
 def _summed(lines: Sequence[Sequence[float]], indices: Sequence[int]) -> float:
