@@ -10,86 +10,26 @@ from itertools import product
 import numpy as np
 
 from compressor.errors import SpecError
-from compressor.passes.prune.criteria import Queue
+from compressor.passes.prune.structured.choices import Network, State
 from compressor.passes.prune.structured.segments import Segment, Variant
 from compressor.run.knapsack import Options, cheapest
-from compressor.types.channels import Flags, Units
+from compressor.types.channels import Units
 
 _COARSE = 8  # widths of a group that are timed first, at least
 _TELLS = 0.04  # of the time of a group's segments: what neighbouring widths must differ by
 _STEEP = 1.5  # times the mean slope, from which on a step is looked for
 _SAME = 0.01  # of it: what timings do not tell apart
 _HALVINGS = 3
-_APPROACHES = (1 / 3, 2 / 3, 1.0)  # shares of the way to the target
+_APPROACHES = (1 / 3, 2 / 3)  # shares of the way to the target
 _ATTEMPTS = 6
 _EXCHANGES = 8
 _SAMPLED = 4  # widths of a group at which a loss is measured, besides all
-_CHECKS = 3  # of whole networks
+_CHECKS = 4  # of whole networks
 _CLOSE = 0.01
-_LEAST_SLOPE = 0.1  # of what is measured to be saved over what the table says
+_LEAST_SLOPE = 0.1  # of what is saved by one clock over what is saved by the other
 _MOST_COMBINATIONS = 1000
 
 Timed = Callable[[Sequence[tuple[Segment, Variant]]], list[float]]
-
-
-@dataclass(frozen=True)
-class State:
-    """How many units of each group remain, and which blocks are gone."""
-
-    widths: tuple[int, ...]
-    dropped: frozenset[int] = frozenset()
-
-    def narrowed(self, group: int, width: int) -> State:
-        """Return the state with another number of a group's units."""
-        return replace(self, widths=(*self.widths[:group], width, *self.widths[group + 1 :]))
-
-
-@dataclass(frozen=True, eq=False)
-class Network:
-    """What can be chosen in a network.
-
-    Attributes:
-        segments: its parts whose times add up.
-        queues: the order in which each group's units go, and how many may remain.
-        blocks: for each block that may be dropped, the groups that go with it.
-        count: number of units.
-        gone: units that go in any case.
-    """
-
-    segments: tuple[Segment, ...]
-    queues: tuple[Queue, ...]
-    blocks: Mapping[int, tuple[int, ...]]
-    count: int
-    gone: Flags
-
-    def variant(self, state: State) -> Variant:
-        """Return what is taken away in a state."""
-        removed = self.gone.copy()
-        for queue, width in zip(self.queues, state.widths, strict=True):
-            removed[queue.units[: len(queue.units) - width]] = True
-        return Variant(removed, state.dropped)
-
-    @property
-    def full(self) -> State:
-        """The state in which everything remains that may."""
-        return State(tuple(len(q.units) for q in self.queues))
-
-    @property
-    def least(self) -> State:
-        """The state in which everything is gone that can be."""
-        return State(tuple(int(q.remaining[0]) for q in self.queues), frozenset(self.blocks))
-
-    @cached_property
-    def places(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the segments that depend on each group."""
-        return tuple(
-            tuple(i for i, s in enumerate(self.segments) if s.units[q.units].any())
-            for q in self.queues
-        )
-
-    def place(self, block: int) -> int:
-        """Return the number of the segment in which a block ends."""
-        return next(i for i, s in enumerate(self.segments) if block in s.blocks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +74,7 @@ class Search:
     ):
         self._network, self._timed, self._share = network, timed, share
         self._measured_loss, self._losses = loss, dict[State, float]()
+        self._visited = [network.full]
 
     def find(self, target: float) -> Found:
         """Return the choice with the least loss whose share of the time is at most ``target``.
@@ -141,38 +82,49 @@ class Search:
         Times of a layer depend on the widths before and behind it, so a knapsack is solved with
         the times around the last choice, until that no longer changes. What segments take alone
         beside their part in the network, such as to lay out what they read, is the same however
-        narrow they are: the time that a run of the whole network is found to save is in proportion
-        to what the table says, and the budget is corrected by that.
+        narrow they are: the time that runs of whole networks are found to save is in proportion to
+        what the table says, and the budget is corrected by that.
 
         Raises:
             SpecError: even with everything gone that can be, the network takes longer.
         """
-        network = self._network
-        full = self._total(network.full)
+        whole = self._network.full
+        full = self._total(whole)
         self._check(target, full)
-        state, slope, aim = self._approached(target), 1.0, target
+        self._visited = [whole]
+        for share in _APPROACHES:
+            self._near((1 - share * (1 - target)) * full)
         best: Found | None = None
+        tables, measured, aim = [1.0], [1.0], target
         for _ in range(_CHECKS):
-            state = self._exchanged(state, (1 - (1 - aim) / slope) * full)
-            saved = 1 - self._total(state) / full
-            found = Found(state, 1 - slope * saved, self._measured(state), self.widths)
+            budget = _on_line(measured, tables, aim) * full
+            state = self._exchanged(self._near(budget), budget)
+            self._visited.append(state)
+            table = self._total(state) / full
+            predicted = _on_line(tables, measured, table)
+            found = Found(state, predicted, self._measured(state), self.widths)
             if best is None or self._rank(found, target) < self._rank(best, target):
                 best = found
-            if target - 2 * _CLOSE <= found.measured <= target:
+            if target - 2 * _CLOSE <= found.measured <= target or table in tables:
                 break
-            slope = max((1 - found.measured) / saved, _LEAST_SLOPE)
+            tables.append(table)
+            measured.append(found.measured)
             aim = target - _CLOSE / 2
         assert best is not None
         return best
 
-    def _approached(self, target: float) -> State:
-        """Return the better of two choices: by a few steps, or at once by what each loses alone."""
-        start = state = self._network.full
-        full = self._total(start)
-        for share in _APPROACHES:
-            state = self._settled(state, (1 - share * (1 - target)) * full, self.widths)
-        at_once = self._settled(start, target * full, self.widths)
-        return min(state, at_once, key=lambda s: self._order(s, target * full))
+    def _near(self, budget: float) -> State:
+        """Return the better of two choices that fit a budget.
+
+        One is near the last that took longer, the other made at once by what each loses alone.
+        """
+        whole = self._network.full
+        longer = [s for s in self._visited if self._total(s) >= budget]
+        start = min(longer, key=self._total, default=whole)
+        choices = [self._settled(s, budget, self.widths) for s in (start, whole)]
+        found = min(choices, key=lambda s: self._order(s, budget))
+        self._visited.append(found)
+        return found
 
     def _rank(self, found: Found, target: float) -> tuple[bool, float]:
         """Return what orders choices: the least loss in time, or else the least time."""
@@ -350,6 +302,19 @@ class Search:
                 stay.append(width)
                 least = min(least, time)
         return tuple(reversed(stay))
+
+
+def _on_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Read off what belongs to a share: between points, or in proportion beyond the least.
+
+    One belongs to one, and is a point. With no other, each share belongs to itself.
+    """
+    order = np.argsort(xs)
+    least, other = xs[order[0]], ys[order[0]]
+    if x >= least:
+        return float(np.interp(x, np.array(xs)[order], np.array(ys)[order]))
+    saved = 1 - other
+    return 1 - (1 - x) * (saved / max(1 - least, _LEAST_SLOPE * saved) if saved > 0 else 1.0)
 
 
 def _few(line: Sequence[int], groups: int) -> Sequence[int]:

@@ -19,8 +19,9 @@ from compressor.graph.residuals import ResidualBlock, drop_blocks, residual_bloc
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.onnx.runtimes import OpenVinoRunner, why_elsewhere
 from compressor.passes.prune.criteria import Queue
+from compressor.passes.prune.structured.choices import Network
 from compressor.passes.prune.structured.clock import MOST_TIMINGS, SECONDS, TimingTable
-from compressor.passes.prune.structured.fastest import Found, Network, Search
+from compressor.passes.prune.structured.fastest import Found, Search
 from compressor.passes.prune.structured.removal import GatedModel
 from compressor.passes.prune.structured.segments import Segments, Variant
 from compressor.passes.prune.structured.selection import Selector

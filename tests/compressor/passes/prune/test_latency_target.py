@@ -19,7 +19,8 @@ from compressor.graph.costs import macs, model_macs
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.structured import clock
-from compressor.passes.prune.structured.fastest import Found, State
+from compressor.passes.prune.structured.choices import State
+from compressor.passes.prune.structured.fastest import Found
 from compressor.passes.prune.structured.latency import LatencyTarget, droppable_blocks
 from compressor.passes.prune.structured.segments import Segments, Variant
 from compressor.run import timing
