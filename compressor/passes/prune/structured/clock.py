@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from compressor.passes.prune.structured.segments import Segment, Segments, Variant
-from compressor.run.timing import measure
 from compressor.types.carrier import Runner
 from compressor.types.passes import Kept
 from compressor.types.tensors import Array, Batch
@@ -22,7 +21,7 @@ _LEAST_RUNS, _MOST_RUNS = 5, 400
 SECONDS = 0.02  # for each timing, of which there are at most so many
 MOST_TIMINGS = 600
 _TURNS = 5
-_SHARE_SECONDS, _SHARE_PRECISION = 5.0, 0.01  # for a whole network: there are few such timings
+_SESSIONS = 7  # of a whole network: there are few such timings
 _ALONE = 0.8  # least share of the process's time on the processor of a thread that computes alone
 _UNINTERRUPTED = 0.95  # least share of the time that passed, on the processor
 _WHOLE = "whole"
@@ -76,8 +75,8 @@ class TimingTable:
     def share(self, variant: Variant) -> float:
         """Return the share of the unchanged network's time that a whole network takes.
 
-        It decides, so it is measured as latencies are judged: side by side, in several sessions,
-        each of which may be faster or slower than others of the same network.
+        It decides, so it is measured side by side in several sessions, each of which may be faster
+        or slower than others of the same network.
         """
         key = _WHOLE + "".join(self.segments.key(s, variant) for s in self.segments.all)
         if key not in self._seconds:
@@ -87,9 +86,9 @@ class TimingTable:
         return self._seconds[key]
 
     def _compared(self, smaller: ir.Model, whole: ir.Model) -> float:
-        models = {"whole": partial(self.open, whole), "smaller": partial(self.open, smaller)}
-        found = measure(models, [self.segments.batch], _SHARE_SECONDS, _SHARE_PRECISION)
-        return float(found.ratio("smaller", "whole")["value"])
+        models = [(smaller, self.segments.batch), (whole, self.segments.batch)]
+        sessions = np.array([self._timed(models) for _ in range(_SESSIONS)])
+        return float(np.median(sessions[:, 0] / sessions[:, 1]))
 
     def _measure(self, missing: dict[str, tuple[Segment, Variant]]) -> None:
         names, models = list(missing), self.segments.models(list(missing.values()))

@@ -23,10 +23,8 @@ from compressor.passes.prune.structured.choices import State
 from compressor.passes.prune.structured.fastest import Found
 from compressor.passes.prune.structured.latency import LatencyTarget, droppable_blocks
 from compressor.passes.prune.structured.segments import Segments, Variant
-from compressor.run import timing
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
-from tests.compressor.brief_timing import measured_block
 from tests.compressor.passes.prune.structured_models import (
     Given,
     Residual,
@@ -242,8 +240,8 @@ def test_a_time_is_the_median_on_the_processor_if_every_run_is_interrupted(
 def test_a_share_is_that_of_most_sessions(monkeypatch: pytest.MonkeyPatch):
     """One session in four of the smaller network is slow for as long as it is open."""
     machine = Clock()
-    monkeypatch.setattr(timing, "time", machine)
-    monkeypatch.setattr(timing, "_block", measured_block)
+    monkeypatch.setattr(clock, "time", machine)
+    monkeypatch.setattr(clock.TimingTable, "_timed", measured_times)
     opened = {"smaller": 0, "whole": 0}
 
     def start(name: str) -> Timed:
