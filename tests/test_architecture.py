@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,9 +101,24 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the dotted names of all imports, those inside functions and for types included."""
+@cache
+def nodes_of(path: Path) -> dict[type[ast.AST], list[Any]]:
+    """Return all nodes of a file by their class; to walk a tree takes longer than to parse it."""
+    found: dict[type[ast.AST], list[Any]] = {}
     for node in ast.walk(tree_of(path)):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Return the dotted names of all imports, those inside functions and for types included."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    nodes = nodes_of(path)
+    for node in (*nodes.get(ast.Import, ()), *nodes.get(ast.ImportFrom, ())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -170,8 +186,8 @@ def test_no_import_hides_in_a_string():
     modules = {dotted(path) for path in files_of_packages()}
     found = set()
     for path in files_of_packages():
-        for node in ast.walk(tree_of(path)):
-            text = node.value if isinstance(node, ast.Constant) else None
+        for node in nodes_of(path).get(ast.Constant, ()):
+            text = node.value
             if isinstance(text, str) and text.partition(":")[0] in modules - {"compressor"}:
                 found.add(name(path))
     assert found <= allowed | RESOURCES
@@ -303,8 +319,8 @@ def test_files_stay_short():
 def test_no_keywords_are_passed_through():
     wrong = set()
     for path in files_of_packages():
-        for function in ast.walk(tree_of(path)):
-            if not isinstance(function, ast.FunctionDef) or function.args.kwarg is None:
+        for function in nodes_of(path).get(ast.FunctionDef, ()):
+            if function.args.kwarg is None:
                 continue
             own = function.args.kwarg.arg
             handed_on = (k for n in ast.walk(function) for k in getattr(n, "keywords", ()))
@@ -319,9 +335,8 @@ def test_no_keywords_are_passed_through():
 def test_broad_handlers_are_where_they_are_allowed():
     found = set()
     for path in files_of_packages():
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.ExceptHandler) and is_broad(node.type):
-                found.add(name(path))
+        if any(is_broad(node.type) for node in nodes_of(path).get(ast.ExceptHandler, ())):
+            found.add(name(path))
     assert found == BROAD_HANDLERS
 
 
@@ -333,9 +348,4 @@ def is_broad(caught: ast.expr | None) -> bool:
 
 def test_no_session_is_kept_in_a_global():
     """No module-level state that a function changes."""
-    wrong = [
-        name(path)
-        for path in files_of_packages()
-        if any(isinstance(node, ast.Global) for node in ast.walk(tree_of(path)))
-    ]
-    assert not wrong
+    assert not [name(path) for path in files_of_packages() if ast.Global in nodes_of(path)]
