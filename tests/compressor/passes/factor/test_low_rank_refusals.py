@@ -14,7 +14,7 @@ from torch import nn
 from compressor.errors import DataError, ModelError, SpecError
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weights.weights import QuantizeWeights
-from compressor.types.carrier import Capability
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.factor.low_rank_models import CONTEXT, declared, pictures
 
@@ -108,13 +108,16 @@ def test_weighted_without_an_input_that_is_seen():
 class Empty:
     """A block in which nothing was observed."""
 
-    weights = tuple(layer.weight for layer in pictures().layers())
     statistics: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, carrier: Carrier) -> None:
+        self.weights = tuple(layer.weight for layer in carrier.layers())
 
 
 def test_calibration_that_found_nothing():
+    model = pictures()
     with pytest.raises(DataError, match="layer 'stem': calibration found nothing about its input"):
-        declared(rank=2, weighted=True).apply(pictures(), replace(CONTEXT, blocks=[Empty()]), {})
+        declared(rank=2, weighted=True).apply(model, replace(CONTEXT, blocks=[Empty(model)]), {})
 
 
 def test_weights_that_are_not_finite():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +69,26 @@ def test_a_plan_finds(options: dict[str, Any], context: PassContext, message: st
 @pytest.mark.parametrize(
     ("options", "teacher", "message"),
     [
-        ({}, block(8, 5), r"teacher: returns \w+ float32\[\w+, 5\], but the student .*3\]"),
+        ({}, lambda: block(8, 5), r"teacher: returns \w+ float32\[\w+, 5\], but the student .*3\]"),
         (
             {"features": (pair("conv", "body.9"),)},
-            as_onnx(),
+            as_onnx,
             "features.0.teacher: names 'body.9', which is not a layer; did you mean 'body.0'",
         ),
         (
             {"attention": (pair("conv", "fcc"),)},
-            block(),
+            block,
             "attention.0.teacher: names 'fcc', which is not a layer; did you mean 'fc'",
         ),
     ],
 )
-def test_a_plan_compares_teachers(options: dict[str, Any], teacher: Carrier, message: str) -> None:
+def test_a_plan_compares_teachers(
+    options: dict[str, Any], teacher: Callable[[], Carrier], message: str
+) -> None:
     chosen = Distill.model_validate({**options, "teacher": {"factory": "my:teacher"}})
     assert chosen.other_models == {"teacher": {"factory": "my:teacher"}}
     with pytest.raises(SpecError, match=message):
-        chosen.check_models(student(), {"teacher": teacher})
+        chosen.check_models(student(), {"teacher": teacher()})
 
 
 @pytest.mark.parametrize(
