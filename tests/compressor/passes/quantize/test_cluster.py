@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,15 @@ CASES = [{"bits": 4}, {"bits": 1}, {"bits": 2, "group_rows": 7}, {"bits": 5, "gr
 MODELS = [(digits, images), (transformer, tokens)]
 
 
+@cache
 def applied(carrier: Carrier, **options: Any) -> Outcome:
+    """Cluster a model once for all tests; nobody changes a carrier."""
     return Cluster(**options).apply(carrier, PLAIN, {})
+
+
+@cache
+def as_onnx(model: Callable[[], Carrier]) -> OnnxCarrier:
+    return OnnxCarrier(model().graph())
 
 
 def dequantized(source: Carrier, after: Carrier) -> Carrier:
@@ -91,7 +99,7 @@ def test_the_graph_computes_what_the_codes_stand_for(
 @pytest.mark.parametrize("options", CASES)
 def test_carriers_agree(options: dict[str, Any]) -> None:
     source = transformer()
-    module, model = applied(source, **options), applied(OnnxCarrier(source.graph()), **options)
+    module, model = applied(source, **options), applied(as_onnx(transformer), **options)
     for layer in source.layers():
         assert torch.equal(module.carrier.weight(layer), model.carrier.weight(layer))
     assert module.layers == model.layers
@@ -120,7 +128,7 @@ def test_artifacts_hold_it(
     tmp_path: Path,
 ) -> None:
     step, source = Cluster(**options), model()
-    after = step.apply(source, PLAIN, {}).carrier
+    after = applied(source, **options).carrier
     exporter = catalog.load("exporter", format)()
     exporter.check(after)
     files = exporter.write(after, tmp_path, CONTEXT)
@@ -178,14 +186,14 @@ def test_nothing_is_clustered_for_a_plan() -> None:
     source = digits()
     step = Cluster(bits=3, group_rows=5)
     preview = step.preview(Unread(source.graph()), PLAIN, {})
-    after = step.apply(source, PLAIN, {}).carrier
+    after = applied(source, bits=3, group_rows=5).carrier
     assert layer_bytes(preview) == layer_bytes(after)
     assert model_bytes(preview) == model_bytes(after)
     assert model_parameters(after) == model_parameters(source)
 
 
 def test_it_is_saved_and_restored(tmp_path: Path) -> None:
-    for name, source in (("module", digits()), ("graph", OnnxCarrier(digits().graph()))):
+    for name, source in (("module", digits()), ("graph", as_onnx(digits))):
         after = applied(source, bits=4, group_rows=5).carrier
         (tmp_path / name).mkdir()
         after.save(tmp_path / name)
