@@ -5,18 +5,12 @@ processor's time of a run in the tests. And on a busy machine, a few short block
 may show any ratio: then a limit of latency that no test had set failed one run of many.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
 from compressor.run import timing
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch
-
-measured_block = timing._block
-"""What takes times; for tests of timing."""
 
 
 def steady_block(runner: Runner, batch: Batch, runs: int) -> Array:
@@ -32,6 +26,9 @@ def steady_block(runner: Runner, batch: Batch, runs: int) -> Array:
 BRIEF = {"_BUDGET": 0.0, "_LEAST_OPENINGS": 2, "_BLOCK": 0.0, "_block": steady_block}
 """The names in ``timing`` with what they become: two openings, one run a block, equal times."""
 
+MEASURED = {name: getattr(timing, name) for name in BRIEF}
+"""What the names stand for in earnest; for tests of timing."""
+
 
 def time_briefly(patch: pytest.MonkeyPatch) -> None:
     """Let runs time their models in a moment, and find that all take the same."""
@@ -39,9 +36,7 @@ def time_briefly(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(timing, name, value)
 
 
-@contextmanager
-def briefly_timed() -> Iterator[None]:
-    """Time models as :func:`time_briefly` says, until the context ends."""
-    with pytest.MonkeyPatch.context() as patch:
-        time_briefly(patch)
-        yield
+def time_in_earnest(patch: pytest.MonkeyPatch) -> None:
+    """Let models be timed as a user's are."""
+    for name, value in MEASURED.items():
+        patch.setattr(timing, name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,8 @@ import pytest
 import torch
 
 from compressor import catalog
-from compressor.run import timing
 from tests.compressor import spine_plugins
-from tests.compressor.brief_timing import briefly_timed, steady_block, time_briefly
+from tests.compressor.brief_timing import time_briefly
 from tests.compressor.tiny_project import (
     Project,
     forget_catalog,
@@ -25,32 +25,36 @@ from tests.compressor.tiny_project import (
 
 @pytest.fixture(scope="session", autouse=True)
 def steady_times() -> Iterator[None]:
-    """Let all models take the same time, so that no test depends on what the machine has to do.
+    """Let all models take the same time, and time them in a moment, as the machine has much to do.
 
-    Tests of timing play a clock (see :mod:`tests.compressor.run.played_clock`), or patch
-    ``measured_block`` back.
+    Tests of timing play a clock (see :mod:`tests.compressor.run.played_clock`).
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "_block", steady_block)
+        time_briefly(patch)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_disks() -> Iterator[None]:
+    """Leave it to the system when it writes: a run asks sixty times, and no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
         yield
 
 
 @pytest.fixture(scope="module")
-def brief_timing() -> Iterator[None]:
-    """Time models in a moment in all tests of a file."""
-    with briefly_timed():
-        yield
+def brief_timing() -> None:
+    """Ask for what :func:`steady_times` does for every test; a file or two still say so."""
 
 
 @contextmanager
 def spine_of_tests() -> Iterator[None]:
-    """Make the test plugins known, and time artifacts in a few rounds only."""
+    """Make the test plugins known."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         for kind, names in (("pass", spine_plugins.PASSES), ("exporter", spine_plugins.EXPORTERS)):
             known = {**catalog.BUILT_IN[kind], **names}  # type: ignore[index]
             patch.setitem(catalog.BUILT_IN, kind, known)  # type: ignore[arg-type]
-        time_briefly(patch)
         patch.setattr(sys, "dont_write_bytecode", True)
         forget_catalog()
         forget_modules()
@@ -63,7 +67,7 @@ def spine_of_tests() -> Iterator[None]:
 
 @pytest.fixture
 def spine() -> Iterator[None]:
-    """Make the test plugins known, and time artifacts in a few rounds only."""
+    """Make the test plugins known."""
     with spine_of_tests():
         yield
 

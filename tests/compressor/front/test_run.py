@@ -27,8 +27,6 @@ from compressor.spec.keys import LimitKeys, ModelKeys
 from tests.compressor.tiny_project import ONNX, REPORTS, Project, onnx_project, sample_images
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 PASSES = [
     {"pass": "fuse"},
     {

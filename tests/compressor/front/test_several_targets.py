@@ -15,8 +15,6 @@ from compressor import RunOptions, Spec, TrainingStep
 from compressor.errors import SpecError
 from tests.compressor.tiny_project import sample_images, tiny_module
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 
 def loss(outputs: Tensor, target: dict[str, Tensor]) -> Tensor:
     assert sorted(target) == ["kind", "weight"]

@@ -24,8 +24,6 @@ from tests.compressor.run.test_finetune_runs import project as training
 from tests.compressor.tiny_project import Project, forget_modules, onnx_project
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 WIDTH, TRAINED = 64, "trained"
 OBSERVERS, METHODS = ("min-max", "entropy"), ("gptq", "awq")
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}

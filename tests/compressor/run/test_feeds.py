@@ -20,8 +20,6 @@ from compressor.spec.user_code import importable
 from compressor.types.tensors import TensorSpec
 from tests.compressor.voice import MODEL, WIDTH, Voice
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 

@@ -15,8 +15,6 @@ import torch
 from tests.compressor.tiny_project import Project, torch_project
 from tests.paths import ROOT
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 # A loss that ends its process once, at the call that the environment names.
 LOSS = """
 import os, signal, torch

@@ -10,8 +10,6 @@ import pytest
 from compressor.report.tables import pass_notes
 from tests.compressor.tiny_project import Project, torch_project
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 
 def project(folder: Path, **options: Any) -> Project:
     found = torch_project(folder)

@@ -36,6 +36,7 @@ def test_models_that_never_differ_are_opened_eight_times_and_slow_ones_seven(clo
     assert (slow["openings"], slow["rounds"]) == (7, 7)
 
 
+@pytest.mark.usefixtures("in_earnest")
 def test_models_close_before_any_is_opened_again_and_take_turns_in_the_order():
     log = []
 

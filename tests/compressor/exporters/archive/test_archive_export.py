@@ -31,8 +31,6 @@ from compressor.types.passes import PassContext
 from tests.compressor.passes.quantize.small_models import digits, images, tokens, transformer
 from tests.compressor.tiny_project import onnx_project
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 unpack = ArchiveFormat().unpack
 
 CONTEXT = ExportContext("test", "0" * 64)

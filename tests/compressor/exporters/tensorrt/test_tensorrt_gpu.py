@@ -28,8 +28,6 @@ from compressor.types.tensors import Feed
 from tests.compressor.exporters.hand_made import CONTEXT, quantized, rows, worst
 from tests.compressor.tiny_project import onnx_project
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 FAKE = Path(__file__).parent / "fake_package"
 BATCH = BatchRange(min=2, opt=3, max=4)
 

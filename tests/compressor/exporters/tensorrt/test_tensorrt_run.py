@@ -19,7 +19,7 @@ from tests.compressor.exporters.tensorrt.engines import addresses_can_be_fixed, 
 from tests.compressor.tiny_project import Project, onnx_project
 from tests.paths import ROOT
 
-pytestmark = [needs_rtx, pytest.mark.usefixtures("no_gpu", "brief_timing")]
+pytestmark = [needs_rtx, pytest.mark.usefixtures("no_gpu")]
 
 REASON = "TensorRT engines run on NVIDIA GPUs only, and this machine has none"
 ENGINE = {

@@ -26,7 +26,6 @@ from compressor.report.pages.inspect import proof_page
 from compressor.report.terminal import plain_text
 from compressor.run.store import Store
 from compressor.types.proofs import is_sealed, sealed_text
-from tests.compressor.brief_timing import time_briefly
 from tests.compressor.lab.verify.proved import (
     BUILDERS,
     Flip,
@@ -47,9 +46,7 @@ RUN_FILES = 10  # of the run below, manifest.json included
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        time_briefly(patch)
-        return exported(onnx_project(tmp_path_factory.mktemp("run")))
+    return exported(onnx_project(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture

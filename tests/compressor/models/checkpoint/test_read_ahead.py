@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from os import fsync  # as it is before tests begin, which then wait for no disk
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def tensor(tmp_path: Path) -> FileTensor:
     path = tmp_path / "m.safetensors"
     save_file({"w": torch.arange(ROWS, dtype=torch.float32)[:, None].repeat(1, WIDTH)}, path)
     with path.open("rb") as stream:
-        os.fsync(stream.fileno())
+        fsync(stream.fileno())
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     header = read_header(path)
     return FileTensor(MappedFile(path, header.nbytes), header.tensors["w"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from os import fsync  # as it is before tests begin, which then wait for no disk
 from pathlib import Path
 
 import pytest
@@ -121,7 +121,7 @@ def test_a_loaded_range_is_read_from_its_buffer(tmp_path: Path) -> None:
 def test_what_is_forgotten_leaves_the_cache(tmp_path: Path) -> None:
     save_file({"w": torch.ones(1 << 20)}, tmp_path / "m.safetensors")
     with (tmp_path / "m.safetensors").open("rb") as stream:
-        os.fsync(stream.fileno())  # pages that are not yet on the disk stay
+        fsync(stream.fileno())  # pages that are not yet on the disk stay
     tensor = opened(tmp_path / "m.safetensors")["w"]
     span = tensor.span(0, 1 << 20)
     span.file.touch(span.start, span.stop)

@@ -22,8 +22,6 @@ from tests.compressor.passes.prune.sparse_models import (
 )
 from tests.compressor.tiny_project import onnx_project
 
-pytestmark = pytest.mark.usefixtures("brief_timing")
-
 
 def sparsegpt(**options: Any) -> PruneSparsegpt:
     return PruneSparsegpt.model_validate(options, strict=False)

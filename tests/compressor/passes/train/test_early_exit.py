@@ -24,7 +24,6 @@ from compressor.passes.train.early_exit.heads import FrozenTrunk
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch, TensorSpec
-from tests.compressor.brief_timing import time_briefly
 from tests.compressor.passes.train.early_exit_graphs import Builder, residual_network
 from tests.compressor.passes.train.small_training import SmallData, training
 from tests.compressor.passes.train.test_finetune import Killed, ending_at
@@ -69,9 +68,7 @@ def trained_network() -> TorchCarrier:
 
 
 @pytest.fixture(autouse=True)
-def brief_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time networks in a moment."""
-    time_briefly(monkeypatch)
+def short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(early_exit, "_SECONDS", 0.05)
 
 
