@@ -44,20 +44,27 @@ def settled_heap() -> None:
     """Keep the collector away from what lives until the end.
 
     Each run collects garbage after each step. Half a second of each time went into the suite
-    itself, the libraries, and what the tests before have left.
+    itself, the libraries, and what the tests before have left. Exporting a network makes a hundred
+    thousand objects, of which few are garbage before it ends.
     """
+    gc.set_threshold(20_000, 20, 50)
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
-def lowered_once() -> Iterator[None]:
+def lowered_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Lower modules that are alike once."""
     from compressor.models.torch import carrier
     from tests.lowered_once import remembering
 
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / "lowered"
+    folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(carrier, "lower", remembering(carrier.lower))
+        patch.setattr(carrier, "lower", remembering(carrier.lower, folder))
         yield
 
 

@@ -1,5 +1,8 @@
 """Lower modules that are alike once for all tests: it is a third of what training tests take.
 
+Processes that share the tests share what they have lowered, too. All get it as a run gets the graph
+that its plan has kept, so that it does not matter who was first.
+
 Modules are alike if their classes, attributes and inputs are the same, buffers of integers, and the
 shapes and types of all else that they hold. Modules of classes without a name, as those in
 functions, are lowered each time.
@@ -9,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import pickle
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +23,7 @@ from typing import Any
 import onnx_ir as ir
 from torch import Tensor, nn
 
+from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
 from compressor.models.torch.matching import attach_weights, held_tensors
 from compressor.models.torch.saved_module import without_weights
 from compressor.types.tensors import TensorSpec
@@ -66,20 +72,34 @@ def likeness(module: nn.Module, inputs: Sequence[TensorSpec]) -> str | None:
     return digest.hexdigest()
 
 
-def remembering(lower: Lower) -> Lower:
-    """Return the function with a memory."""
+def remembering(lower: Lower, folder: Path) -> Lower:
+    """Return the function with a memory, which lies in a folder."""
     graphs: dict[str, ir.Model] = {}
 
     def lowered(module: nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
         key = likeness(module, inputs)
         if key is None:
             return lower(module, inputs)
+        place = folder / key
+        if not place.exists():
+            _keep(without_weights(lower(module, inputs), module), place)
         if key not in graphs:
-            graph = lower(module, inputs)
-            graphs[key] = without_weights(graph, module)
-            return graph
+            graphs[key] = restore_graph(place).graph()
         graph = graphs[key].clone()
         attach_weights(graph, module)
         return graph
 
     return lowered
+
+
+def _keep(graph: ir.Model, place: Path) -> None:
+    """Store a graph all at once; another process may be as quick."""
+    staging = place.with_name(f"{place.name}-{os.getpid()}")
+    staging.mkdir()
+    OnnxCarrier(graph).save(staging)
+    try:
+        staging.rename(place)
+    except OSError:
+        if not place.exists():
+            raise
+        shutil.rmtree(staging)
