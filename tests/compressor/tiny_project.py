@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,6 +140,13 @@ class Project:
         folders = (self.output, self.store)
         staged = [p.name for folder in folders for p in folder.rglob(".staging-*")]
         return sorted(staged + [n for n in here if not n.startswith(".staging-")])
+
+
+def copied(project: Project, folder: Path) -> Project:
+    """Return a project as another was left, in a new folder; results hold wherever they lie."""
+    copy = Project(shutil.copytree(project.folder, folder), {})
+    copy.spec = deepcopy(project.spec)
+    return copy
 
 
 def setting(path: str, value: Any) -> Callable[[Project], None]:

@@ -31,6 +31,7 @@ from tests.compressor.tiny_project import (
     NETWORK,
     ONNX,
     Project,
+    copied,
     forget_modules,
     onnx_project,
     sample_images,
@@ -64,19 +65,18 @@ def two_passes(project: Project) -> Project:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a project whose run of two passes is done; results hold wherever it lies."""
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose run of two passes is done."""
     project = two_passes(onnx_project(tmp_path_factory.mktemp("finished") / "project"))
     with spine_of_tests():
         assert cached(project) == [False, False]
-    return project.folder
+    return project
 
 
 @pytest.fixture
-def done(finished: Path, tmp_path: Path, spine: None) -> Project:
+def done(finished: Project, tmp_path: Path, spine: None) -> Project:
     """A copy of that project."""
-    project = Project(shutil.copytree(finished, tmp_path / "project"), {"onnx": ONNX})
-    return two_passes(project)
+    return copied(finished, tmp_path / "project")
 
 
 def cached(project: Project) -> list[bool]:

@@ -26,11 +26,13 @@ from compressor.run.workspace import Workspace
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
 from compressor.types.training import Training
+from tests.compressor.conftest import spine_of_tests
 from tests.compressor.drill import STATE, Drill, told
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import (
     ONNX,
     Project,
+    copied,
     forget_modules,
     onnx_project,
     sample_images,
@@ -117,6 +119,18 @@ def test_samples_of_a_factory_are_known_once_they_are_copied(project: Project):
     assert (facts["samples"], facts["random"], facts["batch"]) == (13, True, 32)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose training, with a loss and a teacher, is done."""
+    project = drilled(onnx_project(tmp_path_factory.mktemp("trained") / "project"))
+    (project.folder / "tiny_data.py").write_text("def loss(): return 3\n")
+    shutil.copy(project.folder / ONNX, project.folder / "teacher.onnx")
+    project.spec["passes"][0] |= {"loss": "tiny_data:loss", "teacher": {"onnx": "teacher.onnx"}}
+    with spine_of_tests():
+        project.run()
+    return project
+
+
 def new_images(project: Project) -> None:
     np.savez(project.folder / "test.npz", image=sample_images(9), label=np.zeros(48, np.int64))
 
@@ -144,12 +158,14 @@ def new_teacher(project: Project) -> None:
     ],
 )
 def test_a_training_is_done_again_if_it_would_come_to_something_else(
-    project: Project, change: Callable[[Project], None], kept: bool
+    trained: Project,
+    tmp_path: Path,
+    spine: None,
+    change: Callable[[Project], None],
+    kept: bool,
 ):
-    (project.folder / "tiny_data.py").write_text("def loss(): return 3\n")
-    shutil.copy(project.folder / ONNX, project.folder / "teacher.onnx")
-    project.spec["passes"][0] |= {"loss": "tiny_data:loss", "teacher": {"onnx": "teacher.onnx"}}
-    facts = told(project.run().report)
+    project = copied(trained, tmp_path / "project")
+    facts = told(project.report())
     assert facts["loss"] == 3
     change(project)
     (entry,) = project.run().report["passes"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from compressor.lab.explain.advice import advise, write_changed
 from compressor.lab.explain.by_sqnr import FinishedRun, doubts, finished_run
 from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
-from tests.compressor.tiny_project import Project
+from tests.compressor.conftest import spine_of_tests
+from tests.compressor.tiny_project import onnx_project
 
 SPEC = """\
 # What we ship.
@@ -42,13 +44,20 @@ def explained(*arguments: str | Path) -> Result:
     return CliRunner().invoke(application, ["explain", *map(str, arguments)])
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "project"
+    onnx_project(folder)
+    (folder / "our.yaml").write_text(SPEC)
+    with spine_of_tests():
+        run_spec(load_spec(folder / "our.yaml"))
+    return folder
+
+
 @pytest.fixture
-def spoiled(on_onnx: Project) -> Path:
+def spoiled(finished: Path, tmp_path: Path, spine: None) -> Path:
     """A spec with comments, one of whose layers is rounded to four bits; it was run."""
-    path = on_onnx.folder / "our.yaml"
-    path.write_text(SPEC)
-    run_spec(load_spec(path))
-    return path
+    return shutil.copytree(finished, tmp_path / "project") / "our.yaml"
 
 
 def output(spec: Path) -> Path:

@@ -17,8 +17,9 @@ from compressor.errors import DataError
 from compressor.models.onnx.carrier import open_onnx
 from compressor.run import attribution
 from compressor.run.felt_noise import Feeling
+from tests.compressor.conftest import spine_of_tests
 from tests.compressor.passes.prepare.networks import stretched
-from tests.compressor.tiny_project import ONNX, Project
+from tests.compressor.tiny_project import ONNX, Project, copied, onnx_project
 
 QUANTIZE = {"pass": "quantize-static", "prepare": "none", "layers": [{"match": "*"}]}
 NARROW = [{"match": "conv2", "bits": 4}, {"match": "*"}]
@@ -35,11 +36,19 @@ def document(*arguments: str | Path) -> Any:
     return json.loads(result.stdout)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    project = onnx_project(tmp_path_factory.mktemp("finished") / "project")
+    project.spec["passes"] = [dict(QUANTIZE)]
+    with spine_of_tests():
+        project.run()
+    return project
+
+
 @pytest.fixture
-def quantized(on_onnx: Project) -> Project:
-    on_onnx.spec["passes"] = [dict(QUANTIZE)]
-    on_onnx.run()
-    return on_onnx
+def quantized(finished: Project, tmp_path: Path, spine: None) -> Project:
+    """A project of its own that was quantized."""
+    return copied(finished, tmp_path / "project")
 
 
 def paste(project: Project, found: Any) -> None:
