@@ -84,7 +84,7 @@ def test_symbols_come_back(bits: int, groups: int, kernel: int, data: bytes) -> 
 
 
 @given(st.binary(max_size=80), st.sampled_from([1, 2, 4, 8]))
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_bytes_come_back(data: bytes, width: int) -> None:
     assert read_bytes(coded_bytes(data, width), len(data), width) == data
 

@@ -258,19 +258,19 @@ def graphs(draw: Callable[..., int]) -> ir.Model:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(graphs(), st.integers(0, 2**16))
 def test_a_smaller_graph_computes_what_one_with_channels_of_zero_does(model: ir.Model, seed: int):
     channel_graphs.proved(model, seed)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(graphs(), st.integers(0, 2**16))
 def test_a_smaller_graph_has_outputs_of_the_same_shape(model: ir.Model, seed: int):
     channel_graphs.runs(model, seed)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(graphs(), st.integers(0, 2**16))
 def test_channels_that_may_change_places_leave_the_outputs_as_they_are(model: ir.Model, seed: int):
     channel_graphs.reordered(model, seed)

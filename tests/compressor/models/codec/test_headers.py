@@ -84,7 +84,7 @@ def test_files_of_the_library_parse_to_the_same(
     assert [a for _, a in places[:-1]] == [b for b, _ in places[1:]]
 
 
-@settings(ONE_FILE, max_examples=400)
+@settings(ONE_FILE, max_examples=200)
 @given(
     wanted=TENSORS,
     where=st.integers(0, 10_000),
@@ -122,7 +122,7 @@ def test_damage_is_refused_or_harmless(
     assert described(header) == library(path)
 
 
-@settings(ONE_FILE, max_examples=300)
+@settings(ONE_FILE, max_examples=150)
 @given(
     value=st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
