@@ -166,8 +166,11 @@ UNPACK = "compress unpack model.archive -o model --force"
 RUNNING = (
     Running(r"compress (--help|doctor|schema|passes|exporters)\b", nothing),
     Running(r".*observer=entrpy", samples, ExitCode.BAD_SPEC),
+    Running(ENGINE, samples, slow=True),
     Running(r"compress (plan|run) samples/digits/", samples),
-    Running(r"compress inspect out/digits-tensorrt/model.engine", samples, before=ENGINE),
+    Running(
+        r"compress inspect out/digits-tensorrt/model.engine", samples, before=ENGINE, slow=True
+    ),
     Running(r"compress inspect out/digits", samples, before=DIGITS),
     Running(r"compress explain out/digits", samples, before=DIGITS),
     Running(r"compress tune samples/digits/", samples, slow=True),
@@ -186,7 +189,11 @@ RUNNING = (
     Running(r"compress (plan|run) voice.yaml", voice_spec),
     Running(rf"compress (inspect|init) {FACES}", faces, data=FACES),
     # 8 bits of random keys and values lose more than the default limit allows.
-    Running(r"compress quantize .*--kv-cache", llama, ExitCode.LIMIT_FAILED),
+    Running(r"compress quantize .*--kv-cache", llama, ExitCode.LIMIT_FAILED, slow=True),
+    # One of those that calibrate and judge is not slow.
+    Running(
+        r"compress quantize .* -o (Llama-(w8a8|gguf|gptq|genai)|OUT) .*--text", llama, slow=True
+    ),
     Running(r"compress quantize (Llama-dir|DIR)", llama),
     Running(r"compress inspect out/edge/model.tflite", phone),
     Running(r"compress (unpack|inspect|verify) model.archive", archived),

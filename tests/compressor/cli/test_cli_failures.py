@@ -364,7 +364,12 @@ def test_modules_of_the_current_folder_can_be_imported(folder: Path) -> None:
     assert result.stderr.endswith("'here_cli_module' has no 'build'; did you mean 'biuld'?\n")
 
 
-@pytest.mark.parametrize("closed", ["1", "2", "1 2"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "closed", [pytest.param("1", marks=SLOW), pytest.param("2", marks=SLOW), "1 2"]
+)
 def test_a_closed_stream_changes_nothing(closed: str, tmp_path: Path) -> None:
     redirections = " ".join(f"{number}>&-" for number in closed.split())
     code = "from compressor.cli import main; main()"
@@ -377,7 +382,7 @@ def test_a_closed_stream_changes_nothing(closed: str, tmp_path: Path) -> None:
     assert bool(done.stdout) == ("1" not in closed)
 
 
-@pytest.mark.parametrize("command", ["schema", "passes"])
+@pytest.mark.parametrize("command", [pytest.param("schema", marks=SLOW), "passes"])
 def test_a_full_disk_behind_the_output_is_a_message(command: str) -> None:
     code = f"import sys; sys.argv[1:] = [{command!r}]; from compressor.cli import main; main()"
     with Path("/dev/full").open("w") as full:

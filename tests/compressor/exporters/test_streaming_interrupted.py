@@ -111,7 +111,9 @@ write_shards(plan_stream(carrier), target, threads=2)
 """
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "kind", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_killed_process_is_resumed_to_the_same_bytes(tmp_path: Path, kind: int) -> None:
     folder = write_folder(tmp_path / "m", shards=4)
     carrier = quantized(open_checkpoint(folder))

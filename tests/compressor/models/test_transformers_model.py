@@ -31,7 +31,7 @@ from tests.compressor.models.transformers_folders import (
 
 pytestmark = pytest.mark.usefixtures("lowered_each_time")
 
-SLOW = {"llama-tied", "qwen2", "mistral", "opt", "distilbert", "t5", "mamba2"}
+SLOW = {"llama-tied", "qwen2", "mistral", "gpt2", "opt", "bert", "distilbert", "t5", "mamba2"}
 
 
 def batch_for(inputs: tuple[TensorSpec, ...], batch: int, length: int) -> Batch:

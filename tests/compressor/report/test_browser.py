@@ -121,8 +121,15 @@ def numbers(texts: list[str]) -> list[float]:
     return [float(text) for text in texts if text]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (390, "light"),
+        (1280, "dark"),
+        pytest.param(390, "dark", marks=pytest.mark.slow),
+        pytest.param(1280, "light", marks=pytest.mark.slow),
+    ],
+)
 def test_it_opens_without_a_word_and_without_the_network(
     opened: Callable[..., Page], width: int, scheme: str
 ):

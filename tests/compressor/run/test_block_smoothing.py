@@ -104,6 +104,7 @@ def test_layers_that_are_kept_are_not_scaled(folder: Path, tmp_path: Path):
     assert lost(smoothed, logits(before)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_killed_run_begins_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """It keeps nothing of its stages, and what entered the first blocks is gone."""
     whole, _ = passed(folder, tmp_path / "whole", {"pass": "smooth"})

@@ -112,8 +112,10 @@ def values(carrier: Carrier) -> dict[str, torch.Tensor]:
     "name",
     [
         "gptq",
-        "prune-wanda",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("awq", "prune-sparsegpt")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("awq", "prune-wanda", "prune-sparsegpt")
+        ),
     ],
 )
 def test_the_codes_are_those_of_the_run_in_memory(llama: Path, tmp_path: Path, name: str):

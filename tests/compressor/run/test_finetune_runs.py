@@ -78,12 +78,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return whole.artifacts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("by", "code", "saved"),
-    [
-        ("SIGKILL", -signal.SIGKILL, 8),
-        pytest.param("SIGINT", 130, 11, marks=pytest.mark.slow),
-    ],
+    ("by", "code", "saved"), [("SIGKILL", -signal.SIGKILL, 8), ("SIGINT", 130, 11)]
 )
 def test_a_killed_training_resumes_to_the_same_bytes(
     tmp_path: Path, unbroken: dict[str, bytes], by: str, code: int, saved: int

@@ -64,12 +64,10 @@ def unbroken(killed: Project, folder: Path) -> dict[str, bytes]:
     return whole.artifacts()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network",
-    [
-        pytest.param(NETWORK, id="module"),
-        pytest.param(RIGID, id="executes its graph", marks=pytest.mark.slow),
-    ],
+    [pytest.param(NETWORK, id="module"), pytest.param(RIGID, id="executes its graph")],
 )
 def test_killed_after_pruning_it_goes_on_with_the_smaller_model(
     on_torch: Project, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

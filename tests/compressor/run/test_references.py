@@ -106,7 +106,9 @@ def test_a_run_that_is_resumed_says_the_same(uneven: Project):
     assert all(signals(first[1])[name] >= db for name, db in signals(first[0]).items())
 
 
-@pytest.mark.parametrize("scales", ["equalize", "quantize-static"])
+@pytest.mark.parametrize(
+    "scales", [pytest.param("equalize", marks=pytest.mark.slow), "quantize-static"]
+)
 def test_noise_that_was_there_before_is_not_the_later_pass_s(uneven: Project, scales: str):
     """Pruned weights are compared with the float model's, and what pruning did is pruning's."""
     later = (

@@ -164,7 +164,7 @@ def files(folder: Path, codes: Array, bits: int = 3) -> list[Path]:
     return [write_safetensors(folder / "model.safetensors", tensors), description]
 
 
-@pytest.mark.parametrize("bits", [3, 4])
+@pytest.mark.parametrize("bits", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_a_sparse_network_is_mixed_with_all_beside_it(tmp_path: Path, bits: int) -> None:
     given = files(tmp_path, sparse(120, 100), bits)
     path = tmp_path / "model.archive"

@@ -28,6 +28,7 @@ from tests.compressor.exporters.tensorrt.engines import (
 )
 
 pytestmark = needs_rtx
+SLOW = pytest.mark.slow
 
 FP8, INT4 = ir.DataType.FLOAT8E4M3FN, ir.DataType.INT4
 CONTEXT_OF_PASSES = PassContext(0, frozenset({"tensorrt"}), None)
@@ -101,7 +102,7 @@ def test_bfloat16_of_a_foreign_graph(tmp_path: Path) -> None:
         exporter("7.5").check(carrier)
 
 
-@pytest.mark.parametrize("batch", [4, "batch"])
+@pytest.mark.parametrize("batch", [4, pytest.param("batch", marks=SLOW)])
 def test_two_builds_give_the_same_bytes(batch: int | str, tmp_path: Path) -> None:
     if batch == "batch" and not addresses_can_be_fixed():
         pytest.skip("this system does not let a process fix its addresses")
@@ -129,24 +130,31 @@ def test_the_manifest_says_what_the_engine_is_of(tmp_path: Path) -> None:
     assert str(tmp_path) not in (tmp_path / "model.engine.json").read_text()
 
 
-@pytest.mark.parametrize("groups", [1, 16])
-@pytest.mark.parametrize("between", ["", "MaxPool"])
+@pytest.mark.parametrize(
+    ("between", "groups"),
+    [
+        ("", 1),
+        ("MaxPool", 16),
+        *(pytest.param(*own, marks=SLOW) for own in (("", 16), ("MaxPool", 1))),
+    ],
+)
 def test_convolutions_in_int8(groups: int, between: Between, tmp_path: Path) -> None:
     manifest = built(exporter("8.6"), convolution(between, groups=groups), tmp_path)
     assert computed(manifest) == {"conv": "int8"}
 
 
-BROKEN: list[dict[str, Any]] = [
-    {"between": "Relu"},
+BROKEN: list[dict[str, Any]] = [{"between": "Relu"}, {"axis": 1}]
+BROKEN_TOO: list[dict[str, Any]] = [
     {"between": "Sigmoid"},
     {"between": "AveragePool"},
     {"between": "Concat"},
-    {"axis": 1},
     {"scaled": True},
 ]
 
 
-@pytest.mark.parametrize("options", BROKEN)
+@pytest.mark.parametrize(
+    "options", [*BROKEN, *(pytest.param(options, marks=SLOW) for options in BROKEN_TOO)]
+)
 def test_a_broken_placement_is_an_error(options: dict[str, Any], tmp_path: Path) -> None:
     message = r"computes layer 'conv' in float32, not in int8; QuantizeLinear and DequantizeLinear"
     with pytest.raises(ArtifactError, match=message):

@@ -82,7 +82,12 @@ def test_a_folder_a_report_and_a_spec_say_the_same(quantized: Project):
 
 
 @pytest.mark.parametrize(
-    ("before", "prepare"), [([], "none"), ([], "auto"), ([{"pass": "equalize"}], "none")]
+    ("before", "prepare"),
+    [
+        ([], "none"),
+        ([], "auto"),
+        pytest.param([{"pass": "equalize"}], "none", marks=pytest.mark.slow),
+    ],
 )
 def test_the_layer_that_is_spoiled_is_found(
     on_onnx: Project, before: list[dict[str, Any]], prepare: str

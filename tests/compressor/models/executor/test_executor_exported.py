@@ -62,8 +62,15 @@ def _exported(module: nn.Module, name: str, example: torch.Tensor, optimize: boo
     return program.model
 
 
-@pytest.mark.parametrize("optimize", [False, True])
-@pytest.mark.parametrize("kind", ["cnn", "transformer"])
+@pytest.mark.parametrize(
+    ("kind", "optimize"),
+    [
+        ("cnn", False),
+        ("cnn", True),
+        pytest.param("transformer", False, marks=pytest.mark.slow),
+        ("transformer", True),
+    ],
+)
 def test_exported_networks(kind: str, optimize: bool) -> None:
     torch.manual_seed(0)
     network = (_Cnn() if kind == "cnn" else _Block()).eval()

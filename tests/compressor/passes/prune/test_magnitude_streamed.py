@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ BLOCKS: list[dict[str, Any]] = [
     {"granularity": "block", "block": (4, 1)},
     {"granularity": "block", "block": (16, 16), "norm": "l2"},
 ]
+PRESETS = ("int8", "int4-g32", "nvfp4")
+ONCE = {0, 5, 10, 11}  # places of pairs of both
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -204,8 +207,14 @@ def test_the_export_is_masked_float(
 EMBEDDING = "model.embed_tokens"
 
 
-@pytest.mark.parametrize("preset", ["int8", "int4-g32", "nvfp4"])
-@pytest.mark.parametrize("options", BLOCKS)
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [
+        # Each preset and each block once; all pairs of them are slow.
+        pytest.param(preset, options, marks=[] if place in ONCE else [pytest.mark.slow])
+        for place, (preset, options) in enumerate(product(PRESETS, BLOCKS))
+    ],
+)
 def test_codes_are_those_of_the_masked_weights(
     tmp_path: Path, small_blocks: None, preset: Any, options: dict[str, Any]
 ):

@@ -151,7 +151,14 @@ def test_module_and_graph_lose_the_same_channels(residual):
 
 
 @pytest.mark.parametrize(
-    "criterion", ["l2", "l1", "batch-norm", "taylor", "activation", "reconstruction", "random"]
+    "criterion",
+    [
+        *("taylor", "reconstruction", "random"),  # what needs data, solves, or draws
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("l2", "l1", "batch-norm", "activation")
+        ),
+    ],
 )
 def test_every_criterion_gives_the_same_bytes_twice(criterion, residual):
     step = declared(target={"macs": 0.6}, criterion=criterion)

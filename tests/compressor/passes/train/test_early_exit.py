@@ -183,8 +183,15 @@ def test_the_network_can_be_trained_with_its_heads(tmp_path: Path) -> None:
     assert "fc.weight" not in changed
 
 
-@pytest.mark.parametrize("train", ["heads", "all"])
-@pytest.mark.parametrize("how", ["killed", "interrupted"])
+@pytest.mark.parametrize(
+    ("train", "how"),
+    [
+        ("all", "killed"),
+        ("heads", "interrupted"),
+        pytest.param("heads", "killed", marks=pytest.mark.slow),
+        pytest.param("all", "interrupted", marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_training_ends_in_the_same_bytes(
     tmp_path: Path, train: str, how: str
 ) -> None:

@@ -160,8 +160,15 @@ def test_fixed_scales_are_those_of_calibration(tmp_path: Path) -> None:
         assert value.numpy() != other.numpy()
 
 
-@pytest.mark.parametrize("options", [{}, {**FOUR, "batch_norm": "live"}])
-@pytest.mark.parametrize("how", ["killed", "interrupted"])
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ("killed", {**FOUR, "batch_norm": "live"}),
+        ("interrupted", {}),
+        pytest.param("killed", {}, marks=pytest.mark.slow),
+        pytest.param("interrupted", {**FOUR, "batch_norm": "live"}, marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_training_ends_in_the_same_bytes(
     tmp_path: Path, options: dict[str, Any], how: str
 ) -> None:
