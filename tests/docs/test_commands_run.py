@@ -167,6 +167,7 @@ RUNNING = (
     Running(r"compress (--help|doctor|schema|passes|exporters)\b", nothing),
     Running(r".*observer=entrpy", samples, ExitCode.BAD_SPEC),
     Running(ENGINE, samples, slow=True),
+    Running(rf"{DIGITS} --set .*observer=entropy", samples, slow=True),
     Running(r"compress (plan|run) samples/digits/", samples),
     Running(
         r"compress inspect out/digits-tensorrt/model.engine", samples, before=ENGINE, slow=True

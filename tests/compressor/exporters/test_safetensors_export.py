@@ -56,7 +56,7 @@ TYPES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["digits", "cifar"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("cifar", marks=pytest.mark.slow)])
 def test_float_networks_compute_the_same(name: str, tmp_path: Path) -> None:
     carrier, made = sample(name), SafetensorsExporter()
     made.check(carrier)

@@ -77,7 +77,9 @@ def best(data: np.ndarray, width: int = 1, floating: bool = False) -> tuple[int,
     return min(sizes), forms[sizes.index(min(sizes))]
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(
+    "bits", [2, 4, 8, *(pytest.param(bits, marks=pytest.mark.slow) for bits in (3, 5, 6, 7))]
+)
 @pytest.mark.parametrize("zeros", [0.0, 0.5, 0.8, 0.95])
 def test_codes_come_within_three_percent_of_their_entropy(bits: int, zeros: float) -> None:
     draw, count = rng(), 400_000
