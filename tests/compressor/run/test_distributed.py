@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from tests.compressor.run.test_finetune_runs import project as training
 from tests.compressor.tiny_project import Project, forget_modules, onnx_project
 from tests.paths import ROOT
 
-Commands = list[list[str]]
 WIDTH, TRAINED = 64, "trained"
 OBSERVERS, METHODS = ("min-max", "entropy"), ("gptq", "awq")
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
@@ -85,56 +83,36 @@ class Both:
     printed: str
 
 
-def done(folder: Path, write: Callable[[Path], Commands], *others: list[str]) -> Both:
-    """Do the same in one process and in two; ``write`` makes a folder and says what is done there.
-
-    The two start once, and then also do what the others say.
-    """
-    alone, shared = folder / "alone", folder / "shared"
-    single, double = write(alone), write(shared)
-    forget_modules()
-    for command in single:
-        result = CliRunner().invoke(application, command)
-        assert result.exit_code == 0, result.stderr
-    (folder / "runs.py").write_text(RUNS, encoding="utf-8")
-    together = in_two_processes(folder, "runs.py", json.dumps([*double, *others]))
-    assert together.returncode == 0, together.stderr
-    return Both(alone, shared, together.stdout)
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
     """Everything that only has to be compared, in one start of the two processes."""
     folder = tmp_path_factory.mktemp("distributed")
-
-    def write(place: Path) -> Commands:
-        projects = [perceptron(place / method, method) for method in METHODS]
+    alone, shared = folder / "alone", folder / "shared"
+    projects: list[Project] = []
+    for place in (alone, shared):
         for observer in OBSERVERS:
             project = onnx_project(place / observer)
             project.spec["passes"] = [{**STATIC, "activations": {"observer": observer}}]
             project.spec["data"]["calibration"]["batch"] = 10  # five batches for two processes
             projects.append(project)
+        projects += [perceptron(place / method, method) for method in METHODS]
         together = {"sync-batch-norm": True, "ema": 0.9}  # or each process has its own statistics
         projects.append(training(place / TRAINED, norms=True, **together))
         # A teacher's outputs are shared out with the batches, too.
         distil = {"pass": "distill", "steps": STEPS, "learning-rate": 0.01, **together}
         projects[-1].spec["passes"].append(distil)
-        return [["run", str(project.path)] for project in projects]
-
-    marks = marking(folder / "shared" / "marks")
-    return done(folder, write, ["run", str(marks.path), "--json"])
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """A language model's folder, for which each process imports transformers."""
-
-    def write(place: Path) -> Commands:
         llama(place / "float", layers=2)
-        preset = ["--preset", "int4-g128", "-o", str(place / "packed")]
-        return [["quantize", str(place / "float"), *preset]]
-
-    return done(tmp_path_factory.mktemp("packed"), write)
+    assert all(project.path.is_file() for project in projects)  # writes them
+    forget_modules()
+    for command in commands(alone):
+        done = CliRunner().invoke(application, command)
+        assert done.exit_code == 0, done.stderr
+    (folder / "runs.py").write_text(RUNS, encoding="utf-8")
+    marks = marking(shared / "marks")
+    arguments = [*commands(shared), ["run", str(marks.path), "--json"]]
+    together = in_two_processes(folder, "runs.py", json.dumps(arguments))
+    assert together.returncode == 0, together.stderr
+    return Both(alone, shared, together.stdout)
 
 
 def marking(folder: Path) -> Project:
@@ -152,6 +130,13 @@ def marking(folder: Path) -> Project:
         encoding="utf-8",
     )
     return project
+
+
+def commands(place: Path) -> list[list[str]]:
+    """Return what is done in a folder, as arguments of the command line."""
+    specs = [str(place / name / "spec.yaml") for name in (*OBSERVERS, *METHODS, TRAINED)]
+    preset = ["--preset", "int4-g128", "-o", str(place / "packed")]
+    return [*(["run", spec] for spec in specs), ["quantize", str(place / "float"), *preset]]
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
@@ -250,19 +235,17 @@ def test_codes_that_rest_on_sums_are_nearly_all_the_same(both: Both, tmp_path: P
     assert (theirs == codes_of(nearest)).mean() < 0.95
 
 
-@pytest.mark.slow
-def test_shards_are_split_and_the_same(packed: Both):
-    one, two = packed.alone / "packed", packed.shared / "packed"
+def test_shards_are_split_and_the_same(both: Both):
+    one, two = both.alone / "packed", both.shared / "packed"
     files = sorted(p.name for p in one.glob("model*"))
     assert len(files) == 4
     for name in files:
         assert (two / name).read_bytes() == (one / name).read_bytes()
 
 
-@pytest.mark.slow
-def test_the_first_process_proves_the_directory_while_the_others_wait(packed: Both):
+def test_the_first_process_proves_the_directory_while_the_others_wait(both: Both):
     """compressed-tensors would share layers out among the processes, and wait for the others."""
-    report = json.loads((packed.shared / "packed" / "report.json").read_text())
+    report = json.loads((both.shared / "packed" / "report.json").read_text())
     checks = {check["name"]: check for check in report["artifacts"][0]["checks"]}
     assert checks["transformers has a place for each tensor"]["ok"]
     assert "input_ids" in checks["gives the dequantized outputs"]["detail"]
