@@ -42,11 +42,6 @@ def no_waiting_for_disks() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def brief_timing() -> None:
-    """Ask for what :func:`steady_times` does for every test; a file or two still say so."""
-
-
 @contextmanager
 def spine_of_tests() -> Iterator[None]:
     """Make the test plugins known."""

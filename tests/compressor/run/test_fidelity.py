@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.report.run import run_spec
@@ -15,8 +14,6 @@ from compressor.run.class_metrics import AGREEMENT
 from compressor.run.metrics import COSINE, MSE
 from compressor.spec.load import load_spec
 from compressor.types.tensors import filled
-
-pytestmark = pytest.mark.usefixtures("brief_timing")
 
 
 def test_arrays_of_other_lengths_are_filled_with_zeros():
