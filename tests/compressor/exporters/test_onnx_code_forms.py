@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,8 @@ from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
+from compressor.passes.quantize.static import placement
+from compressor.passes.quantize.static.latency_facts import VNNI
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.layers import Scheme
 from compressor.types.passes import PassContext
@@ -67,8 +70,11 @@ def same(before: ir.Model, after: ir.Model) -> bool:
 
 @pytest.fixture(scope="module")
 def gated() -> ir.Model:
-    """``x * sigmoid(x)`` of floats between integer layers, which is faster than of integers."""
-    return quantized(graph(SILU, POINTS), layers=[{"match": "*"}])
+    """``x * sigmoid(x)`` of floats between integer layers, as where tables are slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        only = replace(placement.ORT_CPU, latencies=(replace(VNNI, looked_up=5.0),))
+        patch.setitem(placement.PROFILES, "ort-cpu", only)  # type: ignore[arg-type]
+        return quantized(graph(SILU, POINTS), layers=[{"match": "*"}])
 
 
 def test_a_gate_between_codes_is_one_operator(gated, tmp_path):
