@@ -141,6 +141,18 @@ class Recipe:
         ]
         return replace(self, layers=(*rules, {"match": "*", **_rule(rest)}), left_out=False)
 
+    def without_rules(self, width: str) -> Recipe | None:
+        """Return the recipe in which the pass decides what computes on codes of one width.
+
+        ``None`` where it decides nothing.
+        """
+        tuned = self.passes[self.index]
+        if tuned["pass"] != "quantize-static":
+            return None
+        passes = list(self.passes)
+        passes[self.index] = _merged(tuned, {"weights": {"bits": int(width)}})
+        return replace(self, passes=tuple(passes), layers=())
+
     def with_parts(self, layers: Collection[str]) -> Recipe | None:
         """Return the recipe whose rules also hold for what layers become: ``fc.down``, ``fc.up``.
 

@@ -80,6 +80,7 @@ class Tuning:
         if self.goal.minimize == "latency":
             floats = dict.fromkeys(self.table, FLOAT)
             self._added(f"float, {self._before(recipe)}", narrowest, floats, pool)
+            self._by_the_pass(narrowest, pool)
         self._narrower_than_uniform(narrowest, pool)
         if self.goal.metric_drop is not None:
             self.proofs.expected(pool)  # so that there is an answer before structures are tried
@@ -126,6 +127,19 @@ class Tuning:
         if not made:
             raise SpecError("passes", "have no width that can be tuned", self.journal.not_tried[-1])
         return made
+
+    def _by_the_pass(self, start: Candidate, pool: list[Candidate]) -> None:
+        """Add what the pass chooses by itself, which computes in floats where that is faster.
+
+        A rule for all layers, as candidates of one width have, takes that choice away.
+        """
+        (width,) = set(start.choice.values())
+        recipe, name = start.recipe.without_rules(width), f"{width} bits, floats where faster"
+        if recipe is None or self.journal.is_late(name):
+            return
+        made = self._built(name, recipe, start.choice, pool=pool)
+        if made is not None and made.artifact.digest == start.artifact.digest:
+            pool.remove(made)  # nothing is faster in floats
 
     def _planned(
         self, recipe: Recipe, offered: Sequence[str]

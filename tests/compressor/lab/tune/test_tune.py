@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from compressor.cli.application import application
 from compressor.lab.tune import structure
 from compressor.lab.tune.recipe import REMEDIES, Recipe, Remedy
 from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.passes.quantize.static import placement
+from compressor.passes.quantize.static.latency_facts import VNNI, Rates
 from compressor.run.statistics import Difference
 from tests.compressor.tiny_project import Project, sample_images
 
@@ -228,6 +231,22 @@ def test_the_fastest_is_found_with_floats_among_the_candidates(project: Project)
     assert timed[document["chosen"]] == min(timed[n] for n in proved)
     again = CliRunner().invoke(application, ["run", str(project.folder / "tuned.yaml")])
     assert again.exit_code == 0, again.stderr
+
+
+def test_what_the_pass_leaves_in_floats_is_a_candidate(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """A rule for all layers bound them, and a detector's 8 bits took 1.1 of the fused floats."""
+    slow = replace(VNNI, rates={**VNNI.rates, "integer-product": Rates(call=1e9, mac=1.0)})
+    profile = replace(placement.ORT_CPU, latencies=(slow,))
+    monkeypatch.setitem(placement.PROFILES, "ort-cpu", profile)  # type: ignore[arg-type]
+    project.spec["exports"] = [{"format": "onnx", "target": "ort-cpu"}]
+    result = tuned(project, *LOOSE, "--minimize", "latency", "--rounds", "0")
+    assert result.exit_code == 0, result.stderr
+    points = {p["name"]: p for p in found(project)["points"]}
+    whole, mixed = points["8 bits"], points["8 bits, floats where faster"]
+    assert mixed["sqnr_db"] > whole["sqnr_db"]
+    assert "skip" not in (project.folder / "tuned.yaml").read_text()
 
 
 @pytest.mark.slow
