@@ -42,7 +42,8 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
 
     for name, value in options.items():
         if value:
-            raise SpecError(f"option {name}", f"is given with {what}", "leave it out")
+            remedy = "leave it out; a model is an .onnx file or a folder of transformers"
+            raise SpecError(f"option {name}", f"is given with {what}", remedy)
 
 
 @click.command()

@@ -246,7 +246,7 @@ class Given:
             note = " # CHECK: calibration and evaluation apart" if found.shared else ""
             if not re.search(rf"^    {found.kind}: ", text, re.MULTILINE):
                 problem = f"is {found.words()}, which this model's spec does not take"
-                remedy = "leave --data out, and see the comments in the spec"
+                remedy = "give a file or folder of what the model takes, such as .npz"
                 raise SpecError(f"data {str(choices.data)!r}", problem, remedy)
             text = re.sub(
                 rf"^(    {found.kind}:) (calibration|evaluation)(\.\w+| # a folder)?$",

@@ -36,7 +36,7 @@ class Proofs:
     one that no look at the evaluation data has changed.
 
     Attributes:
-        publish: called with each candidate that is proved, the best so far.
+        publish: called with each candidate that is the best so far.
         best: the last one that is proved, or where none is, that keeps the limit as measured; of a
             size alone, what loses least.
         going: none has failed.

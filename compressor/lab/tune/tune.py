@@ -39,7 +39,7 @@ class Tuned:
     """A finished search.
 
     Attributes:
-        spec: the file of the tuned spec; ``None`` where no artifact was proved.
+        spec: the file of the tuned spec; ``None`` where there is no answer.
     """
 
     answer: Answer
@@ -57,7 +57,7 @@ def tune(
 
     Every candidate is stored by content: the same call resumes where it was stopped, and another
     goal for the same model uses what is there. The tuned spec and its artifact are replaced each
-    time that a better one is proved, so that the best so far is there when the search is stopped.
+    time that there is a better one, so that the best so far is there when the search is stopped.
 
     Args:
         output: the file of the tuned spec, in the folder of the spec; default ``tuned.yaml``.

@@ -47,7 +47,7 @@ class Tuning:
     """One search.
 
     Attributes:
-        publish: called with each candidate that is proved, the best so far.
+        publish: called with each candidate that is the best so far.
     """
 
     bench: Workbench
