@@ -95,18 +95,18 @@ class CodedNetwork:
         self.module.load_state_dict(dict(tensors), strict=False)
 
     def codings(self, sensitivities: Mapping[str, Tensor] | None = None) -> dict[str, Coding]:
-        """Return the weights as they are coded now, by name."""
+        """Return the weights as they are coded now, by name.
+
+        They are on the CPU, where sums have one order, wherever the module is trained.
+        """
         held = self.module.state_dict()
         found = {}
         for name in self.coded:
-            weight = held[PREFIX + name].detach().float()
-            given = None if sensitivities is None else sensitivities[name]
-            found[name] = Coding(
-                weight,
-                held[PREFIX + name + _BOOK].detach(),
-                held[PREFIX + name + _CODES],
-                torch.ones_like(weight) if given is None else given.to(weight.device),
+            weight, book, codes = (
+                held[PREFIX + name + part].detach().cpu() for part in ("", _BOOK, _CODES)
             )
+            felt = torch.ones_like(weight) if sensitivities is None else sensitivities[name]
+            found[name] = Coding(weight.float(), book, codes, felt.float())
         return found
 
     @torch.no_grad()

@@ -124,9 +124,10 @@ def test_torchrun_with_nccl(tmp_path: Path, spread: bool) -> None:
         "dist.destroy_process_group()\n"
     )
     fsdp = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"} if spread else {}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    alone = ["--standalone", "--nproc-per-node", "1"]  # a port of its own, beside other tests
     done = subprocess.run(
-        [*command, str(program), str(tmp_path / "work")],
+        [*torchrun, *alone, str(program), str(tmp_path / "work")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **fsdp},
         capture_output=True,
