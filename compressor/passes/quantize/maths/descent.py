@@ -24,7 +24,12 @@ _SERIAL = 32768  # elements up to which torch does not start threads, which cost
 
 
 def descend(
-    matrix: Tensor, moment: Tensor, start: QuantizedTensor, sweeps: int = 1, codes: bool = True
+    matrix: Tensor,
+    moment: Tensor,
+    start: QuantizedTensor,
+    sweeps: int = 1,
+    codes: bool = True,
+    ridge: float = 0.0,
 ) -> QuantizedTensor:
     """Lower the output error of a quantized weight; each row for itself.
 
@@ -34,10 +39,11 @@ def descend(
         start: the weight, quantized; scales stay as they are for granularity ``tensor``.
         sweeps: how often every code and every scale is visited.
         codes: visit codes; without it only scales change.
+        ridge: added to the power of each input, the moment's diagonal.
     """
     scheme = start.scheme
     groups = start.scale.shape[1]
-    state = _State(matrix, moment, start)
+    state = _State(matrix, moment, start, ridge)
     columns = matrix.shape[1]
     width = columns // groups
     span = max(width, _BLOCK // max(width, 1) * width)  # whole groups, as near to a block as fit
@@ -104,10 +110,10 @@ def zeros_by_row(matrix: Tensor) -> list[Tensor] | None:
 class _State:
     """Values, steps and the gradient; all with columns or groups first, ``[columns, rows]``."""
 
-    def __init__(self, matrix: Tensor, moment: Tensor, start: QuantizedTensor):
+    def __init__(self, matrix: Tensor, moment: Tensor, start: QuantizedTensor, ridge: float):
         self.start = start
         self.scheme = start.scheme
-        self.moment = moment
+        self.moment, self.ridge = moment, ridge
         rows, columns = matrix.shape
         groups = start.scale.shape[1]
         self.width = columns // groups
@@ -117,9 +123,9 @@ class _State:
         values = start.values().T
         self.values = (values - self._by_column(self.zero)).contiguous()
         error = matrix.to(torch.float32).T - self.values * self._by_column(self.scale * self.whole)
-        self.gradient = moment @ error
+        self.gradient = (moment @ error).add_(error, alpha=ridge)
         self.pruned = zeros_by_row(matrix.T)
-        power = moment.diagonal()
+        power = moment.diagonal() + ridge
         # A column without input keeps its code.
         self.inverse_power = torch.where(power > 0, 1 / power, 0.0).tolist()
 
@@ -164,7 +170,8 @@ class _Block:
     def __init__(self, state: _State, begin: int, end: int):
         self.state = state
         self.begin, self.end = begin, end
-        self.moment = state.moment[begin:end, begin:end]
+        self.moment = state.moment[begin:end, begin:end].clone()
+        self.moment.diagonal().add_(state.ridge)
         self.gradient = state.gradient[begin:end].clone()
         self.change = torch.zeros_like(self.gradient)
         rows = self.gradient.shape[1]
@@ -226,3 +233,4 @@ class _Block:
         """Pass the block's changes on to all other columns."""
         state = self.state
         state.gradient.addmm_(state.moment[:, self.begin : self.end], self.change, alpha=-1)
+        state.gradient[self.begin : self.end].add_(self.change, alpha=-state.ridge)

@@ -9,7 +9,7 @@ has been pruned, and stays zero; the columns after it compensate in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +31,7 @@ _BLOCK = 128  # columns between updates of all columns that are yet to come
 _INVERTED = 512  # columns of an inverse that are computed at once
 _SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work
 _RETRIES = (1.0, 10.0, 100.0)  # factors on the damping
+_AT_ONCE = 1 << 22  # weights whose rows are rounded together: each takes some 50 bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,19 +123,52 @@ def gptq_weights(
     ordered = _order_and_factor(moment, damping)
     if ordered is None:
         return nearest
-    start = nearest
-    if search == "mse":
-        start = floating.round_to_nearest(
-            matrix, scheme, search, nearest.tensor_scale, _costs(*ordered)
-        )
-    start = _from_nearest(matrix, moment, start, ordered)
-    damped, power = moment.clone(), moment.diagonal()
+    costs = _costs(*ordered) if search == "mse" else None
+    power = moment.diagonal()
     mean = power.sum() / (power > 0).sum().clamp(min=1)  # of inputs that are not always zero
-    damped.diagonal().add_(damping * mean)
-    refined = descend(matrix, damped, start, sweeps)
+    ridge = damping * float(mean)
+
+    def fitted(rows: Tensor, nearest: QuantizedTensor) -> QuantizedTensor:
+        start = nearest
+        if costs is not None:
+            given = nearest.tensor_scale
+            start = floating.round_to_nearest(rows, scheme, "mse", given, costs)
+        start = _from_nearest(rows, moment, start, ordered)
+        refined = descend(rows, moment, start, sweeps, ridge=ridge)
+        if scheme.granularity == "tensor":
+            return min(refined, start, nearest, key=lambda q: output_error(rows, q, moment))
+        return better_rows(rows, moment, refined, nearest)
+
     if scheme.granularity == "tensor":
-        return min(refined, start, nearest, key=lambda q: output_error(matrix, q, moment))
-    return better_rows(matrix, moment, refined, nearest)
+        return fitted(matrix, nearest)
+    count = max(1, _AT_ONCE // max(matrix.shape[1], 1))
+    parts = torch.split(matrix, count)
+    pairs = zip(parts, split_rows(nearest, [len(part) for part in parts]), strict=True)
+    return join_rows([fitted(rows, part) for rows, part in pairs])
+
+
+def join_rows(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
+    """Put quantized rows of one weight below each other; they have scales of their own."""
+    if len(parts) == 1:
+        return parts[0]
+    return replace(
+        parts[0],
+        codes=torch.cat([part.codes for part in parts]),
+        scale=torch.cat([part.scale for part in parts]),
+        zero_point=torch.cat([part.zero_point for part in parts]),
+    )
+
+
+def split_rows(whole: QuantizedTensor, rows: Sequence[int]) -> list[QuantizedTensor]:
+    """Cut a quantized weight into pieces of so many rows; its rows have scales of their own."""
+    if len(rows) == 1:
+        return [whole]
+    parts = [torch.split(t, list(rows)) for t in (whole.codes, whole.scale, whole.zero_point)]
+    # Clones: a view would keep all of the stacked rows in memory.
+    return [
+        replace(whole, codes=codes.clone(), scale=scale.clone(), zero_point=zero.clone())
+        for codes, scale, zero in zip(*parts, strict=True)
+    ]
 
 
 def output_error(matrix: Tensor, quantized: QuantizedTensor, moment: Tensor) -> float:
@@ -149,8 +183,13 @@ def _check_shape(matrix: Tensor, moment: Tensor) -> None:
 
 
 def _check_finite(moment: Tensor) -> None:
-    if not bool(torch.isfinite(moment).all()):
+    if not _is_finite(moment):
         raise ValueError("the moment holds values that are not finite")
+
+
+def _is_finite(matrix: Tensor) -> bool:
+    """Whether all numbers are finite, without a copy of a large matrix."""
+    return not matrix.numel() or all(bool(end.isfinite()) for end in matrix.aminmax())
 
 
 def _from_nearest(
@@ -187,7 +226,7 @@ def stored(levels: Tensor, scheme: Scheme) -> Tensor:
 def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] | None:
     """Columns by falling input power, and the factor of the moment in that order."""
     order = torch.argsort(moment.diagonal(), descending=True, stable=True)
-    factor = upper_factor(moment[order][:, order], damping)
+    factor = _factored(moment, order, damping, lambda lower: lower)
     return None if factor is None else (order, factor)
 
 
@@ -197,7 +236,12 @@ def _costs(order: Tensor, factor: Tensor) -> Tensor:
     Section 3.2 of E. Frantar and D. Alistarh, Optimal Brain Compression, 2022 (arXiv:2208.11580).
     """
     costs = torch.empty(len(order))
-    costs[order] = 1 / _inverted(factor.flip(0, 1)).square().sum(0).flip(0)
+    for start in range(0, len(order), _INVERTED):  # the whole inverse would take much memory
+        end = min(start + _INVERTED, len(order))
+        eye = torch.zeros(end, end - start, dtype=factor.dtype)
+        eye[start:].fill_diagonal_(1.0)
+        columns = torch.linalg.solve_triangular(factor[:end, :end], eye, upper=True)
+        costs[order[start:end]] = 1 / columns.square().sum(0)
     return costs
 
 
@@ -215,7 +259,7 @@ def upper_factor(moment: Tensor, damping: float) -> Tensor | None:
     ``d`` is ``damping`` times the mean input power, and more if the sum is not positive definite.
     With the order of rows and columns reversed, ``F`` is Cholesky's factor ``L``.
     """
-    return _factored(moment, damping, lambda lower: lower)
+    return _factored(moment, torch.arange(len(moment)), damping, lambda lower: lower)
 
 
 def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
@@ -223,29 +267,37 @@ def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
 
     That takes one factorization in place of two and an inverse.
     """
-    return _factored(moment, damping, _inverted)
+    return _factored(moment, torch.arange(len(moment)), damping, _inverted)
 
 
-def _factored(moment: Tensor, damping: float, made: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """Return what is made of ``L``, in the usual order; ``None`` where there is no ``L``."""
-    power = moment.diagonal()
+def _factored(
+    moment: Tensor, order: Tensor, damping: float, made: Callable[[Tensor], Tensor]
+) -> Tensor | None:
+    """Return what is made of ``L``, columns in the given order; ``None`` where there is no ``L``.
+
+    Each matrix of thousands of columns takes much memory: there is one beside the moment, and while
+    the result is turned another.
+    """
+    power = moment.diagonal()[order]
     alive = power > 0
     if not bool(alive.any()):
         return None
     mean = power[alive].mean()
     # A dead column has no input: any positive power serves, for nothing is passed on from it.
     extra = torch.where(alive, 0.0, mean).flip(0)
+    turned = order.flip(0)
     for retry in _RETRIES:
         for dtype in (torch.float32, torch.float64):
-            damped = moment.flip(0, 1).to(dtype)
+            damped = moment[turned[:, None], turned].to(dtype)
             damped.diagonal().add_(extra + retry * damping * mean)
-            lower, failed = torch.linalg.cholesky_ex(damped)
-            del damped  # of thousands of columns, each matrix takes much memory
+            lower = damped.mT  # the same numbers, in the order that is factorized in place
+            failed = torch.empty((), dtype=torch.int32)
+            torch.linalg.cholesky_ex(lower, out=(lower, failed))
             if int(failed):
                 continue
             factor = made(lower).flip(0, 1).to(torch.float32)
-            del lower
-            if bool(torch.isfinite(factor).all()):
+            del damped, lower
+            if _is_finite(factor):
                 return factor
     return None
 

@@ -20,7 +20,8 @@ from compressor.passes.prepare.sources import (
 )
 from compressor.passes.quantize.maths.awq import awq
 from compressor.passes.quantize.maths.floating import RangeSearch
-from compressor.passes.quantize.weights.gptq import UNOBSERVED, join_rows, observed
+from compressor.passes.quantize.maths.gptq import join_rows
+from compressor.passes.quantize.weights.gptq import UNOBSERVED, observed
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request

@@ -11,7 +11,7 @@ import torch
 from compressor.errors import DataError, SpecError
 from compressor.models.layer_uses import observed_inputs
 from compressor.passes.quantize.maths.floating import RangeSearch
-from compressor.passes.quantize.maths.gptq import gptq_weights
+from compressor.passes.quantize.maths.gptq import gptq_weights, join_rows, split_rows
 from compressor.passes.quantize.reconstruct import (
     Recipe,
     Start,
@@ -43,30 +43,6 @@ def observed(layer: Layer, request: Request, block: Block) -> Moments:
             "skip the layer, or use method rtn",
         )
     return moments
-
-
-def join_rows(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
-    """Put quantized rows of one weight below each other; they have scales of their own."""
-    if len(parts) == 1:
-        return parts[0]
-    return replace(
-        parts[0],
-        codes=torch.cat([part.codes for part in parts]),
-        scale=torch.cat([part.scale for part in parts]),
-        zero_point=torch.cat([part.zero_point for part in parts]),
-    )
-
-
-def split_rows(whole: QuantizedTensor, rows: Sequence[int]) -> list[QuantizedTensor]:
-    """Cut a quantized weight into pieces of so many rows; its rows have scales of their own."""
-    if len(rows) == 1:
-        return [whole]
-    parts = [torch.split(t, list(rows)) for t in (whole.codes, whole.scale, whole.zero_point)]
-    # Clones: a view would keep all of the stacked rows in memory.
-    return [
-        replace(whole, codes=codes.clone(), scale=scale.clone(), zero_point=zero.clone())
-        for codes, scale, zero in zip(*parts, strict=True)
-    ]
 
 
 def _by_rows(scheme: Scheme) -> bool:

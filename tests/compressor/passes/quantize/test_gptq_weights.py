@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.passes.quantize.maths import gptq as maths
 from compressor.passes.quantize.maths.affine import absmax_parameters
 from compressor.passes.quantize.maths.descent import row_errors
 from compressor.passes.quantize.maths.floating import round_to_nearest
@@ -140,6 +141,23 @@ def test_stacked_weights_are_as_good_as_single_ones() -> None:
     whole = gptq_weights(matrix, moment, scheme)
     parts = torch.cat([gptq_weights(p, moment, scheme).codes for p in matrix.split([10, 6, 8])])
     assert (whole.codes == parts).double().mean() > 0.99
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY, ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 6, 13])
+def test_large_weights_are_rounded_a_few_rows_at_a_time(
+    scheme: Scheme, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, moment = correlated(13, 64)
+    whole = gptq_weights(matrix, moment, scheme)
+    monkeypatch.setattr(maths, "_AT_ONCE", rows * 64)
+    parts = gptq_weights(matrix, moment, scheme)
+    # Products of fewer rows may be summed in another order.
+    assert (parts.codes.view(torch.uint8) == whole.codes.view(torch.uint8)).float().mean() > 0.98
+    torch.testing.assert_close(parts.scale, whole.scale, rtol=0.1, atol=0)
+    assert parts.tensor_scale is None or torch.equal(parts.tensor_scale, whole.tensor_scale)
+    first, second = (output_error(matrix, q, moment) for q in (parts, whole))
+    assert first == pytest.approx(second, rel=0.02)
 
 
 def test_weights_without_rows() -> None:
