@@ -97,12 +97,16 @@ class Metric:
     def sampled(self, outputs: Batch, samples: int) -> Batch:
         """Return the outputs with an axis of samples, which built-in metrics are about.
 
+        Where none has one, all are of the sample if there is only one.
+
         Raises:
             DataError: there is none.
         """
         if self.output_parts:
             outputs = named_parts(outputs, self.output_parts)
         chosen = {n: a for n, a in outputs.items() if a.ndim and len(a) == samples}
+        if not chosen and samples == 1:
+            chosen = {name: array[None] for name, array in outputs.items()}
         if chosen:
             return scores_first(chosen) if self.about_classes else chosen
         name, array = next(iter(outputs.items()))

@@ -239,6 +239,17 @@ def test_outputs_without_an_axis_of_samples_are_refused():
     COSINE.check_fit({"mean": (), "y": None})
 
 
+def test_outputs_of_one_sample_need_no_axis():
+    """A model whose batch is fixed to one may return a number, or rows of another count."""
+    outputs = {"score": np.array(2.0), "boxes": np.zeros((7, 4))}
+    assert {n: a.shape for n, a in COSINE.sampled(outputs, 1).items()} == {
+        "score": (1,),
+        "boxes": (1, 7, 4),
+    }
+    kept = {**outputs, "y": np.ones((1, 3))}
+    assert list(COSINE.sampled(kept, 1)) == ["y"]
+
+
 def test_the_parts_of_an_output_count_alike():
     """Scores that are lost show beside boxes that are a thousand times as large."""
     parts = (((slice(None), slice(0, 4)), (slice(None), slice(4, 6))),)
