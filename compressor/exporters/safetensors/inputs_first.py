@@ -11,7 +11,12 @@ a weight ``[rows, columns]``, of which zero points are part:
 - ``awq``: ``qweight`` int32 ``[columns, rows / 8]`` and ``qzeros`` int32 ``[groups, rows / 8]``,
   eight rows in a word in the order 0, 2, 4, 6, 1, 3, 5, 7; and ``scales`` ``[groups, rows]``.
 
-Sources: the readers of vLLM 0.32 (``auto_gptq.py``, ``auto_awq.py``).
+Layers that stay float are named three times, as readers look in different places: ``dynamic`` for
+GPTQModel and vLLM, ``modules_in_block_to_quantize`` for transformers with Optimum, and
+``modules_to_not_convert`` for transformers and vLLM where the layout is ``awq``.
+
+Sources: the readers of vLLM 0.32 (``auto_gptq.py``, ``auto_awq.py``), GPTQModel 7.7 and Optimum
+2.3 (``gptq/quantizer.py``).
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ _MATRIX = 2
 _WORD = 32
 _BITS: Mapping[InputsFirst, tuple[int, ...]] = {"gptq": (8, 4, 2), "awq": (4,)}
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_IN_BLOCK = re.compile(r"^.*?\.\d+\.")  # what comes before the name of a module in its block
 
 
 def entries_of(kind: InputsFirst, tensor: StoredTensor) -> tuple[Entry, ...]:
@@ -115,16 +121,22 @@ def configuration(kind: InputsFirst, tensors: Mapping[str, StoredTensor]) -> dic
             "use one scheme for all layers, or layout: compressed-tensors",
         )
     (scheme,) = schemes
-    common = {"bits": scheme.bits, "group_size": scheme.group or -1, "quant_method": kind}
+    chosen = [name.removesuffix(_WEIGHT) for name, t in tensors.items() if t.codes is not None]
     kept = _kept(list(tensors.values()))
+    common = {
+        "bits": scheme.bits,
+        "dynamic": {f"-:^{re.escape(name)}$": {} for name in kept},
+        "group_size": scheme.group or -1,
+        "quant_method": kind,
+    }
     if kind == "awq":
         return {**common, "modules_to_not_convert": kept, "version": "gemm", "zero_point": True}
     return {
         **common,
         "checkpoint_format": "gptq" if scheme.symmetric else "gptq_v2",
         "desc_act": False,
-        "dynamic": {f"-:^{re.escape(name)}$": {} for name in kept},
         "lm_head": False,
+        "modules_in_block_to_quantize": [_endings(chosen, kept)],
         "sym": scheme.symmetric,
     }
 
@@ -136,6 +148,17 @@ def _kept(tensors: Sequence[StoredTensor]) -> list[str]:
         for tensor in tensors
         if tensor.codes is None and len(tensor.shape) == _MATRIX and tensor.name.endswith(_WEIGHT)
     ]
+
+
+def _endings(chosen: Sequence[str], kept: Sequence[str]) -> list[str]:
+    """Return endings of names that tell modules of codes from others.
+
+    Optimum reads no ``dynamic``: it takes all linear layers of blocks for codes, unless their
+    names end otherwise. vLLM looks for these endings anywhere in a name.
+    """
+    inside = {name: _IN_BLOCK.sub("", name) for name in (*chosen, *kept)}
+    floats = {inside[name] for name in kept}
+    return list(dict.fromkeys(name if inside[name] in floats else inside[name] for name in chosen))
 
 
 def _problem(kind: InputsFirst, tensor: StoredTensor, scheme: Scheme) -> str:

@@ -63,7 +63,7 @@ def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, .
         return ()
     other = {s.codes.name for s in plan.shards} - {COMPRESSED_TENSORS.name}
     if other:
-        why = f"not compared: transformers needs another package for layout {other.pop()}"
+        why = f"not compared: transformers reads layout {other.pop()} with the package gptqmodel"
         return (Check(OUTPUTS, why, known=False),)
     network, why = float_network(folder)
     reading = reading_of(carrier, by_names=False)

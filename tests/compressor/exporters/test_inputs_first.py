@@ -129,10 +129,24 @@ def test_a_directory_is_written_and_checked(folder: Path, tmp_path: Path, kind: 
     meant = tensor.codes.compute(tensor.read()).dequantize()
     assert torch.equal(READERS[kind](local, config), meant)
     assert "model.layers.1.self_attn.o_proj.weight" in held
+    assert r"-:^model\.layers\.1\.self_attn\.o_proj$" in config["dynamic"]
     if kind == "awq":
         assert "model.layers.1.self_attn.o_proj" in config["modules_to_not_convert"]
     else:
-        assert r"-:^model\.layers\.1\.self_attn\.o_proj$" in config["dynamic"]
+        (endings,) = config["modules_in_block_to_quantize"]
+        assert "self_attn.q_proj" in endings
+        assert not any(ending.endswith("o_proj") for ending in endings)
+
+
+def test_a_layer_is_named_in_full_if_another_of_its_kind_stays_float():
+    weight = torch.randn(ROWS, COLUMNS).to(torch.float16)
+    given = scheme(4, 32, True, torch.float16)
+    chosen = [f"model.layers.{n}.mlp.{name}" for n, name in ((0, "up"), (1, "up"), (11, "down"))]
+    tensors = {f"{name}.weight": quantized(f"{name}.weight", weight, given) for name in chosen}
+    for name in ("lm_head.weight", "model.layers.1.mlp.down.weight"):
+        tensors[name] = kept(name, weight)
+    (endings,) = configuration("gptq", tensors)["modules_in_block_to_quantize"]
+    assert endings == ["mlp.up", "model.layers.11.mlp.down"]
 
 
 def test_what_a_layout_cannot_hold_is_refused():
@@ -170,5 +184,8 @@ def test_the_command_line_writes_them_for_vllm(folder: Path, tmp_path: Path):
     (export,) = made.exports
     assert isinstance(export, SafetensorsExporter)
     assert (export.layout, export.consumer) == ("gptq", "vllm")
+    made = quantization_spec(*given, QuantizeOptions(format="awq", consumer="transformers"))
+    assert isinstance(made.exports[0], SafetensorsExporter)
+    assert made.exports[0].layout == "awq"
     with pytest.raises(SpecError, match="does not read awq"):
-        quantization_spec(*given, QuantizeOptions(format="awq", consumer="transformers"))
+        quantization_spec(*given, QuantizeOptions(format="awq", consumer="llama.cpp"))

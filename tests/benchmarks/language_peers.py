@@ -1,0 +1,112 @@
+"""Quantize a language model with another program, or read what was written; run by its Python.
+
+    python language_peers.py quantize TOOL BITS GROUP MODEL CALIBRATION.npy TARGET
+    python language_peers.py logits TOKENS.npy FOUND.npz DIRECTORY...
+
+TOOL is ``gptqmodel``, ``autoround`` or ``llmcompressor``. Codes of 4 bits are symmetric, those of 2
+have zero points. CALIBRATION holds tokens, ``[samples, length]``, and everything that is not said
+here is the tool's own choice. ``logits`` opens directories by transformers, in float32, and writes
+the logits of each by its name. It knows nothing of the project, whose packages are not here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+BATCH = 8
+SYMMETRIC_BITS = 4
+
+
+def gptqmodel(source: Path, target: Path, tokens: torch.Tensor, bits: int, group: int) -> None:
+    from gptqmodel import GPTQModel, QuantizeConfig
+
+    config = QuantizeConfig(bits=bits, group_size=group, sym=bits == SYMMETRIC_BITS)
+    model = GPTQModel.load(str(source), config, device="cpu")
+    rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in tokens]
+    model.quantize(rows, batch_size=BATCH)
+    model.save(str(target))
+
+
+def autoround(source: Path, target: Path, tokens: torch.Tensor, bits: int, group: int) -> None:
+    from auto_round import AutoRound
+    from torch.utils.data import DataLoader
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    rows = [{"input_ids": row, "attention_mask": torch.ones_like(row)} for row in tokens]
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    tool = AutoRound(
+        model,
+        AutoTokenizer.from_pretrained(source),
+        bits=bits,
+        group_size=group,
+        sym=bits == SYMMETRIC_BITS,
+        dataset=DataLoader(rows, batch_size=BATCH),
+        seqlen=tokens.shape[1],
+        nsamples=len(tokens),
+        batch_size=BATCH,
+        device_map="cpu",
+    )
+    tool.quantize_and_save(str(target), format="auto_gptq")
+
+
+def llmcompressor(source: Path, target: Path, tokens: torch.Tensor, bits: int, group: int) -> None:
+    from datasets import Dataset
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.gptq import GPTQModifier
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    symmetric = bits == SYMMETRIC_BITS
+    weights = {"num_bits": bits, "type": "int", "symmetric": symmetric}
+    groups = {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**weights, "strategy": "group", "group_size": group},
+        }
+    }
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    oneshot(
+        model=model,
+        tokenizer=AutoTokenizer.from_pretrained(source),
+        dataset=Dataset.from_dict({"input_ids": tokens.tolist()}),
+        recipe=GPTQModifier(config_groups=groups, ignore=["lm_head"]),
+        max_seq_length=tokens.shape[1],
+        num_calibration_samples=len(tokens),
+    )
+    model.save_pretrained(str(target), save_compressed=True)
+
+
+TOOLS: dict[str, Callable[..., None]] = {
+    "gptqmodel": gptqmodel,
+    "autoround": autoround,
+    "llmcompressor": llmcompressor,
+}
+
+
+def quantize(tool: str, bits: str, group: str, source: str, data: str, target: str) -> None:
+    tokens = torch.from_numpy(np.load(data))
+    TOOLS[tool](Path(source), Path(target), tokens, int(bits), int(group))
+
+
+@torch.inference_mode()
+def logits(data: str, target: str, *directories: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.from_numpy(np.load(data))
+    found: dict[str, Any] = {}
+    for directory in directories:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        made = [model(input_ids=rows, use_cache=False).logits for rows in tokens.split(BATCH)]
+        found[Path(directory).name] = torch.cat(made).numpy()
+    np.savez(target, **found)
+
+
+if __name__ == "__main__":
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    {"quantize": quantize, "logits": logits}[sys.argv[1]](*sys.argv[2:])
