@@ -9,10 +9,13 @@ format      a value is                    codes of ours
 ==========  ============================  ======================================================
 ``Q4_0``    ``d * (q - 8)``               symmetric, up to 4 bits, groups of a multiple of 32
 ``Q4_1``    ``d * q + m``                 with zero points; ``m`` is minus zero point times scale
-``Q8_0``    ``d * q``                     symmetric, 8 bits
+``Q5_0``    ``d * (q - 16)``              symmetric, 5 bits, groups of a multiple of 32
+``Q8_0``    ``d * q``                     symmetric, 8 or 6 bits, groups of a multiple of 32
 ``Q2_K``    ``d * s * q - m * t``         2 bits, groups of a multiple of 256; ``s`` is 1
 ``Q3_K``    ``d * (s - 32) * (q - 4)``    symmetric, 3 bits, groups of a multiple of 256
 ``Q4_K``    ``d * s * q - m * t``         with zero points, groups of a multiple of 256
+``Q5_K``    ``d * s * q - m * t``         5 bits with zero points, groups of a multiple of 256
+``Q6_K``    ``d * s * (q - 32)``          symmetric, 6 bits, groups of a multiple of 256
 ``MXFP4``   ``2 ** (e - 127) * e2m1``     mxfp4
 ==========  ============================  ======================================================
 
@@ -28,7 +31,9 @@ from torch import Tensor
 
 from compressor.types.layers import QuantizedTensor, Scheme
 
-BlockFormat = Literal["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "MXFP4"]
+BlockFormat = Literal[
+    "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"
+]
 SIZES: dict[BlockFormat, tuple[int, int]] = {
     "Q4_0": (32, 18),
     "Q4_1": (32, 20),
@@ -37,6 +42,8 @@ SIZES: dict[BlockFormat, tuple[int, int]] = {
     "Q2_K": (256, 84),
     "Q3_K": (256, 110),
     "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
     "MXFP4": (32, 17),
 }
 """Columns and bytes of a block."""
@@ -66,8 +73,14 @@ def format_of(scheme: Scheme, columns: int) -> BlockFormat | None:
         return None
     large = width % _LARGE == 0
     match scheme.bits:
-        case 8:
+        case 6 if large and scheme.symmetric:
+            return "Q6_K"
+        case 8 | 6:
             return "Q8_0" if scheme.symmetric else None
+        case 5 if scheme.symmetric:
+            return "Q5_0"
+        case 5:
+            return "Q5_K" if large else None
         case 2 if large:
             return "Q2_K"
         case 3 if large and scheme.symmetric:
@@ -120,13 +133,19 @@ def pack(codes: QuantizedTensor, kind: BlockFormat) -> Tensor:
     elif kind == "Q4_1":
         least = -zeros.to(torch.float32) * scale
         parts = [d, _half(least, "zero point times scale"), _nibbles(levels)]
+    elif kind == "Q5_0":
+        parts = [d, _stream(levels >> 4), _nibbles(levels)]
     elif kind == "Q4_K":
-        parts = [d, d, _ones_and(zeros), _nibbles(levels.reshape(-1, 2 * _SMALL), _SMALL)]
-        parts[-1] = parts[-1].reshape(len(levels), -1)
+        parts = [d, d, _ones_and(zeros), _all_nibbles(levels, _SMALL)]
+    elif kind == "Q5_K":
+        parts = [d, d, _ones_and(zeros), _lanes(levels >> 4), _all_nibbles(levels, _SMALL)]
+    elif kind == "Q6_K":
+        ones = torch.ones_like(zeros).expand(-1, _SUB_BLOCKS)
+        parts = [_all_nibbles(levels, 2 * _SMALL), _quarters(levels >> 4), ones, d]
     elif kind == "Q2_K":
         parts = [(zeros << 4 | 1).expand(-1, _SUB_BLOCKS), _quarters(levels), d, d]
     else:
-        parts = [_highest(levels), _quarters(levels & 3), _unit_scales(len(levels)), d]
+        parts = [_lanes(levels >> 2), _quarters(levels & 3), _unit_scales(len(levels)), d]
     return torch.cat(parts, 1).reshape(rows, -1)
 
 
@@ -149,29 +168,42 @@ def _nibbles(levels: Tensor, half: int = _SMALL // 2) -> Tensor:
     return levels[:, :half] & 15 | levels[:, half:] << 4
 
 
+def _all_nibbles(levels: Tensor, half: int) -> Tensor:
+    """Pack codes ``[n, 256]``: of each two times ``half``, the second half above the first."""
+    return _nibbles(levels.reshape(-1, 2 * half), half).reshape(len(levels), -1)
+
+
 def _quarters(levels: Tensor) -> Tensor:
-    """Pack codes of 2 bits ``[n, 256]``: of each 128, four that lie 32 apart in a byte."""
+    """Pack numbers of 2 bits ``[n, 256]``: of each 128, four that lie 32 apart in a byte."""
     lanes = levels.reshape(len(levels), 2, 4, _SMALL)
     packed = lanes[:, :, 0] | lanes[:, :, 1] << 2 | lanes[:, :, 2] << 4 | lanes[:, :, 3] << 6
     return packed.reshape(len(levels), -1)
 
 
-def _highest(levels: Tensor) -> Tensor:
-    """Return the third bit of codes ``[n, 256]``: bit ``i`` of byte ``j`` is that of 32 i + j."""
-    bits = (levels >> 2).reshape(len(levels), 8, _SMALL)
-    packed = torch.zeros(len(levels), _SMALL, dtype=torch.uint8)
-    for index in range(8):
-        packed |= bits[:, index] << index
-    return packed
+def _lanes(bits: Tensor) -> Tensor:
+    """Pack bits ``[n, 256]``: bit ``i`` of byte ``j`` is that of 32 i + j."""
+    return _bytes_of(bits.reshape(len(bits), 8, _SMALL).transpose(1, 2))
+
+
+def _stream(bits: Tensor) -> Tensor:
+    """Pack bits ``[n, 32]``: bit ``i`` of byte ``j`` is that of 8 j + i."""
+    return _bytes_of(bits.reshape(len(bits), -1, 8))
+
+
+def _bytes_of(bits: Tensor) -> Tensor:
+    """Pack bits ``[..., 8]``, the lowest first."""
+    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
 
 
 def _ones_and(zeros: Tensor) -> Tensor:
-    """Return the 12 bytes of eight scales of 1 and eight factors of at most 15, as Q4_K has them.
+    """Return the 12 bytes of eight scales of 1 and eight equal factors of at most 6 bits.
 
-    The first four scales, the first four factors, and then the other four of both in nibbles.
+    The first four scales, the first four factors, and then the other four of both in nibbles; the
+    upper two bits of those factors are above the first four.
     """
     ones = torch.ones_like(zeros)
-    return torch.cat([ones.expand(-1, 4), zeros.expand(-1, 4), (zeros << 4 | 1).expand(-1, 4)], 1)
+    first = zeros | zeros >> 4 << 6
+    return torch.cat([ones.expand(-1, 4), first.expand(-1, 4), (zeros << 4 | 1).expand(-1, 4)], 1)
 
 
 def _unit_scales(count: int) -> Tensor:

@@ -30,11 +30,11 @@ class GgufExporter(Exporter):
     """Writes ``model.gguf``: weights, configuration, tokenizer and chat template in one file.
 
     llama.cpp and the programs around it open it. Codes that passes have found are written as they
-    are, in the block format on whose grid they lie: Q4_0 and Q8_0 for symmetric codes of up to 4
-    and of 8 bits, Q4_1 with zero points, Q2_K, Q3_K and Q4_K where scales are shared by 256 columns
-    or whole rows, and MXFP4. A pass in the same spec rounds scales to numbers that these formats
-    hold. The float weights of all other layers keep their type. It takes llama, mistral, qwen2,
-    qwen3, gemma, gemma2 and gemma3 from Hugging Face directories, and of mixtures of experts
+    are, in the block format on whose grid they lie: Q4_0, Q5_0 and Q8_0 for symmetric codes of up
+    to 4, of 5 and of 8 bits, Q4_1 with zero points, Q2_K to Q6_K where scales are shared by 256
+    columns or whole rows, and MXFP4. A pass in the same spec rounds scales to numbers that these
+    formats hold. The float weights of all other layers keep their type. It takes llama, mistral,
+    qwen2, qwen3, gemma, gemma2 and gemma3 from Hugging Face directories, and of mixtures of experts
     mixtral, qwen2_moe and qwen3_moe.
     """
 

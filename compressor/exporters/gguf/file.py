@@ -184,7 +184,7 @@ class FilePlan:
             counts[tensor.kind] += tensor.elements
         kind = counts.most_common(1)[0][0]
         other = {"F32": "ALL_F32", "MXFP4": "MOSTLY_MXFP4_MOE"}
-        small = "_S" if kind in ("Q3_K", "Q4_K") else ""
+        small = "_S" if kind in ("Q3_K", "Q4_K", "Q5_K") else ""
         return other.get(kind, f"MOSTLY_{kind}{small}")
 
     def write(self, path: Path, name: str, advance: Callable[[int], None]) -> None:
@@ -296,7 +296,8 @@ def _kind(source: StoredTensor, floats: Floats, *, plain: bool) -> str:
                 f"layer {layer.name!r}",
                 f"is {source.codes.scheme} of {source.shape[-1]} columns, for which GGUF has no "
                 "blocks",
-                "use 4 or 8 bits in groups of 32, 64, ... or mxfp4, or skip the layer by a rule",
+                "use 4, 5 or 8 bits in groups of 32, 64, ... without zero points, or mxfp4, or "
+                "skip the layer by a rule",
             )
         return kind
     if source.dtype not in FLOATS:

@@ -38,7 +38,7 @@ Preset = Literal[
 ]
 Method = Literal["rtn", "hqq", "gptq", "awq", "reconstruct"]
 Format = Literal["int", "fp8-e4m3", "mxfp4", "nvfp4"]
-Bits = Literal[8, 4, 3, 2]
+Bits = Literal[8, 6, 5, 4, 3, 2]
 Activations = Literal[InputFormat, "float"]
 
 DEFAULT_PRESET: Preset = "int4-g128"
@@ -179,7 +179,7 @@ def numbers_of(
         check_float(format, bits, group, symmetric, f"format {format!r}")
         return Numbers(format, group=group)
     if bits is None:
-        raise SpecError("bits", f"is not given, {named[0]} is", "give bits: 8, 4, 3 or 2")
+        raise SpecError("bits", f"is not given, {named[0]} is", "give bits: 8, 6, 5, 4, 3 or 2")
     return Numbers("int", bits, group, symmetric is not False)
 
 

@@ -170,6 +170,8 @@ def open_text(folder: Path) -> CheckpointCarrier:
     [
         ({"preset": "int4-g32"}, "Q4_0"),
         ({"preset": "int8"}, "Q8_0"),
+        ({"bits": 6, "group": 32}, "Q8_0"),
+        ({"bits": 5, "group": 32}, "Q5_0"),
         ({"preset": "mxfp4"}, "MXFP4"),
         ({"bits": 4, "group": 32, "symmetric": False}, "Q4_1"),
     ],
