@@ -25,6 +25,8 @@ SYMMETRIC_BITS = 4
 
 
 def gptqmodel(source: Path, target: Path, tokens: torch.Tensor, bits: int, group: int) -> None:
+    # It wants two threads, and takes half as many as there are processors.
+    os.environ["GPTQMODEL_CPU_WORKERS"] = "2"
     from gptqmodel import GPTQModel, QuantizeConfig
 
     config = QuantizeConfig(bits=bits, group_size=group, sym=bits == SYMMETRIC_BITS)
@@ -91,7 +93,9 @@ TOOLS: dict[str, Callable[..., None]] = {
 
 def quantize(tool: str, bits: str, group: str, source: str, data: str, target: str) -> None:
     tokens = torch.from_numpy(np.load(data))
-    TOOLS[tool](Path(source), Path(target), tokens, int(bits), int(group))
+    paths = Path(source).resolve(), Path(target).resolve()
+    os.chdir(paths[1].parent)  # GPTQModel writes logs to the working folder
+    TOOLS[tool](*paths, tokens, int(bits), int(group))
 
 
 @torch.inference_mode()

