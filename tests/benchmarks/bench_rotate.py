@@ -1,8 +1,11 @@
 """Nats a character that few bits cost the small Llama of the samples, rotated and not.
 
 ``rotate`` folds what it can into weights. What ``down_proj`` reads stays as it was, so inputs of 4
-bits are measured for all layers, and for all but ``down_proj``. Losses are means over windows of
-held-out text, each minus the float model's; the interval is that of the mean over windows.
+bits are measured for all layers, and for all but ``down_proj``. Keys and values of few bits have
+weights in floats beside them, and each token of each head a scale and a zero point; keys are also
+measured as if the network turned them, and what is multiplied with them, by a Hadamard matrix as it
+runs, which nothing folds. Losses are means over windows of held-out text, each minus the float
+model's; the interval is that of the mean over windows.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from torch import Tensor, nn
 
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.rounded_inputs import round_inputs_of
+from compressor.models.transformers.cached_attention import change_cache, keeps_cache
+from compressor.passes.prepare.maths.rotation import rotation
 from compressor.passes.prepare.rotate import Rotate
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.passes import PassContext
@@ -36,6 +41,7 @@ WEIGHTS: dict[str, dict[str, Any]] = {
     "4-bit weights of whole rows, rtn": {"bits": 4},
 }
 FOUR_BITS = "4-bit weights, rtn"
+CACHE_BITS = (4, 3, 2)
 
 
 def folder_of(seed: int | None, tmp_path: Path) -> Path:
@@ -62,6 +68,34 @@ def four_bits(layer: nn.Module) -> None:
 def mxfp4(layer: nn.Module) -> None:
     """Let a layer round what it reads to floats of 4 bits, 32 of which share a power of two."""
     round_inputs_of(layer, InputScheme("mxfp4"))
+
+
+def few_bits(values: Tensor, bits: int) -> Tensor:
+    """Round the last axis to integers with a scale and a zero point."""
+    low = values.amin(-1, keepdim=True).clamp(max=0)
+    high = values.amax(-1, keepdim=True).clamp(min=0)
+    scale = (high - low).clamp(min=1e-12) / ((1 << bits) - 1)
+    zero = (low / scale).round()
+    return ((values / scale).round() - zero).clamp(0, (1 << bits) - 1).add(zero) * scale
+
+
+def cached(network: nn.Module, bits: int, *, turned: bool) -> nn.Module:
+    """Return a copy whose attention keeps keys and values of few bits.
+
+    Args:
+        turned: keys are rounded in the basis of a Hadamard matrix.
+    """
+
+    def change(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        turn = rotation(keys.shape[-1], seed=0)
+        kept = turn.back(few_bits(turn.times(keys), bits)) if turned else few_bits(keys, bits)
+        return kept.to(keys.dtype), few_bits(values, bits)
+
+    module = copy.deepcopy(network)
+    for layer in module.modules():
+        if keeps_cache(layer):
+            change_cache(layer, change)
+    return module
 
 
 def quantized(network: nn.Module, folder: Path, options: dict[str, Any]) -> nn.Module:
@@ -95,6 +129,10 @@ def losses(network: nn.Module, folder: Path, windows: Tensor) -> dict[str, Tenso
             if isinstance(layer, nn.Linear) and not name.endswith(("lm_head", *kept)):
                 rounding(layer)
         found[title] = nats(module, windows)
+    for bits in CACHE_BITS:
+        for turned in (False, True):
+            title = f"{bits}-bit keys and values" + (", turned keys" if turned else "")
+            found[title] = nats(cached(network, bits, turned=turned), windows)
     return found
 
 
