@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_beaten
 from compressor.lab.tune.recipe import FLOAT
+from compressor.lab.tune.watch import TIME_WAS_UP
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
 
@@ -31,7 +31,14 @@ class Journal:
     goal: Goal
     path: list[str] = field(default_factory=list)
     not_tried: list[str] = field(default_factory=list)
-    _start: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        """Let the time of the goal run."""
+        self.bench.watch.start(self.goal.seconds)
+
+    def skip(self, what: str, why: str) -> None:
+        """Note what was not tried."""
+        self.not_tried.append(f"{what}: {why}")
 
     def tell(self, candidate: Candidate) -> None:
         """Note a candidate that was made."""
@@ -89,11 +96,9 @@ class Journal:
 
     def is_late(self, what: str) -> bool:
         """Whether the time is up, so that something is not tried."""
-        seconds = self.goal.seconds
-        if seconds is None or time.monotonic() - self._start < seconds:
-            return False
-        self.not_tried.append(f"{what}: the time was up (--budget)")
-        return True
+        if self.bench.watch.is_up:
+            self.not_tried.append(f"{what}: {TIME_WAS_UP}")
+        return self.bench.watch.is_up
 
     def answer(self, best: Candidate | None, pool: list[Candidate]) -> Answer:
         """Return what was found.

@@ -18,6 +18,7 @@ from compressor.lab.tune.betting import found_above
 from compressor.lab.tune.recipe import Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
 from compressor.lab.tune.solver import Entry, samples_to_prove
+from compressor.lab.tune.watch import Watch
 from compressor.passes.quantize.static.latency import CostModel, typical_shapes
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
@@ -114,6 +115,7 @@ class Workbench:
         limit: the largest drop of the metric that is allowed; ``None`` for any.
         objective: what the layers' costs are in the tables.
     """
+        watch: ends a candidate within it when the time is up.
 
     spec: Spec
     plan: Plan
@@ -123,6 +125,7 @@ class Workbench:
     limit: float | None
     objective: Objective = "size"
     made: dict[str, Candidate] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
     evaluations: int = 0
 
     @cached_property
@@ -149,15 +152,16 @@ class Workbench:
         """Return the candidate of a recipe: its passes run, its artifacts written.
 
         Raises:
-            CompressorError: a pass or an export fails.
+            CompressorError: a pass or an export fails, or the time is up and there are others.
         """
         key = identity(recipe)
         if key in self.made:
             return self.made[key]
-        with self.progress.stage(name):
+        with self.progress.stage(name), self.watch.over(bool(self.made)):
             plan = self.planned(recipe)
             workspace = self._workspace(plan)
             steps = run_passes(workspace)
+            workspace.progress = self.watch
             last = steps[-1].key if steps else workspace.source_key
             carrier = steps[-1].carrier if steps else plan.model.carrier
             written = write_artifacts(workspace, last, carrier)
