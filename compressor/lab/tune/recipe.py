@@ -20,6 +20,12 @@ from compressor.types.passes import Pass, TrainPass
 FLOAT = "float"
 """The option of leaving a layer as it is."""
 
+STORED = "stored"
+"""The option of weights in 8 bits that are computed with as floats: their noise alone is added."""
+
+STORING: Mapping[str, Any] = {"pass": "quantize-weights", "bits": 8}
+"""The pass of that option, behind the one that is tuned."""
+
 
 @dataclass(frozen=True)
 class Remedy:
@@ -72,16 +78,22 @@ class Recipe:
         index: the one that is tuned.
         layers: the rules that tuning adds, behind the user's own: the last is for all others.
         left_out: the pass is left out, and so all of its layers stay floats.
+        kept: rules of the pass that stores in 8 bits what else stays floats, for what it leaves
+            alone; ``None`` without that pass.
     """
 
     passes: tuple[Mapping[str, Any], ...]
     index: int
     layers: tuple[Mapping[str, Any], ...] = ()
     left_out: bool = False
+    kept: tuple[Mapping[str, Any], ...] | None = None
 
     def value(self) -> list[dict[str, Any]]:
         """Return the list ``passes`` of a spec."""
         passes = [deepcopy(dict(entry)) for entry in self.passes]
+        if self.kept is not None:
+            rules = {"layers": [dict(rule) for rule in self.kept]} if self.kept else {}
+            passes.insert(self.index + 1, {**STORING, **rules})
         if self.left_out:
             del passes[self.index]
         elif self.layers:
@@ -104,7 +116,8 @@ class Recipe:
 
     def is_like(self, other: Recipe) -> bool:
         """Whether only the choices for single layers differ."""
-        return replace(self, layers=other.layers, left_out=other.left_out) == other
+        choice = {"layers": other.layers, "left_out": other.left_out, "kept": other.kept}
+        return replace(self, **choice) == other
 
     def has(self, remedy: Remedy) -> bool:
         """Whether a remedy is in it already."""
@@ -119,7 +132,7 @@ class Recipe:
         if remedy.below is None:
             return True
         tuned = self.passes[self.index]
-        bits = [int(option) for option in choice.values() if option != FLOAT]
+        bits = [int(option) for option in choice.values() if option.isdigit()]
         bits += [rule["bits"] for rule in tuned.get("layers") or () if "bits" in rule]
         bits.append((tuned.get("activations") or {}).get("bits", remedy.below))
         return min(bits) < remedy.below
@@ -130,16 +143,33 @@ class Recipe:
         Args:
             choice: the options by layer.
         """
-        counted = Counter(choice.values())
-        if set(counted) == {FLOAT}:
-            return replace(self, left_out=True)
+        kept = self._kept(choice)
+        computed = {n: FLOAT if option == STORED else option for n, option in choice.items()}
+        counted = Counter(computed.values())
+        own = self.passes[self.index].get("layers") or ()
+        if set(counted) == {FLOAT} and all(rule.get("skip") for rule in own):
+            return replace(self, left_out=True, kept=kept)
         rest = max(counted, key=lambda option: (counted[option], option != FLOAT, option))
         rules = [
             {"match": match_of(layer), **_rule(option)}
-            for layer, option in choice.items()
+            for layer, option in computed.items()
             if option != rest
         ]
-        return replace(self, layers=(*rules, {"match": "*", **_rule(rest)}), left_out=False)
+        layers = (*rules, {"match": "*", **_rule(rest)})
+        return replace(self, layers=layers, left_out=False, kept=kept)
+
+    @property
+    def stored_at(self) -> int:
+        """The place of the pass that stores what else stays floats."""
+        return self.index if self.left_out else self.index + 1
+
+    def _kept(self, choice: Mapping[str, str]) -> tuple[Mapping[str, Any], ...] | None:
+        """Return rules for what is not to be stored: layers that stay floats, and the user's."""
+        if STORED not in choice.values():
+            return None
+        ruled = [str(rule["match"]) for rule in self.passes[self.index].get("layers") or ()]
+        floats = [match_of(layer) for layer, option in choice.items() if option == FLOAT]
+        return tuple({"match": match, "skip": True} for match in (*ruled, *floats))
 
     def without_rules(self, width: str) -> Recipe | None:
         """Return the recipe in which the pass decides what computes on codes of one width.
@@ -151,7 +181,7 @@ class Recipe:
             return None
         passes = list(self.passes)
         passes[self.index] = _merged(tuned, {"weights": {"bits": int(width)}})
-        return replace(self, passes=tuple(passes), layers=())
+        return replace(self, passes=tuple(passes), layers=(), kept=None)
 
     def with_parts(self, layers: Collection[str]) -> Recipe | None:
         """Return the recipe whose rules also hold for what layers become: ``fc.down``, ``fc.up``.
@@ -161,13 +191,16 @@ class Recipe:
         Args:
             layers: all that are tuned.
         """
-        rules = []
-        for rule in self.layers[:-1]:
-            begun = [x for x in layers if fnmatchcase(x, f"{rule['match']}*")]
-            if len(begun) > 1:
+        rules, kept = list(self.layers[:-1]), list(self.kept or ())
+        for rule in (*rules, *kept):
+            if len([x for x in layers if fnmatchcase(x, f"{rule['match']}*")]) > 1:
                 return None
-            rules.append({**rule, "match": f"{rule['match']}*"})
-        return replace(self, layers=(*rules, *self.layers[-1:]))
+        wider = [[{**rule, "match": f"{rule['match']}*"} for rule in x] for x in (rules, kept)]
+        return replace(
+            self,
+            layers=(*wider[0], *self.layers[-1:]),
+            kept=None if self.kept is None else tuple(wider[1]),
+        )
 
 
 def _rule(option: str) -> dict[str, Any]:

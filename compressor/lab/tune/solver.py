@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -98,15 +99,19 @@ class Reached:
     drop: float | None
 
 
-def next_noise(points: Sequence[Reached], limit: float) -> float | None:
+def next_noise(points: Sequence[Reached], limit: float, repeats: int = 0) -> float | None:
     """Return how much noise the next candidate may add, or ``None`` where there is none to try.
 
     What a metric loses grows as a power of the noise, so the line through the two points around
-    the limit is drawn between logarithms.
+    the limit is drawn between logarithms. Where it is no line, candidates come to lie on one side
+    of the limit again and again, each a little nearer, and the point on the other side stays where
+    it was; so its distance from the limit counts half each time (the Illinois method: Dowell and
+    Jarratt 1971, "A modified regula falsi method for computing the root of an equation", BIT 11).
 
     Args:
         points: at least one whose drop is known.
         limit: the largest drop that is allowed.
+        repeats: how many of the last points before the last one lie on its side of the limit.
     """
     known = [p for p in points if p.drop is not None]
     good = [p for p in known if p.drop is not None and p.drop <= limit]
@@ -124,11 +129,36 @@ def next_noise(points: Sequence[Reached], limit: float) -> float | None:
     assert above.drop is not None
     if below.drop <= 0 or below.noise <= 0:
         return math.sqrt(max(below.noise, above.noise / 16) * above.noise)
-    slope = math.log(above.noise / below.noise) / math.log(above.drop / below.drop)
-    aim = below.noise * (limit / below.drop) ** slope
+    quiet, loud = math.log(limit / below.drop), math.log(above.drop / limit)
+    if points[-1].drop is not None and points[-1].drop > limit:
+        quiet *= 0.5**repeats
+    else:
+        loud *= 0.5**repeats
+    aim = below.noise * (above.noise / below.noise) ** (quiet / (quiet + loud))
     # Not onto a point that is known already.
     low, high = below.noise * 1.02, above.noise * 0.98
     return min(max(aim, low), high) if low < high else None
+
+
+def middle_of_the_gap(found: Sequence[tuple[float, float]], least: float) -> float | None:
+    """Return the noise in the middle of the widest gap between sizes, of powers.
+
+    >>> middle_of_the_gap([(300.0, 1.0), (200.0, 4.0), (190.0, 16.0), (310.0, 2.0)], 0.05)
+    2.0
+    >>> middle_of_the_gap([(300.0, 1.0), (297.0, 4.0)], 0.05) is None
+    True
+
+    Args:
+        found: candidates' sizes and noises; those that another beats in both do not count.
+        least: the share of the larger size from which on a gap is one.
+    """
+    chain: list[tuple[float, float]] = []
+    for size, noise in sorted(found, key=lambda x: x[::-1]):  # the quietest first
+        if noise > 0 and (not chain or size < chain[-1][0]):
+            chain.append((size, noise))
+    gaps = [(1 - b[0] / a[0], math.sqrt(a[1] * b[1])) for a, b in pairwise(chain)]
+    width, middle = max(gaps, default=(0.0, 0.0))
+    return middle if width > least else None
 
 
 @dataclass(frozen=True)

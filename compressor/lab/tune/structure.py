@@ -44,9 +44,9 @@ class Structure:
         start = self._start(pool)
         named = [str(entry["pass"]) for entry in self.bench.spec.document.value["passes"]]
         if start is None:
-            self._skip("fewer channels", "no recipe keeps the limit with all of them")
+            self.journal.skip("fewer channels", "no recipe keeps the limit with all of them")
         elif set(named) & set(_PRUNING):
-            self._skip("fewer channels", "the spec removes weights itself")
+            self.journal.skip("fewer channels", "the spec removes weights itself")
         else:
             self._pruned(start)
             self._sparse(start)
@@ -72,11 +72,11 @@ class Structure:
         """Remove more and more, in each of two ways, as long as the limit may be kept."""
         shares = self._shares(start)
         if not shares:
-            self._skip("fewer channels", "they are not needed, or too few would be left")
+            self.journal.skip("fewer channels", "they are not needed, or too few would be left")
         self._rungs(self._what, self._removal, start.recipe, start, shares)
         factored = start.recipe.with_parts(start.choice)
         if factored is None:
-            self._skip("low rank", "the names of layers do not tell their parts apart")
+            self.journal.skip("low rank", "the names of layers do not tell their parts apart")
         else:
             counted = "operations" if self.goal.minimize == "latency" else "weights"
             self._rungs(f"{counted} by low rank", self._factors, factored, start, shares)
@@ -115,11 +115,11 @@ class Structure:
         try:
             planned = self.bench.planned(recipe)
         except CompressorError as error:
-            self._skip(name, f"{error.subject}: {error.problem}")
+            self.journal.skip(name, f"{error.subject}: {error.problem}")
             return None
         predicted = planned.exports[self.bench.main].bytes
         if self.goal.minimize == "size" and predicted > _SMALLER * start.bytes:
-            self._skip(name, f"the file is not smaller ({formats.size(predicted)})")
+            self.journal.skip(name, f"the file is not smaller ({formats.size(predicted)})")
             return None
         return None if self.journal.is_late(name) else self.added(name, recipe, start.choice)
 
@@ -133,7 +133,7 @@ class Structure:
         exporter = start.artifact.exporter
         target = str(getattr(exporter, "target", exporter.format))
         if target not in _SPARSE:
-            self._skip("2:4 weights", f"{target} has no kernels for them")
+            self.journal.skip("2:4 weights", f"{target} has no kernels for them")
             return
         recipe = start.recipe.after({"pass": "prune-nm"})
         self.added(f"2:4 weights, {start.name}", recipe, start.choice)
@@ -141,14 +141,14 @@ class Structure:
     def _trained(self, pool: Sequence[Candidate], start: Candidate | None) -> None:
         """Train with rounding at the fewest bits, and what has lost channels."""
         if not self.goal.train:
-            self._skip("training (distill, qat)", "it was not asked for (--train)")
+            self.journal.skip("training (distill, qat)", "it was not asked for (--train)")
             return
         labels = self.bench.plan.data["training"].target is not None
         teacher = {} if labels else {"alpha": 0.0}
         fewest = min((c for c in pool if not c.recipe.left_out), key=lambda c: c.bytes)
         rounding = with_qat(fewest.recipe, {**_OPTIMIZER, "learning-rate": 0.001}, teacher)
         if rounding is None:
-            self._skip("qat", "it trains what quantize-static quantizes")
+            self.journal.skip("qat", "it trains what quantize-static quantizes")
         else:
             self._learned(f"{fewest.name}, qat", rounding, fewest.choice)
         basis = start or max(pool, key=lambda c: self.bench.searched(c).sqnr_db or 0.0)
@@ -162,9 +162,6 @@ class Structure:
 
     def _learned(self, name: str, recipe: Recipe, choice: Mapping[str, str]) -> Candidate | None:
         return None if self.journal.is_late(name) else self.added(name, recipe, choice)
-
-    def _skip(self, what: str, why: str) -> None:
-        self.journal.not_tried.append(f"{what}: {why}")
 
 
 def with_qat(recipe: Recipe, keys: Mapping[str, Any], teacher: Mapping[str, Any]) -> Recipe | None:

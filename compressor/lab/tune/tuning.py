@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import takewhile
 
-from compressor.errors import CompressorError, SpecError
+from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.journal import Journal, words_of
 from compressor.lab.tune.proofs import Proofs
@@ -18,28 +19,32 @@ from compressor.lab.tune.recipe import (
     Remedy,
     base_recipe,
     identity,
-    is_ruled,
-    tuned_class,
-    widths,
 )
 from compressor.lab.tune.solver import (
     Entry,
     Reached,
     cost_of,
     expected_noise,
+    middle_of_the_gap,
     next_noise,
     noise_of,
     quietest,
     smallest,
 )
 from compressor.lab.tune.structure import Structure
+from compressor.lab.tune.uniform import Uniform
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew, Nobody
 from compressor.report import formats
 
-_SMALLER = 0.99  # share of a wider option's bytes from which on a narrower one is worth its noise
 _WORTHWHILE_DB = 0.3  # that a remedy has to gain
+_TRAINED = 4.0  # times less noise, in power, that training the rounding of all layers gains
+_TRAINED_SOME = 1.4  # and that of a mixture, of which some are narrow
+_NARROW = 0.3  # share of the layers that are, at least: of fewer, training gains next to nothing
+_SAFE = 0.6  # share of the limit that may be lost by what is proved nine times of ten
 _SAFER = 0.25  # share of the quietest candidate's noise that one more is to have
+_GAP = 0.05  # share of the size by which the next smaller candidate to be proved may be smaller
+_BETWEEN = 2  # candidates inside such gaps
 
 
 @dataclass
@@ -69,9 +74,10 @@ class Tuning:
             CompressorError: the spec has nothing to tune, or its own recipe fails.
         """
         recipe = base_recipe(self.bench.spec)
-        uniforms = self._uniforms(recipe)
-        narrowest = self._remedied(uniforms[-1])
-        pool = [*uniforms[:-1], narrowest]
+        uniform = Uniform(self.bench, self.goal, self.journal, self.crew)
+        widths = uniform.widths(recipe)
+        narrowest = self._remedied(widths[-1])
+        pool = [*widths[:-1], narrowest, *uniform.stored(recipe)]
         for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
             self._learn(candidate)  # is known from fewer
         for layer, entry in self.bench.float_entries(narrowest).items():
@@ -84,13 +90,15 @@ class Tuning:
         self._narrower_than_uniform(narrowest, pool)
         if self.goal.metric_drop is not None:
             self.proofs.expected(pool)  # so that there is an answer before structures are tried
-        if self.proofs.going:
+        if self.proofs.going and not self.proofs.is_open:
             added = partial(self._built, pool=pool)
             Structure(self.bench, self.goal, self.journal, added, self.crew.ahead).explore(
                 tuple(pool)
             )
         else:
-            self._skip("fewer channels and training", "what they would start from was not proved")
+            self.journal.skip(
+                "fewer channels and training", "what they would start from was not proved"
+            )
         self.proofs.finish(pool)
         if self.proofs.is_open:
             self._nearer(pool)
@@ -100,33 +108,7 @@ class Tuning:
             self.bench.timed(best)
         return self.journal.answer(best, pool)
 
-    # Uniform widths
-
-    def _uniforms(self, recipe: Recipe) -> list[Candidate]:
-        """Make a candidate of each width that makes the file smaller, the widest first."""
-        made: list[Candidate] = []
-        offered = widths(tuned_class(recipe))
-        if self.goal.minimize == "latency":
-            self.journal.not_tried.append(
-                f"fewer bits than {offered[0]}: no kernel computes with them"
-            )
-            offered = offered[:1]
-        planned = list(self._planned(recipe, offered))
-        self.crew.ahead([uniform for _, uniform, _ in planned])
-        for width, uniform, layers in planned:
-            words = f"{width} bits"
-            if self.journal.is_late(words):
-                break
-            try:
-                candidate = self.bench.candidate(words, uniform, dict.fromkeys(layers, width))
-            except CompressorError as error:
-                self._skip(words, f"{error.subject}: {error.problem}")
-                continue
-            made.append(candidate)
-            self.journal.tell(candidate)
-        if not made:
-            raise SpecError("passes", "have no width that can be tuned", self.journal.not_tried[-1])
-        return made
+    # One choice for all layers
 
     def _by_the_pass(self, start: Candidate, pool: list[Candidate]) -> None:
         """Add what the pass chooses by itself, which computes in floats where that is faster.
@@ -141,32 +123,6 @@ class Tuning:
         if made is not None and made.artifact.digest == start.artifact.digest:
             pool.remove(made)  # nothing is faster in floats
 
-    def _planned(
-        self, recipe: Recipe, offered: Sequence[str]
-    ) -> Iterator[tuple[str, Recipe, list[str]]]:
-        """Yield the widths that make the file smaller, each with its recipe and its layers."""
-        smallest_yet, narrowest = math.inf, ""
-        for width in offered:
-            words = f"{width} bits"
-            uniform = recipe.with_choice({"*": width})
-            try:
-                plan = self.bench.planned(uniform)
-            except CompressorError as error:
-                self._skip(words, error.problem)
-                continue
-            export = plan.exports[self.bench.main]
-            if export.bytes > _SMALLER * smallest_yet:
-                why = f"the {export.format} file is not smaller than with {narrowest}"
-                self._skip(words, f"{why} ({formats.size(export.bytes)})")
-                continue
-            smallest_yet, narrowest = export.bytes, words
-            layers = [r.name for r in plan.passes[recipe.index].layers if r.touched]
-            free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
-            yield width, uniform, free
-
-    def _skip(self, what: str, why: str) -> None:
-        self.journal.not_tried.append(f"{what}: {why}")
-
     @staticmethod
     def _before(recipe: Recipe) -> str:
         names = [str(entry["pass"]) for entry in recipe.passes[: recipe.index]]
@@ -180,20 +136,19 @@ class Tuning:
         Args:
             train: try those that train; else all others.
         """
-        remedies = REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
         if not train:
             self._ahead(candidate)
-        for remedy in sorted(remedies, key=lambda r: r.slow):
+        for remedy in sorted(self._remedies(candidate), key=lambda r: r.slow):
             if remedy.trains is not train or candidate.recipe.has(remedy):
                 continue
             if not candidate.recipe.feels(remedy, candidate.choice):
-                self._skip(remedy.name, f"it is for what has fewer than {remedy.below} bits")
+                self.journal.skip(remedy.name, f"it is for what has fewer than {remedy.below} bits")
                 continue
             if self.journal.is_late(remedy.name):
                 continue
             bound, limit = self._bound(candidate), self.goal.metric_drop
             if remedy.slow and bound is not None and limit is not None and bound <= limit / 2:
-                self._skip(remedy.name, "it takes long, and is not needed")
+                self.journal.skip(remedy.name, "it takes long, and is not needed")
                 continue
             other = self._tried(candidate, remedy)
             if other is not candidate and not train:
@@ -201,10 +156,13 @@ class Tuning:
             candidate = other
         return candidate
 
+    @staticmethod
+    def _remedies(candidate: Candidate) -> tuple[Remedy, ...]:
+        return REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
+
     def _ahead(self, candidate: Candidate) -> None:
         """Let workers begin all quick remedies at once, on top of those that were taken."""
-        remedies = REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
-        left = [r for r in remedies if not r.slow and not candidate.recipe.has(r)]
+        left = [r for r in self._remedies(candidate) if not r.slow and not candidate.recipe.has(r)]
         made = [candidate.recipe.with_remedy(remedy) for remedy in left]
         self.crew.ahead([r for r in made if identity(r) not in self.bench.made])
 
@@ -249,25 +207,49 @@ class Tuning:
         """Choose each layer's width, and train the rounding where that may bring the most.
 
         Training takes minutes for each candidate, and gains the less, the fewer layers are narrow.
-        So it is tried on the narrowest, which may be the answer then; if not, the rounds go
-        without, and the one just past the limit is tried with it. If the size alone is limited,
-        that is the one that loses least.
+        So it is tried on the narrowest, if that may be the answer then; if not, the rounds go
+        without, and one that is barely past the limit is tried with it. If the size alone is
+        limited, that is the one that loses least.
         """
-        limited = self.goal.metric_drop is not None
-        trained = self._remedied(narrowest, train=True) if limited else narrowest
+        limited, trained = self.goal.metric_drop is not None, narrowest
+        if limited and self._may_train(narrowest, _TRAINED):
+            trained = self._remedied(narrowest, train=True)
+        elif limited:
+            for remedy in self._remedies(narrowest):
+                if remedy.trains and not narrowest.recipe.has(remedy):
+                    words = "it loses more than training wins back"
+                    self.journal.skip(f"{narrowest.name}, {remedy.name}", words)
         if trained is narrowest or not self._keeps(trained):
             self._rounds(narrowest, pool)
+            self._between(narrowest, pool)
             last = self._last_to_train(pool)
             if last is not None and not (limited and last is narrowest):
                 better = self._remedied(last, train=True)
                 pool += [better] if better is not last else []
         pool += [trained] if trained is not narrowest else []
 
+    def _may_train(self, candidate: Candidate, gain: float) -> bool:
+        """Whether training the rounding may bring a candidate to the metric's limit.
+
+        A mean of errors falls with the power of the noise. Of a share, what may be lost is a number
+        of standard errors: the root of how many answers change, which falls with the noise's
+        amplitude. So it is the fourth root of the power that counts.
+
+        Args:
+            gain: how many times less noise may be expected, in power.
+        """
+        bound, limit, metric = self._bound(candidate), self.goal.metric_drop, self.bench.plan.metric
+        if bound is None or limit is None or metric is None:
+            return True
+        return bound <= limit * (gain**0.25 if metric.unit == "%" else gain)
+
     def _last_to_train(self, pool: Sequence[Candidate]) -> Candidate | None:
         if self.goal.metric_drop is None:
             return min(filter(self.proofs.fits, pool), key=self.proofs.loss, default=None)
         past = [c for c in pool if self._bound(c) is not None and not self._keeps(c)]
-        return min(past, key=lambda c: noise_of(self.table, c.choice), default=None)
+        narrow = [c for c in past if _narrow_share(c.choice) >= _NARROW]
+        near = [c for c in narrow if self._may_train(c, _TRAINED_SOME)]
+        return min(near, key=lambda c: noise_of(self.table, c.choice), default=None)
 
     def _keeps(self, candidate: Candidate) -> bool:
         """Whether the search says that a candidate may be shown to keep the metric's limit."""
@@ -280,11 +262,30 @@ class Tuning:
             self.bench.searched(candidate)
         if self.goal.metric_drop is not None:
             self._safer(start, pool)
+        before = len(pool)
         for number in range(1, self.goal.rounds + 1):
-            choice = self._solved(pool)
+            choice = self._solved(pool, before)
             if choice is None or any(dict(c.choice) == choice for c in pool):
                 return
             name = f"round {number}: {words_of(choice)}"
+            if self.journal.is_late(name) or not self._added(name, start, choice, pool):
+                return
+
+    def _between(self, start: Candidate, pool: list[Candidate]) -> None:
+        """Fill the widest gaps between the candidates that may keep the limit.
+
+        What is just at the limit is proved every other time, and proving ends at the first that is
+        not: what could be gained is lost then, if nothing lies between it and the next larger one.
+        """
+        if self.goal.minimize != "size" or self.goal.metric_drop is None:
+            return
+        for number in range(1, min(_BETWEEN, self.goal.rounds) + 1):
+            kept = [(c.bytes, noise_of(self.table, c.choice)) for c in pool if self._keeps(c)]
+            noise = middle_of_the_gap(kept, _GAP)
+            choice = None if noise is None else smallest(self.table, noise)
+            if choice is None or any(dict(c.choice) == choice for c in pool):
+                return
+            name = f"between {number}: {words_of(choice)}"
             if self.journal.is_late(name) or not self._added(name, start, choice, pool):
                 return
 
@@ -310,8 +311,12 @@ class Tuning:
         self.journal.tell(made)
         return made
 
-    def _solved(self, pool: list[Candidate]) -> dict[str, str] | None:
-        """Return what each layer is to have next."""
+    def _solved(self, pool: list[Candidate], before: int) -> dict[str, str] | None:
+        """Return what each layer is to have next.
+
+        Args:
+            before: how many candidates were there before the rounds.
+        """
         if self.goal.metric_drop is None:
             last = pool[-1]
             assert self.goal.size_ratio is not None
@@ -320,7 +325,9 @@ class Tuning:
         points = [Reached(noise_of(self.table, c.choice), self._bound(c)) for c in pool]
         if all(point.drop is None for point in points):
             return None
-        noise = next_noise(points, self.goal.metric_drop)
+        sides = [self._keeps(c) for c in reversed(pool[before:])]
+        repeats = max(0, len(list(takewhile(lambda side: side is sides[0], sides))) - 1)
+        noise = next_noise(points, self.goal.metric_drop, repeats)
         return None if noise is None else smallest(self.table, noise)
 
     def _safer(self, start: Candidate, pool: list[Candidate]) -> None:
@@ -328,7 +335,7 @@ class Tuning:
         quiet = min(pool, key=lambda c: noise_of(self.table, c.choice))
         bound = self._bound(quiet)
         assert self.goal.metric_drop is not None
-        if bound is not None and bound <= self.goal.metric_drop / 2:
+        if bound is not None and bound <= _SAFE * self.goal.metric_drop:
             return
         choice = smallest(self.table, _SAFER * noise_of(self.table, quiet.choice))
         if choice is not None and not self.journal.is_late("a safer recipe"):
@@ -359,3 +366,8 @@ class Tuning:
 
     def _bound(self, candidate: Candidate) -> float | None:
         return self.bench.searched(candidate).bound
+
+
+def _narrow_share(choice: Mapping[str, str]) -> float:
+    """Return the share of layers with less than 8 bits."""
+    return sum(option.isdigit() and int(option) < 8 for option in choice.values()) / len(choice)

@@ -15,7 +15,7 @@ from compressor.graph.costs import layer_bytes
 from compressor.graph.layers import layers_with_nodes
 from compressor.lab.tune.answer import Objective
 from compressor.lab.tune.betting import found_above
-from compressor.lab.tune.recipe import Recipe, identity, with_recipe
+from compressor.lab.tune.recipe import FLOAT, STORED, Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
 from compressor.lab.tune.solver import Entry, samples_to_prove
 from compressor.lab.tune.watch import Watch
@@ -44,6 +44,7 @@ from compressor.types.tensors import Array
 
 _REACH = 1.96  # of a 95 % interval, in standard errors
 _FEELING = 0.25  # share of the layers whose noise the metric has to feel, to be ranked by that
+_MOST_SHARED = 99.0  # percent of the noise that inputs of several layers may have
 _SILENT = Silent()
 
 
@@ -114,8 +115,8 @@ class Workbench:
         plan: its plan.
         limit: the largest drop of the metric that is allowed; ``None`` for any.
         objective: what the layers' costs are in the tables.
-    """
         watch: ends a candidate within it when the time is up.
+    """
 
     spec: Spec
     plan: Plan
@@ -124,8 +125,8 @@ class Workbench:
     progress: Progress
     limit: float | None
     objective: Objective = "size"
-    made: dict[str, Candidate] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
+    made: dict[str, Candidate] = field(default_factory=dict)
     evaluations: int = 0
 
     @cached_property
@@ -160,8 +161,8 @@ class Workbench:
         with self.progress.stage(name), self.watch.over(bool(self.made)):
             plan = self.planned(recipe)
             workspace = self._workspace(plan)
-            steps = run_passes(workspace)
             workspace.progress = self.watch
+            steps = run_passes(workspace)
             last = steps[-1].key if steps else workspace.source_key
             carrier = steps[-1].carrier if steps else plan.model.carrier
             written = write_artifacts(workspace, last, carrier)
@@ -282,23 +283,27 @@ class Workbench:
         Noise is what the metric feels of it where that is known, else what reaches the output, as
         in ``compress explain``.
         """
-        index = candidate.recipe.index
+        options, recipe = set(candidate.choice.values()), candidate.recipe
+        alone = STORED in options and options <= {STORED, FLOAT}
+        index = recipe.stored_at if alone else recipe.index
         with self.progress.stage(f"noise of layers: {candidate.name}"):
             found = attribution(self.searching(candidate), index, candidate.steps)
-        costs = self.costs(candidate)
-        rows: list[Mapping[str, Any]] = [] if found is None else found["layers"]
+        if found is None or not found["layers"]:
+            return {}
+        costs, rows = self.costs(candidate), found["layers"]
         felt = [row["metric_noise"] for row in rows]
-        known = bool(felt) and all(f is not None for f in felt)
+        known = all(f is not None for f in felt)
         feels = known and sum(f > 0 for f in felt) > _FEELING * len(felt)
+        noises = felt if feels else [_output_noise(row) for row in rows]
+        # Inputs that several layers read are rounded for all of them.
+        share = min(found["shared_inputs"] or 0.0, _MOST_SHARED) / 100.0
+        shared = found["shared_metric_noise"] if feels else sum(noises) * share / (1.0 - share)
         return {
-            str(row["name"]): (
-                candidate.choice.get(str(row["name"]), ""),
-                Entry(
-                    float(row["metric_noise"]) if feels else _output_noise(row),
-                    costs.get(str(row["name"]), 0.0),
-                ),
+            row["name"]: (
+                candidate.choice.get(row["name"], ""),
+                Entry(noise + shared / len(rows), costs.get(row["name"], 0.0)),
             )
-            for row in rows
+            for row, noise in zip(rows, noises, strict=True)
         }
 
     def costs(self, candidate: Candidate) -> Mapping[str, float]:

@@ -106,6 +106,30 @@ def test_the_next_noise_follows_the_measured_power():
     assert next_noise([Reached(16.0, 2.0)], 1.0) == pytest.approx(4.0)
 
 
+def test_the_next_noise_nears_the_limit_from_a_side_that_repeats():
+    near = [Reached(1.0, 0.5), Reached(16.0, 2.0)]
+    assert next_noise(near, 1.0, repeats=1) == pytest.approx(16 ** (1 / 3))
+    assert next_noise(near[::-1], 1.0, repeats=1) == pytest.approx(16 ** (2 / 3))
+
+
+def test_rounds_end_on_both_sides_of_the_limit_where_the_drop_is_no_power_of_the_noise():
+    """On a drop with a floor, a line between logarithms came four times from above."""
+
+    def drop(noise: float) -> float:
+        return float(0.28 + 0.6 * noise**0.25 * (noise > 0.001))
+
+    points, sides = [Reached(1e-4, drop(1e-4)), Reached(1.0, drop(1.0))], list[bool]()
+    for _ in range(4):
+        repeats = 0
+        while repeats + 1 < len(sides) and sides[-2 - repeats] == sides[-1]:
+            repeats += 1
+        noise = next_noise(points, 0.5, repeats)
+        assert noise is not None
+        points.append(Reached(noise, drop(noise)))
+        sides.append(drop(noise) <= 0.5)
+    assert len(set(sides)) == 2
+
+
 @pytest.mark.parametrize(
     ("points", "limit", "expected"),
     [

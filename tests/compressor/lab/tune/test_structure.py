@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from compressor.cli.application import application
 from compressor.lab.tune.recipe import REMEDIES, Recipe
 from compressor.lab.tune.structure import with_qat
+from compressor.lab.tune.uniform import Uniform
 from tests.compressor.tiny_project import Project, sample_images
 
 QUANTIZE = {"pass": "quantize-static", "activations": {"observer": "min-max"}}
@@ -28,6 +29,7 @@ def found(project: Project) -> Any:
 
 def prepared(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     monkeypatch.setitem(REMEDIES, "quantize-static", ())
+    monkeypatch.setattr(Uniform, "stored", lambda *_: [])  # test_stored.py has it
     project.spec["passes"] = [dict(QUANTIZE)]
     np.savez(project.folder / "calib.npz", image=sample_images(2, 256))
     project.spec["data"]["calibration"]["samples"] = 64

@@ -1,0 +1,64 @@
+"""What lies between the quietest candidate and the one at the limit, before anything is proved."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from compressor.lab.tune.answer import Goal, Objective
+from compressor.lab.tune.recipe import FLOAT
+from compressor.lab.tune.solver import noise_of
+from compressor.lab.tune.tuning import Tuning, _narrow_share
+from tests.compressor.lab.tune.test_nearer import LAYERS, RECIPE, TABLE, Bench
+
+AT_THE_LIMIT = {n: "8" if i >= 2 else FLOAT for i, n in enumerate(LAYERS)}
+QUIET = {n: "8" if i >= 12 else FLOAT for i, n in enumerate(LAYERS)}
+
+
+def tuning(objective: Objective, rounds: int) -> tuple[Tuning, list[Any]]:
+    bench: Any = Bench()
+    bench.searched = lambda c: SimpleNamespace(bound=noise_of(TABLE, c.choice), stopped=False)
+    journal = Mock(path=[])
+    journal.is_late.return_value = False
+    goal = Goal(metric_drop=0.5, minimize=objective, rounds=rounds)
+    made = Tuning(bench, goal, Mock(), journal)
+    made.table = TABLE
+    made._learn = Mock()  # type: ignore[method-assign]
+    pool = [bench.candidate(str(i), RECIPE, c) for i, c in enumerate((QUIET, AT_THE_LIMIT))]
+    return made, pool
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_the_gap_above_the_smallest_is_filled(rounds: int):
+    search, pool = tuning("size", rounds)
+    quiet, limit = (c.bytes for c in pool)
+    search._between(pool[0], pool)
+    sizes = [c.bytes for c in pool[2:]]
+    assert len(sizes) == min(rounds, 2)
+    assert all(limit < size < quiet for size in sizes)
+    assert len(set(sizes)) == len(sizes)
+    bench: Any = search.bench
+    assert bench.evaluations == 0
+
+
+def test_nothing_is_made_where_there_is_no_gap_or_no_size():
+    search, pool = tuning("latency", 4)
+    search._between(pool[0], pool)
+    assert len(pool) == 2
+    search, pool = tuning("size", 4)
+    search._between(pool[0], pool[1:])
+    assert len(pool) == 2
+    loud = search.bench.candidate("loud", RECIPE, dict.fromkeys(LAYERS, "8"))
+    found = [loud]
+    search._between(pool[0], found)
+    assert found == [loud]
+
+
+@pytest.mark.parametrize(
+    ("options", "share"), [("8844", 0.5), ("8888", 0.0), (("8", FLOAT, "stored", "4"), 0.25)]
+)
+def test_the_share_of_narrow_layers(options: Any, share: float):
+    assert _narrow_share(dict(enumerate(options))) == share  # type: ignore[arg-type]

@@ -1,0 +1,89 @@
+"""Weights that are stored in 8 bits and computed with as floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compressor.lab.tune import structure
+from compressor.lab.tune.recipe import FLOAT, REMEDIES, STORED, Recipe, with_recipe
+from compressor.report.run import run_spec
+from compressor.spec.load import load_spec
+from tests.compressor.lab.tune.test_tune import found, tuned
+from tests.compressor.tiny_project import Project, sample_images
+
+QUANTIZE = {"pass": "quantize-static", "activations": {"observer": "min-max"}}
+
+
+@pytest.fixture
+def project(on_onnx: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setitem(REMEDIES, "quantize-static", ())
+    monkeypatch.setattr(structure, "_SHARES", ())
+    on_onnx.spec["passes"] = [{"pass": "fuse"}, dict(QUANTIZE)]
+    np.savez(on_onnx.folder / "calib.npz", image=sample_images(2, 256))
+    on_onnx.spec["data"]["calibration"]["samples"] = 64
+    return on_onnx
+
+
+def stored(choice: dict[str, str], **entry: Any) -> list[dict[str, Any]]:
+    return Recipe(({**QUANTIZE, **entry},), 0).with_choice(choice).value()
+
+
+def test_what_is_stored_comes_behind_what_is_tuned():
+    static, weights = stored({"a": "8", "b": STORED, "c": FLOAT})
+    skipped = [rule["match"] for rule in static["layers"] if rule.get("skip")]
+    assert set(skipped) == {"*"} or set(skipped) == {"b", "c"}
+    assert weights == {
+        "pass": "quantize-weights",
+        "bits": 8,
+        "layers": [{"match": "c", "skip": True}],
+    }
+    assert stored({"a": STORED, "b": STORED}) == [{"pass": "quantize-weights", "bits": 8}]
+    assert [entry["pass"] for entry in stored({"a": "8", "b": FLOAT})] == ["quantize-static"]
+
+
+def test_what_the_user_ruled_is_not_stored():
+    own = [{"match": "a", "bits": 4}, {"match": "b", "skip": True}]
+    static, weights = stored({"c": STORED}, layers=own)
+    assert static["layers"] == [*own, {"match": "*", "skip": True}]
+    assert [rule["match"] for rule in weights["layers"]] == ["a", "b"]
+
+
+def test_layers_that_low_rank_parts_keep_their_option():
+    recipe = Recipe((dict(QUANTIZE),), 0).with_choice({"a": STORED, "b": FLOAT, "c": "8"})
+    parts = recipe.with_parts(["a", "b", "c"])
+    assert parts is not None
+    assert parts.kept == ({"match": "b*", "skip": True},)
+    assert recipe.with_parts(["a", "b", "bc", "c"]) is None
+
+
+def test_it_is_a_candidate_of_less_noise_for_the_bytes_of_8_bits(project: Project):
+    result = tuned(project, "--max-metric-drop", "30", "--rounds", "0")
+    assert result.exit_code == 0, result.stderr
+    points = {p["name"]: p for p in found(project)["points"]}
+    whole, weights = points["8 bits"], points["stored in 8 bits"]
+    assert weights["sqnr_db"] > whole["sqnr_db"] + 1
+    assert weights["bytes"] <= 1.05 * whole["bytes"]
+    tuned(project, "--max-metric-drop", "30", "--rounds", "0", "--minimize", "latency")
+    assert "stored in 8 bits" not in {p["name"] for p in found(project)["points"]}
+
+
+def test_the_tuned_spec_gives_the_bytes_that_were_proved(project: Project):
+    result = tuned(project, "--max-size-ratio", "0.56", "--rounds", "0")
+    assert result.exit_code == 0, result.stderr
+    text = (project.folder / "tuned.yaml").read_text()
+    assert "quantize-weights" in text
+    output = project.folder / "out" / "tiny-tuned"
+    proved = (output / "model.onnx").read_bytes()
+    run_spec(load_spec(project.folder / "tuned.yaml", []))
+    assert (output / "model.onnx").read_bytes() == proved
+
+
+def test_one_file_holds_integers_stored_codes_and_floats(project: Project):
+    spec = load_spec(project.path, [])
+    recipe = Recipe(({"pass": "fuse"}, dict(QUANTIZE)), 1)
+    mixed = recipe.with_choice({"conv1": "8", "conv2": STORED, "fc": FLOAT})
+    report = run_spec(with_recipe(spec, mixed)).report
+    assert report["verdict"] != "failed"
