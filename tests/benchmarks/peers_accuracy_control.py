@@ -2,8 +2,9 @@
 
     python peers_accuracy_control.py FLOAT.onnx IMAGES.npz DROP TARGET.onnx
 
-IMAGES has the prepared arrays ``calibration`` and ``evaluation``. Prints how many evaluations NNCF
-made, the mean F1 of what it wrote to the float model, and the seconds of the processor.
+IMAGES has the prepared arrays ``calibration`` and ``evaluation``. Prints a line for each evaluation
+that NNCF makes as it is made: its number, the mean F1 to the float model, and the seconds of the
+processor until then. What NNCF ends with is in TARGET, and in a last line that begins with ``end``.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ def main(source: str, data: str, drop: str, target: str) -> None:
     model, images = onnx.load(source), np.load(data)
     entry = model.graph.input[0].name
     wanted = outputs_of(model, images["evaluation"])
-    counted = []
+    counted, start = [], time.process_time()
 
     def judged(candidate: Any, _: Any = None) -> tuple[float, list[float]]:
         found = outputs_of(candidate, images["evaluation"])
         values = [float(f1(x, y)[0]) for x, y in zip(found, wanted, strict=True)]
-        counted.append(1)
-        return float(np.mean(values)), values
+        counted.append(float(np.mean(values)))
+        print(len(counted), counted[-1], time.process_time() - start, flush=True)
+        return counted[-1], values
 
     sets = [
         nncf.Dataset([{entry: image[None]} for image in images[role]])
         for role in ("calibration", "evaluation")
     ]
-    start = time.process_time()
     made = nncf.quantize_with_accuracy_control(
         model,
         *sets,
@@ -62,7 +63,7 @@ def main(source: str, data: str, drop: str, target: str) -> None:
     )
     seconds, evaluations = time.process_time() - start, len(counted)
     onnx.save(made, target)
-    print(evaluations, judged(made)[0], seconds, Path(target).stat().st_size)
+    print("end", evaluations, judged(made)[0], seconds, Path(target).stat().st_size, flush=True)
 
 
 if __name__ == "__main__":
