@@ -110,7 +110,10 @@ def test_detector_by_nncf(tmp_path: Path) -> None:
     command = [python, NNCF, files[0], files[1], str(F1_DROP), files[2]]
     with (tmp_path / "evaluations").open("w+") as said, (tmp_path / "errors").open("w+") as errors:
         try:
-            subprocess.run(command, stdout=said, stderr=errors, check=False, timeout=PEERS_SECONDS)
+            subprocess.run(command, stdout=said, stderr=errors, check=True, timeout=PEERS_SECONDS)
+        except subprocess.CalledProcessError as error:
+            errors.seek(0)
+            print(f"NNCF ended with {error.returncode}: {errors.read()[-2000:]}")
         except subprocess.TimeoutExpired:
             print(f"NNCF was stopped after {PEERS_SECONDS} s")
     lines = (tmp_path / "evaluations").read_text().splitlines()
