@@ -116,8 +116,8 @@ class Recipe:
 
     def is_like(self, other: Recipe) -> bool:
         """Whether only the choices for single layers differ."""
-        choice = {"layers": other.layers, "left_out": other.left_out, "kept": other.kept}
-        return replace(self, **choice) == other
+        same = replace(self, layers=other.layers, left_out=other.left_out, kept=other.kept)
+        return same == other
 
     def has(self, remedy: Remedy) -> bool:
         """Whether a remedy is in it already."""
