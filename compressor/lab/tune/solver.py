@@ -129,7 +129,8 @@ def next_noise(points: Sequence[Reached], limit: float, repeats: int = 0) -> flo
     assert above.drop is not None
     if below.drop <= 0 or below.noise <= 0:
         return math.sqrt(max(below.noise, above.noise / 16) * above.noise)
-    quiet, loud = math.log(limit / below.drop), math.log(above.drop / limit)
+    end = math.log(limit)  # a quotient of next to nothing would be infinite
+    quiet, loud = end - math.log(below.drop), math.log(above.drop) - end
     if points[-1].drop is not None and points[-1].drop > limit:
         quiet *= 0.5**repeats
     else:
@@ -211,7 +212,8 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     Westfall and Krishen 2001).
 
     Args:
-        found: all candidates.
+        found: all candidates, the quietest first: where few samples make several look alike, that
+            one is the safest.
         limit: the largest drop that is allowed; candidates that cannot be shown to keep it, since
             the search found them too far from the float model, are left out.
         most: how many evaluations there may be.
@@ -219,7 +221,7 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     hopeful = [i for i, s in enumerate(found) if s.drop is None or s.drop <= limit]
     if not hopeful:  # the least bad one is still an answer
         hopeful = sorted(range(len(found)), key=lambda i: found[i].drop or 0.0)[:1]
-    safest = min(hopeful, key=lambda i: (found[i].drop or 0.0, -found[i].size))
+    safest = min(hopeful, key=lambda i: found[i].drop or 0.0)
     smaller = [i for i in hopeful if found[i].size < found[safest].size]
     chain = [safest]
     for i in sorted(smaller, key=lambda i: -found[i].size):

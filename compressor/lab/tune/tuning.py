@@ -32,7 +32,7 @@ from compressor.lab.tune.solver import (
     smallest,
 )
 from compressor.lab.tune.structure import Structure
-from compressor.lab.tune.uniform import Uniform
+from compressor.lab.tune.uniform import STORED_WORDS, Uniform
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew, Nobody
 from compressor.report import formats
@@ -77,7 +77,7 @@ class Tuning:
         uniform = Uniform(self.bench, self.goal, self.journal, self.crew)
         widths = uniform.widths(recipe)
         narrowest = self._remedied(widths[-1])
-        pool = [*widths[:-1], narrowest, *uniform.stored(recipe)]
+        pool = [*widths[:-1], narrowest, *self._stored(uniform, recipe, widths[0])]
         for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
             self._learn(candidate)  # is known from fewer
         for layer, entry in self.bench.float_entries(narrowest).items():
@@ -109,6 +109,17 @@ class Tuning:
         return self.journal.answer(best, pool)
 
     # One choice for all layers
+
+    def _stored(self, uniform: Uniform, recipe: Recipe, widest: Candidate) -> list[Candidate]:
+        """Make the candidate of weights that are only stored, if integers lose too much.
+
+        Otherwise all that is stored would be computed with as floats for next to no bytes.
+        """
+        if self._keeps(widest) and uniform.may_store(recipe):
+            words = f"{widest.name} keep the limit, and compute with integers"
+            self.journal.skip(STORED_WORDS, words)
+            return []
+        return uniform.stored(recipe)
 
     def _by_the_pass(self, start: Candidate, pool: list[Candidate]) -> None:
         """Add what the pass chooses by itself, which computes in floats where that is faster.

@@ -40,8 +40,7 @@ class Uniform:
             )
             offered = offered[:1]
         planned = list(self._planned(recipe, offered))
-        stored = [recipe.with_choice({"*": STORED})] if self._may_store(recipe) else []
-        self.crew.ahead([*(uniform for _, uniform, _ in planned), *stored])
+        self.crew.ahead([uniform for _, uniform, _ in planned])
         for width, uniform, layers in planned:
             words = f"{width} bits"
             if self.journal.is_late(words):
@@ -57,7 +56,8 @@ class Uniform:
             raise SpecError("passes", "have no width that can be tuned", self.journal.not_tried[-1])
         return made
 
-    def _may_store(self, recipe: Recipe) -> bool:
+    def may_store(self, recipe: Recipe) -> bool:
+        """Whether weights may only be stored: for the size, if the pass does not do so anyway."""
         tuned = recipe.passes[recipe.index]["pass"]
         return self.goal.minimize == "size" and tuned != STORING["pass"]
 
@@ -67,7 +67,7 @@ class Uniform:
         It takes the bytes of 8 bits, and has no noise but that of the weights. As it gains no
         time, it is for the size alone.
         """
-        if not self._may_store(recipe) or self.journal.is_late(STORED_WORDS):
+        if not self.may_store(recipe) or self.journal.is_late(STORED_WORDS):
             return []
         stored = recipe.with_choice({"*": STORED})
         try:

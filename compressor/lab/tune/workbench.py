@@ -45,6 +45,7 @@ from compressor.types.tensors import Array
 _REACH = 1.96  # of a 95 % interval, in standard errors
 _FEELING = 0.25  # share of the layers whose noise the metric has to feel, to be ranked by that
 _MOST_SHARED = 99.0  # percent of the noise that inputs of several layers may have
+_ONLY_STORED = 1.03  # what a byte of a weight counts that is computed with as a float
 _SILENT = Silent()
 
 
@@ -307,11 +308,17 @@ class Workbench:
         }
 
     def costs(self, candidate: Candidate) -> Mapping[str, float]:
-        """Return the bytes of a candidate's layers, or their times in integers."""
+        """Return the bytes of a candidate's layers, or their times in integers.
+
+        Bytes that are only stored cost a little more than those that are computed with: of two
+        choices of hardly another size, the one with more integers is faster.
+        """
         if self.objective == "latency":
             times = self._times(candidate)
             return {name: integer or floating for name, (floating, integer) in times.items()}
-        return {n: float(size) for n, size in layer_bytes(candidate.steps[-1].carrier).items()}
+        sizes = layer_bytes(candidate.steps[-1].carrier)
+        stored = {name for name, option in candidate.choice.items() if option == STORED}
+        return {n: size * (_ONLY_STORED if n in stored else 1.0) for n, size in sizes.items()}
 
     def float_entries(self, candidate: Candidate) -> dict[str, Entry]:
         """Return what layers cost that stay as they are before the tuned pass."""

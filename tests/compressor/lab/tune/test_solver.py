@@ -104,6 +104,8 @@ def test_the_next_noise_follows_the_measured_power():
     assert next_noise([Reached(1.0, 0.5), Reached(16.0, 2.0)], 1.0) == pytest.approx(4.0)
     # With nothing below the limit, the same root is assumed.
     assert next_noise([Reached(16.0, 2.0)], 1.0) == pytest.approx(4.0)
+    # Next to no drop says next to nothing.
+    assert next_noise([Reached(0.5, 2.3e-309), Reached(1.0, 2.0)], 1.0) == pytest.approx(0.98)
 
 
 def test_the_next_noise_nears_the_limit_from_a_side_that_repeats():
@@ -183,7 +185,9 @@ def test_a_bit_more_is_a_quarter_of_the_noise(known: dict[str, float], bits: str
         ([(5.0, 3.0), (6.0, 2.0), (4.0, 4.0)], 3, [1]),  # none keeps it: the least bad
         ([(5.0, 1.0), (6.0, 1.001)], 3, [0]),
         ([(6.0, 0.5), (5.0, 1.0)], 3, [0, 1]),  # what just keeps it is hopeful
-        ([(5.0, 0.5), (6.0, None), (7.0, 0.0)], 3, [2, 1, 0]),  # of two as safe, the larger first
+        # Of those as safe, the first is the quietest, whatever its size.
+        ([(7.0, 0.0), (6.0, None), (5.0, 0.5)], 3, [0, 1, 2]),
+        ([(6.0, None), (7.0, 0.0), (5.0, 0.5)], 3, [0, 2]),
         ([(5.0, None), (6.0, 0.5)], 3, [0]),
         # Three percent less than the one before, at least.
         ([(100.0, 0.1), (97.0, 0.2)], 3, [0, 1]),

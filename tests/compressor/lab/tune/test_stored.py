@@ -60,7 +60,7 @@ def test_layers_that_low_rank_parts_keep_their_option():
 
 
 def test_it_is_a_candidate_of_less_noise_for_the_bytes_of_8_bits(project: Project):
-    result = tuned(project, "--max-metric-drop", "30", "--rounds", "0")
+    result = tuned(project, "--max-size-ratio", "0.56", "--rounds", "0")
     assert result.exit_code == 0, result.stderr
     points = {p["name"]: p for p in found(project)["points"]}
     whole, weights = points["8 bits"], points["stored in 8 bits"]
@@ -68,6 +68,13 @@ def test_it_is_a_candidate_of_less_noise_for_the_bytes_of_8_bits(project: Projec
     assert weights["bytes"] <= 1.05 * whole["bytes"]
     tuned(project, "--max-metric-drop", "30", "--rounds", "0", "--minimize", "latency")
     assert "stored in 8 bits" not in {p["name"] for p in found(project)["points"]}
+
+
+def test_where_integers_keep_the_limit_nothing_is_only_stored(project: Project):
+    tuned(project, "--max-metric-drop", "30", "--rounds", "0")
+    result = found(project)
+    assert "stored in 8 bits" not in {p["name"] for p in result["points"]}
+    assert "stored in 8 bits: 8 bits keep the limit, and compute with integers" in str(result)
 
 
 def test_the_tuned_spec_gives_the_bytes_that_were_proved(project: Project):
