@@ -16,7 +16,7 @@ from torch.nn import functional
 from compressor.types.tensors import Batch
 
 DIGITS = Path(__file__).parents[2] / "samples" / "digits"
-TRAINED, EPOCH, CHOSEN, JUDGED = 1000, 16_000, 6_000, 10_000
+TRAINED, EPOCH, CHOSEN, JUDGED = 1000, 16_000, 10_000, 10_000
 STEPS, BATCH, RATE = 2000, 64, 2e-3
 
 

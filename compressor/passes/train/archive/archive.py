@@ -38,22 +38,24 @@ class Archive(Recipe):
     zero or one of a few values of its layer, its error is priced by what it does to the outputs,
     and its code by the bytes that the archive's coder takes. One price for all layers settles how
     many weights of each are zero and how many values the others have; biases and other vectors are
-    coded alike. Meanwhile the network is trained with these values, towards the outputs of the
-    network that the pass was given. Rounds halve the bytes until one loses more than
-    `max-metric-drop` on `data.search`; then the search looks between. The smallest round is the
-    result that is to show no significant loss on other samples. Batch norms are folded first.
+    coded alike. Meanwhile the network is trained, with these zeros first and then with these
+    values, towards the outputs of the network that the pass was given. Rounds halve the bytes until
+    one loses more than `max-metric-drop` on `data.search`; then they take away less, and are
+    longer. The smallest round is the result that is to show no significant loss on other samples.
+    Batch norms are folded first.
     Export the result with the format `archive`.
     """
 
     name: ClassVar[str] = "archive"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
     searches: ClassVar[bool] = True
     source: ClassVar[str] = (
         "Han et al. 2016 (arXiv:1510.00149); entropy-constrained codebooks: Chou et al. 1989 and "
-        "Choi et al. 2017 (arXiv:1612.01543); distillation: Hinton et al. 2015 (arXiv:1503.02531)"
+        "Choi et al. 2017 (arXiv:1612.01543); zeros that may come back: Guo et al. 2016 "
+        "(arXiv:1608.04493); distillation: Hinton et al. 2015 (arXiv:1503.02531)"
     )
 
     max_metric_drop: float = Field(
@@ -63,7 +65,7 @@ class Archive(Recipe):
         "against the network that the pass is given; with 0 it is to be as good",
     )
     rounds: int = Field(default=14, ge=1, description="rounds, at most")
-    epochs: float = Field(default=2.0, gt=0, description="epochs of the first round")
+    epochs: float = Field(default=4.0, gt=0, description="epochs of the first round")
     bits: int = Field(
         default=5,
         ge=1,
@@ -76,7 +78,7 @@ class Archive(Recipe):
         le=24,
         description="significant bits of the values that weights, biases and other vectors have",
     )
-    learning_rate: float = Field(default=5e-4, gt=0, description="largest learning rate")
+    learning_rate: float = Field(default=1e-3, gt=0, description="largest learning rate")
     distill: Distillation = Field(
         default_factory=lambda: Distillation(alpha=0.3, temperature=2.0),
         description="how it learns from the network that it was, or from another teacher",

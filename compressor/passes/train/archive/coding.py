@@ -144,7 +144,9 @@ def assigned(coding: Coding, price: float, zero: int) -> Tensor:
     """Return the value that each weight takes: uint8, in the weights' shape.
 
     The least of what its error costs and ``price`` times the bytes of its code, whose length
-    follows from how often each value is taken now. What no weight takes is never taken again.
+    follows from how often each value is taken now. What no weight takes is never taken again. Where
+    most weights of a row or column are not zero, one that becomes zero is dear, so that none would
+    begin: rows and columns that are worth less than all of their bytes become zero as a whole.
 
     Args:
         coding: the values, and how often they are taken.
@@ -168,7 +170,27 @@ def assigned(coding: Coding, price: float, zero: int) -> Tensor:
         chosen.masked_fill_(cost < lowest, place)
         lowest = torch.minimum(lowest, cost)
     codes.view(-1)[unsure] = chosen
+    if codes.ndim > 1:
+        bytes_taken = torch.where(codes == zero, nothing, something + values.float()[codes.long()])
+        error = coding.weights - coding.book[codes.long()]
+        _without_vain(codes, half * error * error + price * bytes_taken, without, zero)
     return codes
+
+
+def _without_vain(codes: Tensor, cost: Tensor, without: Tensor, zero: int) -> None:
+    """Make rows and columns zero, in place, that cost no less than they do as zeros.
+
+    Args:
+        codes: of two axes or more; those beyond belong to a column.
+        cost: of each code: of its error and of its bytes.
+        without: what the error costs if it is zero.
+        zero: place of that value.
+    """
+    shape = (*codes.shape[:2], -1)
+    held, gained = codes.view(shape), (without - cost).reshape(shape)
+    vain = gained.sum((1, 2)) <= 0
+    held[vain], gained[vain] = zero, 0.0
+    held[:, gained.sum((0, 2)) <= 0] = zero
 
 
 def relaxed(coding: Coding, price: float) -> Coding:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal, TypeAlias
 
 FIRST = 1 / 32  # of the bytes of the floats: what the first round aims at
-_NEXT = 0.5  # of the bytes of a round: what the next aims at, until too few are found
+_MORE = 2  # times the bytes, after first rounds that lost too much
+_NEXT = 0.5  # of the bytes of a round: what the next aims at, until one has lost too much
 _LAST = 0.93  # once a round is to take away less than that leaves, the search ends
 _ALPHA = 0.05  # of the tests: what the gate takes
-
-_BETTER = 0.5  # of a drop: what more training leaves of it at best
 
 Verdict: TypeAlias = Literal["kept", "open", "lost"]
 
@@ -58,11 +57,6 @@ class Round:
             return "kept"
         return "lost" if self.drop - usual * self.error > limit else "open"
 
-    def hopeless(self, limit: float) -> bool:
-        """Return whether more training would not make up for what was lost."""
-        after = replace(self, drop=_BETTER * self.drop)
-        return after.verdict(limit, 1) == "lost"
-
 
 @dataclass(frozen=True)
 class Step:
@@ -79,54 +73,27 @@ class Step:
     length: int = 1
 
 
-@dataclass(frozen=True)
-class Found:
-    """What rounds have shown.
-
-    Attributes:
-        verdicts: of each.
-        failed: the most bytes of which it is known that they are too few; 0 if it is of none.
-        again: the last round is to go on at the same bytes.
-        length: of the next round, in first rounds.
-    """
-
-    verdicts: tuple[Verdict, ...] = ()
-    failed: float = 0.0
-    again: bool = False
-    length: int = 1
-
-    @classmethod
-    def by(cls, rounds: Sequence[Round], limit: float) -> Found:
-        """Judge rounds in their order, at the largest drop that is allowed."""
-        verdicts: list[Verdict] = []
-        failed, again, length = 0.0, False, 1
-        for one in rounds:
-            verdict = one.verdict(limit, 1 + verdicts.count("open"))
-            verdicts.append(verdict)
-            if verdict == "kept" or (verdict == "open" and not failed):
-                again = False
-                continue
-            again = not (again or one.hopeless(limit))
-            if not again:
-                failed = max(failed, one.target)
-            length += 1
-        return cls(tuple(verdicts), failed, again, length)
+def verdicts(rounds: Sequence[Round], limit: float) -> list[Verdict]:
+    """Judge rounds in their order, at the largest drop that is allowed."""
+    found: list[Verdict] = []
+    for one in rounds:
+        found.append(one.verdict(limit, 1 + found.count("open")))
+    return found
 
 
 def best(rounds: Sequence[Round], limit: float) -> int:
     """Return the number of the smallest round that keeps the limit; -1 if none does."""
-    verdicts = Found.by(rounds, limit).verdicts
-    kept = [n for n, verdict in enumerate(verdicts) if verdict == "kept"]
+    kept = [n for n, verdict in enumerate(verdicts(rounds, limit)) if verdict == "kept"]
     return min(kept, key=lambda n: rounds[n].nbytes, default=-1)
 
 
 def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -> Step | None:
     """Return what the next round is to do; ``None`` if the search is over.
 
-    Rounds halve the bytes until one has lost too much, also after it has been trained for longer.
-    From then on the search looks between the bytes that are too few and the fewest that were not:
-    these are to be kept for sure, if need be after more training, and then the middle is tried.
-    Each round that is not kept makes those after it longer by the length of the first.
+    Each round starts from the smallest that was kept, and halves its bytes. After one that was not
+    kept, rounds take away half as much, in logarithms, and are twice as long: that fewer bytes are
+    too few has been shown only for rounds so short. While none has been kept, each round starts
+    from the floats, and aims at twice the bytes.
 
     Args:
         rounds: those that are over, in their order.
@@ -134,27 +101,13 @@ def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -
         nbytes: of the floats.
         most: rounds, at most.
     """
-    found = Found.by(rounds, limit)
     if len(rounds) >= most:
         return None
-    if found.again:
-        last = rounds[-1]  # training alone may have taken away more than was asked for
-        return Step(len(rounds) - 1, min(last.target, last.nbytes), found.length)
-    if not found.failed:
-        if not rounds:
-            return Step(-1, FIRST * nbytes)
-        return Step(len(rounds) - 1, _NEXT * rounds[-1].nbytes, found.length)
-    above = [
-        n
-        for n, one in enumerate(rounds)
-        if one.nbytes > found.failed and found.verdicts[n] != "lost"
-    ]
-    if not above:
-        more = found.failed / _NEXT
-        return Step(-1, more, found.length) if more < nbytes else None
-    start = min(above, key=lambda n: (rounds[n].nbytes, -n))
-    size = rounds[start].nbytes
-    if found.verdicts[start] != "kept":
-        return Step(start, size, found.length)
-    middle = math.sqrt(found.failed * size)
-    return Step(start, middle, found.length) if middle <= _LAST * size else None
+    judged, start = verdicts(rounds, limit), best(rounds, limit)
+    length = 2 ** sum(verdict != "kept" for verdict in judged)
+    if start < 0:
+        target = FIRST * nbytes * _MORE ** len(rounds)
+        return Step(-1, target, length) if target < nbytes else None
+    later = judged[judged.index("kept") :]
+    left = _NEXT ** (0.5 ** sum(verdict != "kept" for verdict in later))
+    return Step(start, left * rounds[start].nbytes, length) if left <= _LAST else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,17 +17,14 @@ from torch import Tensor
 from compressor.errors import DataError
 from compressor.files import json_text
 from compressor.models.torch.lowering import NamedModule
-from compressor.passes.train.archive.coded_network import (
-    CodedNetwork,
-    CodesTaken,
-    coded_network,
-    sensitivities,
-)
+from compressor.passes.train.archive.coded_network import CodedNetwork, coded_network
+from compressor.passes.train.archive.codes_taken import CodesTaken
 from compressor.passes.train.archive.coding import first_coding, price_for, relaxed
-from compressor.passes.train.archive.rounds import Found, Round, Step, next_step
+from compressor.passes.train.archive.rounds import Round, Step, next_step, verdicts
+from compressor.passes.train.archive.sensitivity import Sensitivities
 from compressor.passes.train.distill.distilling import distilled_loss
 from compressor.passes.train.engine import train
-from compressor.passes.train.job import Job, Micro, ParameterGroup, Steps
+from compressor.passes.train.job import Job, Micro, ParameterGroup, as_tensors
 from compressor.passes.train.kept_parts import kept_part, part_folder
 from compressor.passes.train.recipe import Course
 from compressor.types.carrier import Carrier
@@ -43,7 +40,7 @@ _FELT = 8  # samples whose gradient is taken together where errors are priced
 _PRICED = 128  # such gradients
 _AT_ONCE = 0.7  # of the bytes: what is left of a network that has not been coded before
 _WIDTH = 2 * NormalDist().inv_cdf(0.975)  # standard errors in a 95 % interval
-_BOOK_RATE = 0.1  # of the learning rate: a value moves with all weights that take it
+_BOOK_RATE = 0.3  # of the learning rate: a value moves with all weights that take it
 _TENSORS, _ROUND = "model.safetensors", "round.json"
 _APART = 1_000_003  # between the seeds of rounds
 
@@ -140,21 +137,23 @@ class Search:
         loss = distilled_loss(
             options.distill, self._teacher, self._inner, network.module, course, self._context
         )
+        felt, few = Sensitivities(network), partial(_few, course)
+        network.decoder.share = 1.0
         with base.training.stage(f"round {number + 1}: price of errors", _PRICED) as advance:
-            felt = sensitivities(network, _few(course), advance)
-        codings = network.codings(felt)
+            felt.measure(map(few, range(_PRICED)), advance)
         if step.start < 0:
             codings = {
-                name: replace(first_coding(coding.weights, options.bits), sensitivity=felt[name])
-                for name, coding in codings.items()
+                name: replace(
+                    first_coding(coding.weights, options.bits), sensitivity=coding.sensitivity
+                )
+                for name, coding in network.codings(felt.of).items()
             }
             begin = sum(coding.nbytes for coding in codings.values())
             price = price_for(codings, max(_AT_ONCE * begin, step.target))
-            codings = {name: relaxed(coding, price) for name, coding in codings.items()}
+            network.code({name: relaxed(coding, price) for name, coding in codings.items()})
         else:
             price = self._read(step.start).price
-        network.code(codings)
-        taken = CodesTaken(network, codings, price, step.target, course.steps)
+        taken = CodesTaken(network, felt, few, price, step.target, course.steps)
         job = Job(
             name=f"{options.name}, round {number + 1}",
             module=network.module,
@@ -202,26 +201,19 @@ def _name(number: int) -> str:
     return f"round-{number:02d}"
 
 
-def _few(course: Course) -> Iterator[tuple[int, Micro]]:
-    """Yield a few samples at a time of the first steps, each with its step."""
-    data = Steps(course.training.data, course.order, _FELT, course.training.ranks.rank)
-    left = _PRICED
-    for step in range(course.steps):
-        micros = data[step]
-        if not isinstance(micros, tuple):
-            raise micros
-        for micro in micros[:left]:
-            yield step, micro
-        left -= len(micros)
-        if left <= 0:
-            return
+def _few(course: Course, step: int) -> Micro:
+    """Return a few of a step's samples; every process measures on the same."""
+    order = course.order
+    rows = order.rows(step)[:_FELT]
+    batch = course.training.data.batch(rows, (order.seed, step, 0))
+    return Micro(rows, as_tensors(batch, len(rows)))
 
 
 _SAID = {"kept": "kept", "open": "not sure", "lost": "too much"}
 
 
 def _words(rounds: Sequence[Round], number: int, limit: float) -> str:
-    one, verdict = rounds[number], Found.by(rounds, limit).verdicts[number]
+    one, verdict = rounds[number], verdicts(rounds, limit)[number]
     return (
         f"round {number + 1}: {one.nbytes:,.0f} bytes of weights, drop {one.drop:.2f} "
         f"± {one.error:.2f}: {_SAID[verdict]}"

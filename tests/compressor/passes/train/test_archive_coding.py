@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.passes.train.archive import coding as archive_coding
-from compressor.passes.train.archive.coded_network import OPERATORS, CodesTaken, coded_network
+from compressor.passes.train.archive.coded_network import Decoder, coded_network
+from compressor.passes.train.archive.codes_taken import CodesTaken
 from compressor.passes.train.archive.coding import (
     Coding,
     assigned,
@@ -20,6 +21,8 @@ from compressor.passes.train.archive.coding import (
     price_for,
     relaxed,
 )
+from compressor.passes.train.archive.sensitivity import Sensitivities
+from compressor.passes.train.job import Micro
 from tests.compressor.passes.train.small_qat import block
 
 
@@ -145,17 +148,83 @@ def test_one_price_fits_all_layers_into_the_bytes() -> None:
         assert bits["b"] > bits["a"]
 
 
+def test_rows_and_columns_that_are_worth_nothing_become_zero() -> None:
+    """Most weights of theirs are not zero, so that no single one would become so."""
+    book = torch.tensor([0.0, 1.0, 2.0])
+    codes = torch.zeros(30, 40, dtype=torch.uint8)
+    codes[:12] = 1
+    codes[:, :3] = 2
+    felt = torch.ones(30, 40)
+    felt[4] = 1e-6
+    felt[:, 1] = 1e-6
+    coding = replace(coded(codes, book), sensitivity=felt)
+    found = assigned(coding, 1e-3, 0)
+    codes[4], codes[:, 1] = 0, 0
+    assert torch.equal(found, codes)
+    kernels = replace(
+        coding,
+        weights=coding.weights.reshape(30, 20, 1, 2),
+        codes=coding.codes.reshape(30, 20, 1, 2),
+        sensitivity=felt.reshape(30, 20, 1, 2),
+    )
+    gone = assigned(kernels, 1e-3, 0)
+    assert not gone[4].any()
+    assert gone[:, 0].any(), "a kernel of which a column is worth something"
+
+
 def test_gradients_reach_values_and_weights() -> None:
     weight = torch.zeros(2, 2, requires_grad=True)
     book = torch.tensor([1.0, 5.0], requires_grad=True)
     codes = torch.tensor([[0, 1], [1, 1]], dtype=torch.uint8)
-    decode = OPERATORS["compressor.coding", "Decode"].function
-    result = decode(weight, book, codes)
+    result = Decoder()(weight, book, codes)
     assert torch.equal(result, torch.tensor([[1.0, 5.0], [5.0, 5.0]]))
     factors = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     torch.autograd.backward((result * factors).sum())
     assert torch.equal(weight.grad, factors)
     assert torch.equal(book.grad, torch.tensor([1.0, 9.0]))
+
+
+def test_free_weights_are_floats_and_zeros_may_come_back() -> None:
+    decoder = Decoder()
+    weight = torch.tensor([0.3, 0.4], requires_grad=True)
+    book = torch.tensor([0.0, 5.0], requires_grad=True)
+    codes = torch.tensor([0, 1], dtype=torch.uint8)
+    decoder.share = 0.75
+    assert decoder(weight, book, codes).tolist() == pytest.approx([0.0, 0.25 * 0.4 + 0.75 * 5])
+    decoder.share = 0.0
+    result = decoder(weight, book, codes)
+    assert torch.equal(result, torch.tensor([0.0, 0.4]))
+    torch.autograd.backward((result * torch.tensor([2.0, 3.0])).sum())
+    assert torch.equal(weight.grad, torch.tensor([2.0, 3.0]))
+    assert torch.equal(book.grad, torch.zeros(2))
+
+
+def micro(step: int) -> Micro:
+    """Return a few samples for ``block``."""
+    images = np.random.default_rng(step).normal(size=(4, 2, 6, 6)).astype(np.float32)
+    return Micro(np.arange(4), {"x": torch.from_numpy(images)})
+
+
+def test_sensitivities_follow_a_network_that_changes() -> None:
+    carrier = block(norm=False)
+    layers = {layer.weight: layer for layer in carrier.layers()}
+    network = coded_network(carrier.graph(), layers, carrier.trainable(), 4, 5)
+    felt = Sensitivities(network)
+    felt.measure(map(micro, range(8)), lambda _: None)
+    first, *_, last = layers
+    before = felt.of(first).clone()
+    assert before.min() > 0
+    codings = network.codings()
+    zero = codings[last].zero
+    dead = replace(codings[last], codes=torch.full_like(codings[last].codes, zero))
+    network.code({last: dead})
+    for step in range(200):
+        felt.follow(micro(step), step)
+    assert felt.of(first).max() < 0.01 * before.max(), "nothing reads what it computes"
+    saved = {name: tensor.clone() for name, tensor in felt.state_dict().items()}
+    again = Sensitivities(network)
+    again.load_state_dict(saved)
+    assert torch.equal(again.of(first), felt.of(first))
 
 
 def test_the_module_computes_what_is_written() -> None:
@@ -182,24 +251,31 @@ def test_bytes_fall_to_the_target_and_the_price_outlives_the_process() -> None:
     layers = {layer.weight: layer for layer in carrier.layers()}
     network = coded_network(carrier.graph(), layers, carrier.trainable(), 4, 5)
     begin = network.nbytes()
-    codings = network.codings()
     target = begin / 2
+    measured = Sensitivities(network)
+    measured.measure(map(micro, range(8)), lambda _: None)
+    start = price_for(network.codings(measured.of), 0.9 * begin)
 
     def taken() -> CodesTaken:
-        return CodesTaken(network, codings, 1e-3, target, 200)
+        felt = Sensitivities(network)
+        felt.measure(map(micro, range(8)), lambda _: None)
+        return CodesTaken(network, felt, micro, start, target, 200)
 
     ours = taken()
-    wanted = [ours.wanted(step) for step in (0, 50, 100, 200)]
+    wanted = [ours.wanted(step) for step in (0, 40, 80, 200)]
     assert wanted == pytest.approx([begin, target * 2 ** (1 / 4), target, target])
-    for step in range(120):
+    for step in range(180):
         ours.before(step)
+        assert network.decoder.share == pytest.approx(min(max((step - 80) / 80, 0), 1))
         ours.after(step)
     assert network.nbytes() == pytest.approx(target, rel=0.25)
-    assert ours.price != 1e-3
+    assert ours.price != start
     saved = {name: tensor.clone() for name, tensor in ours.state_dict().items()}
     again = taken()
     again.load_state_dict(saved)
     assert again.price == ours.price
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, saved[name])
     before = network.codings()
-    ours.before(150)  # codes stay at the end
+    ours.before(190)  # codes stay at the end
     assert all(torch.equal(before[n].codes, c.codes) for n, c in network.codings().items())

@@ -134,46 +134,38 @@ def done(nbytes: float, drop: float, error: float = 0.1, start: int = -1) -> Rou
     return Round(nbytes, nbytes, drop, error, 1e-5, start)
 
 
-def test_the_search_goes_down_until_too_few_are_found_and_then_between() -> None:
+def test_rounds_halve_the_bytes_and_then_take_less_and_longer() -> None:
     first = next_step([], 0.0, 3200.0, 9)
     assert first == Step(-1, 100.0)
     rounds = [done(100.0, -0.1)]
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(0, 50.0)
-    rounds += [done(50.0, 0.05)]  # not sure to be good enough, and not lost: on
+    rounds += [done(50.0, -0.2)]
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 25.0)
     rounds += [done(25.0, 0.3)]
-    assert next_step(rounds, 0.0, 3200.0, 9) == Step(2, 25.0, 2)
-    rounds += [done(25.0, 0.25)]  # too few; so the fewest that are not have to be kept for sure
-    assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 50.0, 3)
-    rounds += [done(50.0, -0.2)]
-    between = next_step(rounds, 0.0, 3200.0, 9)
-    assert between is not None
-    assert (between.start, between.target, between.length) == (4, pytest.approx(1250**0.5), 3)
+    step = next_step(rounds, 0.0, 3200.0, 9)
+    assert step is not None
+    assert (step.start, step.target, step.length) == (1, pytest.approx(50 * 0.5**0.5), 2)
     rounds += [done(35.0, -0.3)]
-    between = next_step(rounds, 0.0, 3200.0, 9)
-    assert between is not None
-    assert (between.start, between.target) == (5, pytest.approx(875**0.5))
-    rounds += [done(28.0, -0.3)]
-    assert next_step(rounds, 0.0, 3200.0, 9) is None
-    assert next_step(rounds[:4], 0.0, 3200.0, 4) is None
-    assert best(rounds, 0.0) == 6
-
-
-def test_what_more_training_would_not_mend_is_not_trained_again() -> None:
-    rounds = [done(100.0, -0.5), done(50.0, 2.0)]
-    between = next_step(rounds, 0.0, 3200.0, 9)
-    assert between is not None
-    assert (between.start, between.target, between.length) == (0, pytest.approx(5000**0.5), 2)
+    step = next_step(rounds, 0.0, 3200.0, 9)
+    assert step is not None  # as few bytes as before, but for longer
+    assert (step.start, step.target, step.length) == (3, pytest.approx(35 * 0.5**0.5), 2)
+    rounds += [done(25.0, 0.05)]  # not sure
+    rounds += [done(30.0, 0.5)]
+    step = next_step(rounds, 0.0, 3200.0, 9)
+    assert step is not None
+    assert (step.start, step.target, step.length) == (3, pytest.approx(35 * 0.5**0.125), 8)
+    assert next_step(rounds, 0.0, 3200.0, 6) is None
+    rounds += [done(32.0, 0.5)]
+    assert next_step(rounds, 0.0, 3200.0, 9) is None, "it would take away less than 7 %"
+    assert best(rounds, 0.0) == 3
 
 
 def test_if_the_first_bytes_are_too_few_there_are_more() -> None:
-    assert next_step([done(100.0, 2.0)], 0.0, 3200.0, 9) == Step(-1, 200.0, 2)
-    assert next_step([done(4000.0, 2.0)], 0.0, 3200.0, 9) is None
-
-
-def test_training_that_took_away_more_goes_on_from_there() -> None:
-    rounds = [Round(100.0, 90.0, 0.25, 0.1, 1e-5)]
-    assert next_step(rounds, 0.0, 3200.0, 9) == Step(0, 90.0, 2)
+    rounds = [done(100.0, 2.0)]
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 200.0, 2)
+    rounds += [done(200.0, -0.3)]
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 100.0, 2)
+    assert next_step([done(100.0, 2.0)] * 5, 0.0, 3200.0, 9) is None
 
 
 @pytest.mark.parametrize(
