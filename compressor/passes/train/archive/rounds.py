@@ -12,6 +12,7 @@ FIRST = 1 / 32  # of the bytes of the floats: what the first round aims at
 _MORE = 2  # times the bytes, after first rounds that lost too much
 _NEXT = 0.5  # of the bytes of a round: what the next aims at, until one has lost too much
 _LAST = 0.93  # once a round is to take away less than that leaves, the search ends
+_LONGEST = 16  # times the first round
 _ALPHA = 0.05  # of the tests: what the gate takes
 
 Verdict: TypeAlias = Literal["kept", "open", "lost"]
@@ -92,8 +93,8 @@ def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -
 
     Each round starts from the smallest that was kept, and halves its bytes. After one that was not
     kept, rounds take away half as much, in logarithms, and are twice as long: that fewer bytes are
-    too few has been shown only for rounds so short. While none has been kept, each round starts
-    from the floats, and aims at twice the bytes.
+    too few has been shown only for rounds so short. While none has been kept, one that may have
+    been good enough is trained on, once, and others start from the floats, with twice the bytes.
 
     Args:
         rounds: those that are over, in their order.
@@ -104,9 +105,11 @@ def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -
     if len(rounds) >= most:
         return None
     judged, start = verdicts(rounds, limit), best(rounds, limit)
-    length = 2 ** sum(verdict != "kept" for verdict in judged)
+    length = min(2 ** sum(verdict != "kept" for verdict in judged), _LONGEST)
     if start < 0:
-        target = FIRST * nbytes * _MORE ** len(rounds)
+        if judged and judged[-1] == "open" and rounds[-1].start < 0:
+            return Step(len(rounds) - 1, rounds[-1].target, length)
+        target = FIRST * nbytes * _MORE ** sum(one.start < 0 for one in rounds)
         return Step(-1, target, length) if target < nbytes else None
     later = judged[judged.index("kept") :]
     left = _NEXT ** (0.5 ** sum(verdict != "kept" for verdict in later))

@@ -20,7 +20,7 @@ from compressor.run.metrics import Metric
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch
-from compressor.types.training import Training
+from compressor.types.training import Training, TrainingStep
 from tests.compressor.passes.train.small_qat import block
 from tests.compressor.passes.train.small_training import SmallData, training
 
@@ -106,6 +106,29 @@ def test_a_search_goes_on_where_it_was(outcome: Outcome, tmp_path: Path) -> None
         assert torch.equal(stored.read(), again.carrier.tensors()[name].read())
 
 
+def test_a_round_goes_on_at_the_step_where_it_was(outcome: Outcome, tmp_path: Path) -> None:
+    """Price, what errors cost, values, codes and the optimizer are as they were."""
+
+    class KilledError(Exception):
+        pass
+
+    steps = []
+
+    def killed(done: TrainingStep) -> None:
+        if done.name.endswith("round 2"):
+            steps.append(done.step)
+            if done.step == done.steps * 3 // 5:
+                raise KilledError
+
+    with pytest.raises(KilledError):
+        searched(tmp_path, given(tmp_path, callbacks=(killed,)), save_every=1)
+    before = len(steps)
+    again = searched(tmp_path, given(tmp_path, callbacks=(lambda done: steps.append(done.step),)))
+    assert steps[before] > 2, "it does not begin again"
+    for name, stored in outcome.carrier.tensors().items():
+        assert torch.equal(stored.read(), again.carrier.tensors()[name].read())
+
+
 def test_a_damaged_round_is_done_again(outcome: Outcome, tmp_path: Path) -> None:
     notes: list[str] = []
     searched(tmp_path)
@@ -166,6 +189,17 @@ def test_if_the_first_bytes_are_too_few_there_are_more() -> None:
     rounds += [done(200.0, -0.3)]
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 100.0, 2)
     assert next_step([done(100.0, 2.0)] * 5, 0.0, 3200.0, 9) is None
+
+
+def test_a_first_round_that_may_be_good_enough_is_trained_on_once() -> None:
+    rounds = [done(100.0, 0.05)]
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(0, 100.0, 2)
+    rounds += [done(100.0, 0.0, start=0)]
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 200.0, 4)
+    rounds += [done(200.0, 2.0)] * 3
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 1600.0, 16), "no longer than that"
+    rounds[-1] = done(200.0, -0.4)
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(4, 100.0, 16)
 
 
 @pytest.mark.parametrize(
