@@ -106,7 +106,7 @@ def test_a_search_goes_on_where_it_was(outcome: Outcome, tmp_path: Path) -> None
         assert torch.equal(stored.read(), again.carrier.tensors()[name].read())
 
 
-def test_a_round_goes_on_at_the_step_where_it_was(outcome: Outcome, tmp_path: Path) -> None:
+def test_a_round_goes_on_at_the_step_where_it_was(tmp_path: Path) -> None:
     """Price, what errors cost, values, codes and the optimizer are as they were."""
 
     class KilledError(Exception):
@@ -117,16 +117,19 @@ def test_a_round_goes_on_at_the_step_where_it_was(outcome: Outcome, tmp_path: Pa
     def killed(done: TrainingStep) -> None:
         if done.name.endswith("round 2"):
             steps.append(done.step)
-            if done.step == done.steps * 3 // 5:
+            if done.step == 25:
                 raise KilledError
 
+    whole = searched(tmp_path, given(tmp_path / "whole"), steps=60)
+    folder = tmp_path / "killed"
     with pytest.raises(KilledError):
-        searched(tmp_path, given(tmp_path, callbacks=(killed,)), save_every=1)
+        searched(tmp_path, given(folder, callbacks=(killed,)), steps=60, save_every=4)
     before = len(steps)
-    again = searched(tmp_path, given(tmp_path, callbacks=(lambda done: steps.append(done.step),)))
-    assert steps[before] > 2, "it does not begin again"
-    for name, stored in outcome.carrier.tensors().items():
-        assert torch.equal(stored.read(), again.carrier.tensors()[name].read())
+    again = given(folder, callbacks=(lambda done: steps.append(done.step),))
+    found = searched(tmp_path, again, steps=60, save_every=4)
+    assert steps[before] == 25, "it goes on after the state that was saved"
+    for name, stored in whole.carrier.tensors().items():
+        assert torch.equal(stored.read(), found.carrier.tensors()[name].read())
 
 
 def test_a_damaged_round_is_done_again(outcome: Outcome, tmp_path: Path) -> None:
