@@ -91,10 +91,11 @@ def best(rounds: Sequence[Round], limit: float) -> int:
 def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -> Step | None:
     """Return what the next round is to do; ``None`` if the search is over.
 
-    Each round starts from the smallest that was kept, and halves its bytes. After one that was not
-    kept, rounds take away half as much, in logarithms, and are twice as long: that fewer bytes are
-    too few has been shown only for rounds so short. While none has been kept, one that may have
-    been good enough is trained on, once, and others start from the floats, with twice the bytes.
+    Each round starts from the smallest that was kept, and halves its bytes. One that may have been
+    good enough is trained on, once, at the same bytes. After bytes that were not kept, rounds take
+    away half as much, in logarithms; while none have been kept, they start from the floats, with
+    twice the bytes. Each round that was not kept makes those after it twice as long: that fewer
+    bytes are too few has been shown only for rounds so short.
 
     Args:
         rounds: those that are over, in their order.
@@ -106,11 +107,20 @@ def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -
         return None
     judged, start = verdicts(rounds, limit), best(rounds, limit)
     length = min(2 ** sum(verdict != "kept" for verdict in judged), _LONGEST)
+    last = len(rounds) - 1
+    if rounds and judged[last] == "open" and not _is_trained_on(rounds, judged, last):
+        return Step(last, rounds[last].target, length)
+    failed = [
+        verdict != "kept" and (n == last or not _is_trained_on(rounds, judged, n + 1))
+        for n, verdict in enumerate(judged)
+    ]
     if start < 0:
-        if judged and judged[-1] == "open" and rounds[-1].start < 0:
-            return Step(len(rounds) - 1, rounds[-1].target, length)
-        target = FIRST * nbytes * _MORE ** sum(one.start < 0 for one in rounds)
+        target = FIRST * nbytes * _MORE ** sum(failed)
         return Step(-1, target, length) if target < nbytes else None
-    later = judged[judged.index("kept") :]
-    left = _NEXT ** (0.5 ** sum(verdict != "kept" for verdict in later))
+    left = _NEXT ** (0.5 ** sum(failed[judged.index("kept") :]))
     return Step(start, left * rounds[start].nbytes, length) if left <= _LAST else None
+
+
+def _is_trained_on(rounds: Sequence[Round], judged: Sequence[Verdict], number: int) -> bool:
+    """Whether a round goes on at the bytes of the one before, which may have been good enough."""
+    return number > 0 and rounds[number].start == number - 1 and judged[number - 1] == "open"

@@ -175,8 +175,7 @@ def test_rounds_halve_the_bytes_and_then_take_less_and_longer() -> None:
     step = next_step(rounds, 0.0, 3200.0, 9)
     assert step is not None  # as few bytes as before, but for longer
     assert (step.start, step.target, step.length) == (3, pytest.approx(35 * 0.5**0.5), 2)
-    rounds += [done(25.0, 0.05)]  # not sure
-    rounds += [done(30.0, 0.5)]
+    rounds += [done(25.0, 0.5), done(30.0, 0.5)]
     step = next_step(rounds, 0.0, 3200.0, 9)
     assert step is not None
     assert (step.start, step.target, step.length) == (3, pytest.approx(35 * 0.5**0.125), 8)
@@ -194,7 +193,7 @@ def test_if_the_first_bytes_are_too_few_there_are_more() -> None:
     assert next_step([done(100.0, 2.0)] * 5, 0.0, 3200.0, 9) is None
 
 
-def test_a_first_round_that_may_be_good_enough_is_trained_on_once() -> None:
+def test_a_round_that_may_be_good_enough_is_trained_on_once() -> None:
     rounds = [done(100.0, 0.05)]
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(0, 100.0, 2)
     rounds += [done(100.0, 0.0, start=0)]
@@ -203,6 +202,12 @@ def test_a_first_round_that_may_be_good_enough_is_trained_on_once() -> None:
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 1600.0, 16), "no longer than that"
     rounds[-1] = done(200.0, -0.4)
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(4, 100.0, 16)
+    rounds = [done(100.0, -0.4), done(50.0, 0.05, start=0)]
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 50.0, 2)
+    better = [*rounds, done(49.0, -0.4, start=1)]
+    assert next_step(better, 0.0, 3200.0, 9) == Step(2, 24.5, 2)
+    worse = next_step([*rounds, done(50.0, 0.05, start=1)], 0.0, 3200.0, 9)
+    assert worse == Step(0, pytest.approx(100 * 0.5**0.5), 4)
 
 
 @pytest.mark.parametrize(
