@@ -91,11 +91,12 @@ def best(rounds: Sequence[Round], limit: float) -> int:
 def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -> Step | None:
     """Return what the next round is to do; ``None`` if the search is over.
 
-    Each round starts from the smallest that was kept, and halves its bytes. One that may have been
-    good enough is trained on, once, at the same bytes. After bytes that were not kept, rounds take
-    away half as much, in logarithms; while none have been kept, they start from the floats, with
-    twice the bytes. Each round that was not kept makes those after it twice as long: that fewer
-    bytes are too few has been shown only for rounds so short.
+    Each round starts from the floats, as codes that were taken for more bytes are a worse start,
+    and aims at half of the bytes of the smallest that was kept. One that may have been good enough
+    is trained on, once, at the same bytes. After bytes that were not kept, rounds take away half as
+    much, in logarithms; while none have been kept, they have twice the bytes. Each round that was
+    not kept makes those after it twice as long: that fewer bytes are too few has been shown only
+    for rounds so short.
 
     Args:
         rounds: those that are over, in their order.
@@ -118,7 +119,7 @@ def next_step(rounds: Sequence[Round], limit: float, nbytes: float, most: int) -
         target = FIRST * nbytes * _MORE ** sum(failed)
         return Step(-1, target, length) if target < nbytes else None
     left = _NEXT ** (0.5 ** sum(failed[judged.index("kept") :]))
-    return Step(start, left * rounds[start].nbytes, length) if left <= _LAST else None
+    return Step(-1, left * rounds[start].nbytes, length) if left <= _LAST else None
 
 
 def _is_trained_on(rounds: Sequence[Round], judged: Sequence[Verdict], number: int) -> bool:

@@ -164,21 +164,21 @@ def test_rounds_halve_the_bytes_and_then_take_less_and_longer() -> None:
     first = next_step([], 0.0, 3200.0, 9)
     assert first == Step(-1, 100.0)
     rounds = [done(100.0, -0.1)]
-    assert next_step(rounds, 0.0, 3200.0, 9) == Step(0, 50.0)
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 50.0)
     rounds += [done(50.0, -0.2)]
-    assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 25.0)
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 25.0)
     rounds += [done(25.0, 0.3)]
     step = next_step(rounds, 0.0, 3200.0, 9)
     assert step is not None
-    assert (step.start, step.target, step.length) == (1, pytest.approx(50 * 0.5**0.5), 2)
+    assert (step.start, step.target, step.length) == (-1, pytest.approx(50 * 0.5**0.5), 2)
     rounds += [done(35.0, -0.3)]
     step = next_step(rounds, 0.0, 3200.0, 9)
     assert step is not None  # as few bytes as before, but for longer
-    assert (step.start, step.target, step.length) == (3, pytest.approx(35 * 0.5**0.5), 2)
+    assert (step.start, step.target, step.length) == (-1, pytest.approx(35 * 0.5**0.5), 2)
     rounds += [done(25.0, 0.5), done(30.0, 0.5)]
     step = next_step(rounds, 0.0, 3200.0, 9)
     assert step is not None
-    assert (step.start, step.target, step.length) == (3, pytest.approx(35 * 0.5**0.125), 8)
+    assert (step.start, step.target, step.length) == (-1, pytest.approx(35 * 0.5**0.125), 8)
     assert next_step(rounds, 0.0, 3200.0, 6) is None
     rounds += [done(32.0, 0.5)]
     assert next_step(rounds, 0.0, 3200.0, 9) is None, "it would take away less than 7 %"
@@ -189,7 +189,7 @@ def test_if_the_first_bytes_are_too_few_there_are_more() -> None:
     rounds = [done(100.0, 2.0)]
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 200.0, 2)
     rounds += [done(200.0, -0.3)]
-    assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 100.0, 2)
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 100.0, 2)
     assert next_step([done(100.0, 2.0)] * 5, 0.0, 3200.0, 9) is None
 
 
@@ -201,13 +201,13 @@ def test_a_round_that_may_be_good_enough_is_trained_on_once() -> None:
     rounds += [done(200.0, 2.0)] * 3
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 1600.0, 16), "no longer than that"
     rounds[-1] = done(200.0, -0.4)
-    assert next_step(rounds, 0.0, 3200.0, 9) == Step(4, 100.0, 16)
-    rounds = [done(100.0, -0.4), done(50.0, 0.05, start=0)]
+    assert next_step(rounds, 0.0, 3200.0, 9) == Step(-1, 100.0, 16)
+    rounds = [done(100.0, -0.4), done(50.0, 0.05)]
     assert next_step(rounds, 0.0, 3200.0, 9) == Step(1, 50.0, 2)
     better = [*rounds, done(49.0, -0.4, start=1)]
-    assert next_step(better, 0.0, 3200.0, 9) == Step(2, 24.5, 2)
+    assert next_step(better, 0.0, 3200.0, 9) == Step(-1, 24.5, 2)
     worse = next_step([*rounds, done(50.0, 0.05, start=1)], 0.0, 3200.0, 9)
-    assert worse == Step(0, pytest.approx(100 * 0.5**0.5), 4)
+    assert worse == Step(-1, pytest.approx(100 * 0.5**0.5), 4)
 
 
 @pytest.mark.parametrize(
