@@ -10,7 +10,7 @@ from itertools import takewhile
 
 from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Answer, Goal
-from compressor.lab.tune.journal import Journal, words_of
+from compressor.lab.tune.journal import STORED_WORDS, Journal, words_of
 from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import (
     FLOAT,
@@ -32,7 +32,7 @@ from compressor.lab.tune.solver import (
     smallest,
 )
 from compressor.lab.tune.structure import Structure
-from compressor.lab.tune.uniform import STORED_WORDS, Uniform
+from compressor.lab.tune.uniform import Uniform
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew, Nobody
 from compressor.report import formats
