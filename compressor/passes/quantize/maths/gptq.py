@@ -226,7 +226,7 @@ def stored(levels: Tensor, scheme: Scheme) -> Tensor:
 def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] | None:
     """Columns by falling input power, and the factor of the moment in that order."""
     order = torch.argsort(moment.diagonal(), descending=True, stable=True)
-    factor = _factored(moment, order, damping, lambda lower: lower)
+    factor = upper_factor(moment, damping, order)
     return None if factor is None else (order, factor)
 
 
@@ -253,13 +253,15 @@ def by_column(parameter: Tensor, codes: Tensor) -> Tensor:
     return spread.expand(columns, rows).contiguous()
 
 
-def upper_factor(moment: Tensor, damping: float) -> Tensor | None:
+def upper_factor(moment: Tensor, damping: float, order: Tensor | None = None) -> Tensor | None:
     """Upper triangular ``F`` with ``F Fᵀ = M + d I``, or ``None`` where there is none.
 
     ``d`` is ``damping`` times the mean input power, and more if the sum is not positive definite.
-    With the order of rows and columns reversed, ``F`` is Cholesky's factor ``L``.
+    With the order of rows and columns reversed, ``F`` is Cholesky's factor ``L``. ``order`` is that
+    of the columns; ``None`` is the one they have.
     """
-    return _factored(moment, torch.arange(len(moment)), damping, lambda lower: lower)
+    order = torch.arange(len(moment)) if order is None else order
+    return _factored(moment, order, damping, lambda lower: lower)
 
 
 def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
