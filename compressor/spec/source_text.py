@@ -73,11 +73,21 @@ def read_document(path: Path) -> Document:
     subject = f"spec {str(path)!r}"
     try:
         text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+    except IsADirectoryError as error:
+        raise SpecError(
+            subject, "is a folder", f"give a YAML file; compress init {path} writes one for a model"
+        ) from error
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise SpecError(
             subject, "does not exist", "give the path of a YAML file; compress init writes one"
         ) from error
-    except (UnicodeDecodeError, OSError) as error:
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            subject,
+            f"is not text in UTF-8 ({error.reason} at byte {error.start})",
+            f"save it as UTF-8, or if it is a model: compress init {path} writes a spec for it",
+        ) from error
+    except OSError as error:
         raise SpecError(
             subject,
             f"cannot be read ({error})",

@@ -43,11 +43,11 @@ class OnnxExporter(Exporter):
     version: ClassVar[int] = 7
     one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 
-    opset: int = Field(
-        default=21,
+    opset: int | None = Field(
+        default=None,
         ge=opsets.OLDEST,
-        description="version of ONNX's operators; 21 is the first with 4-bit integers, 23 with "
-        "4-bit floats, which only tensorrt needs",
+        description="version of ONNX's operators; by default 21, the first with 4-bit integers, "
+        "or the first later one that has all of the model's operators and element types",
     )
     target: Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt"] = Field(
         default="ort-cpu",
@@ -114,7 +114,7 @@ class OnnxExporter(Exporter):
         """
         graph = self.needed_graph(carrier)
         newest = opsets.newest_opset()
-        if self.opset > newest:
+        if self.opset is not None and self.opset > newest:
             raise SpecError(
                 "opset",
                 f"{self.opset} is not known to the installed onnx and ONNX Runtime",
@@ -124,15 +124,16 @@ class OnnxExporter(Exporter):
         if breach is not None:
             raise SpecError(*breach)
         model = self._in_form(carrier)
-        raised = model.opset_imports.get("", self.opset) < self.opset
-        opsets.check_opset(opsets.convert(model, self.opset) if raised else model, self.opset)
+        opset = self._opset(model)
+        raised = model.opset_imports.get("", opset) < opset
+        opsets.check_opset(opsets.convert(model, opset) if raised else model, opset)
         layout = self._layout(carrier, USUAL)
         wrong = check_message(layout.proto)
         if wrong is not None:
             raise SpecError(
                 "the graph",
-                f"is not valid in opset {self.opset} ({wrong})",
-                f"set opset: {model.opset_imports.get('', self.opset)}",
+                f"is not valid in opset {opset} ({wrong})",
+                f"set opset: {model.opset_imports.get('', opset)}",
             )
         if layout.model_bytes >= PROTOBUF_LIMIT:
             raise SpecError(
@@ -159,7 +160,7 @@ class OnnxExporter(Exporter):
         layout = self._placed(carrier, context)
         expected = described(layout.proto)
         files = write_layout(layout, directory)
-        check_file(files[0], self.opset, expected)
+        check_file(files[0], self.opset or opsets.stated(layout.proto), expected)
         for name, sums in onnx_checksums(files[0]).items():
             context.summed(name, sums)
         return files
@@ -176,6 +177,9 @@ class OnnxExporter(Exporter):
         parts = self._parts(carrier)
         return check_tensors(path, parts.tensors)
 
+    def _opset(self, model: ir.Model) -> int:
+        return opsets.usual_opset(model) if self.opset is None else self.opset
+
     def _in_form(self, carrier: Carrier) -> ir.Model:
         return in_form_for(self.target, carrier.graph(), self.matmul_compute)
 
@@ -187,7 +191,8 @@ class OnnxExporter(Exporter):
         return layout
 
     def _parts(self, carrier: Carrier) -> Skeleton:
-        parts = skeleton(opsets.convert(self._in_form(carrier), self.opset))
+        model = self._in_form(carrier)
+        parts = skeleton(opsets.convert(model, self._opset(model)))
         return with_short_names(parts) if self.names == "short" else parts
 
     def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
@@ -205,7 +210,7 @@ class OnnxExporter(Exporter):
         What is noted in the user's own file stays: applications read class names and the like.
         """
         proto = parts.proto
-        proto.ir_version = opsets.ir_version(self.opset)
+        proto.ir_version = opsets.ir_version(opsets.stated(proto))
         proto.producer_name = PRODUCER
         proto.producer_version = version("compressor")
         notes = {

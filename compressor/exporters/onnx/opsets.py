@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 
 import onnx_ir as ir
-from onnx import defs, helper
+from onnx import ModelProto, defs, helper
 
 from compressor.errors import SpecError
 from compressor.exporters.onnx.targets import Owners
@@ -16,6 +16,7 @@ from compressor.graph.values import all_nodes
 from compressor.models.onnx.ort_session import probe
 
 OLDEST = 17
+_USUAL = 21  # the first with 4-bit integers
 
 
 @cache
@@ -28,6 +29,25 @@ def newest_opset() -> int:
 def ir_version(opset: int) -> int:
     """Return the file format version that came with an opset; newer ones some readers refuse."""
     return helper.find_min_ir_version_for([helper.make_opsetid("", opset)])
+
+
+def stated(proto: ModelProto) -> int:
+    """Return the opset of ONNX's own operators that a message states."""
+    return next(e.version for e in proto.opset_import if e.domain in ("", "ai.onnx"))
+
+
+def usual_opset(model: ir.Model) -> int:
+    """Return opset 21, or the first later one that can express a graph.
+
+    Where none can, it is 21, for which :func:`check_opset` says what is missing.
+    """
+    have = model.opset_imports.get("", _USUAL)
+    nodes = [node for node in all_nodes(model.graph) if node.domain in ("", "ai.onnx")]
+    for opset in range(_USUAL, max(have, newest_opset()) + 1):
+        known = all(_lack(node, opset) is None for node in nodes)
+        if known and (opset >= have or _converts(model, opset)):
+            return opset
+    return _USUAL
 
 
 def check_opset(model: ir.Model, opset: int) -> None:

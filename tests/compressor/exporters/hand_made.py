@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 
@@ -172,3 +174,7 @@ def worst(left: Batch, right: Batch) -> float:
     """Return the largest difference, relative to the largest value."""
     assert left.keys() == right.keys()
     return max(float(np.max(np.abs(left[k] - right[k])) / np.max(np.abs(right[k]))) for k in right)
+
+
+def stored(path: Path) -> dict[str, onnx.TensorProto]:
+    return {t.name: t for t in onnx.load(path).graph.initializer}

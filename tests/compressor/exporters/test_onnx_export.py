@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from pydantic import ValidationError
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.onnx import OnnxExporter, exporter
@@ -37,6 +36,7 @@ from tests.compressor.exporters.hand_made import (
     quantized,
     rows,
     sample,
+    stored,
     worst,
 )
 from tests.paths import ROOT
@@ -53,10 +53,6 @@ TYPES = [
 
 def total(files: tuple[Path, ...]) -> int:
     return sum(file.stat().st_size for file in files)
-
-
-def stored(path: Path) -> dict[str, onnx.TensorProto]:
-    return {t.name: t for t in onnx.load(path).graph.initializer}
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar"])
@@ -276,51 +272,6 @@ def test_the_layout_knows_its_size_to_the_byte(lengths: list[int], external: boo
         files = write_layout(layout, Path(directory))
         sizes = [f.stat().st_size for f in files]
     assert predicted == (sizes[0], sizes[1] if len(sizes) > 1 else 0)
-
-
-def test_an_opset_that_nobody_knows() -> None:
-    with pytest.raises(ValidationError):
-        OnnxExporter(opset=16)
-    with pytest.raises(SpecError, match=f"opset: .*set opset: {newest_opset()} or lower"):
-        OnnxExporter(opset=newest_opset() + 1).check(quantized())
-
-
-def test_an_opset_too_low_for_4_bits_names_the_layer() -> None:
-    carrier = quantized(ir.DataType.INT4, None, blocks=True)
-    with pytest.raises(SpecError, match=r"layer 'first': .*int4; set opset: 21"):
-        OnnxExporter(opset=20, target="tensorrt").check(carrier)
-
-
-@pytest.mark.parametrize("opset", [17, 21, 25])
-def test_codes_of_2_bits_are_stored_in_2_bits(opset: int, tmp_path: Path) -> None:
-    carrier = quantized(ir.DataType.INT2, None, blocks=True)
-    made = OnnxExporter(opset=opset)
-    made.check(carrier)
-    path = made.write(carrier, tmp_path, CONTEXT)[0]
-    assert len(stored(path)["first.weight"].raw_data) == FEATURES * HIDDEN // 4
-    assert made.open(path).run(rows())["output"].shape == (7, CLASSES)
-
-
-def test_an_opset_without_blocks() -> None:
-    carrier = quantized(ir.DataType.INT8, None, blocks=True)
-    OnnxExporter().check(carrier)
-    with pytest.raises(SpecError, match="set opset: 21"):
-        OnnxExporter(opset=20, target="tensorrt").check(carrier)
-
-
-@pytest.mark.parametrize(("operator", "first"), [("Gelu", 20), ("Mish", 18)])
-def test_an_opset_without_the_operator(operator: str, first: int) -> None:
-    made = Builder()
-    x = entry()
-    carrier = OnnxCarrier(made.model([x], made.node(operator, [x], "y"), FEATURES))
-    with pytest.raises(SpecError, match=rf"node_y.*{operator}.*set opset: {first}"):
-        OnnxExporter(opset=17).check(carrier)
-    OnnxExporter(opset=first).check(carrier)
-
-
-def test_an_operator_that_cannot_be_brought_down() -> None:
-    with pytest.raises(SpecError, match=r"Pad cannot be converted .* to 17; set opset: 18"):
-        OnnxExporter(opset=17).check(sample("cifar"))
 
 
 def branching() -> OnnxCarrier:

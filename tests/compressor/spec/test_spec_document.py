@@ -115,11 +115,10 @@ def test_words_that_only_yaml_1_1_converts_stay_words(load: Load, word: str):
         (SPEC + "passes: [a\n", "spec.yaml:7: YAML: "),
         (
             b"name: \xff\n",
-            "spec 'spec.yaml': cannot be read ('utf-8' codec can't decode byte 0xff in "
-            "position 6: invalid start byte); give a YAML text file; compress init writes one "
-            "for a model",
+            "spec 'spec.yaml': is not text in UTF-8 (invalid start byte at byte 6); save it as "
+            "UTF-8, or if it is a model: compress init spec.yaml writes a spec for it",
         ),
-        (SPEC.encode("utf-16"), "spec 'spec.yaml': cannot be read ('utf-8' codec "),
+        (SPEC.encode("utf-16"), "spec 'spec.yaml': is not text in UTF-8 ("),
         ("name: \0\n", "spec.yaml: YAML: unacceptable character #x0000: "),
     ],
 )
@@ -127,11 +126,17 @@ def test_files_that_are_no_spec(load: Load, text: str | bytes, message: str):
     assert refusal(load, text).startswith(message)
 
 
-@pytest.mark.parametrize("path", ["gone.yaml", ".", "spec.yaml/below"])
+@pytest.mark.parametrize("path", ["gone.yaml", "spec.yaml/below"])
 def test_paths_that_are_no_file(load: Load, path: str):
     load(SPEC)
     with pytest.raises(SpecError, match="does not exist; give the path of a YAML file"):
         load_spec(Path(path))
+
+
+def test_a_folder_is_no_file(load: Load):
+    load(SPEC)
+    with pytest.raises(SpecError, match=r"is a folder; give a YAML file; compress init \. writes"):
+        load_spec(Path())
 
 
 def test_a_byte_order_mark_is_skipped(load: Load):

@@ -1,0 +1,96 @@
+"""Opsets of the ONNX export: stated ones, the one by default, and what each cannot express."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from pydantic import ValidationError
+
+from compressor.errors import SpecError
+from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters.onnx.opsets import newest_opset
+from compressor.models.onnx.carrier import OnnxCarrier
+from tests.compressor.exporters.hand_made import (
+    CLASSES,
+    CONTEXT,
+    FEATURES,
+    HIDDEN,
+    Builder,
+    entry,
+    quantized,
+    rows,
+    sample,
+    stored,
+)
+
+
+def test_an_opset_that_nobody_knows() -> None:
+    with pytest.raises(ValidationError):
+        OnnxExporter(opset=16)
+    with pytest.raises(SpecError, match=f"opset: .*set opset: {newest_opset()} or lower"):
+        OnnxExporter(opset=newest_opset() + 1).check(quantized())
+
+
+def test_an_opset_too_low_for_4_bits_names_the_layer() -> None:
+    carrier = quantized(ir.DataType.INT4, None, blocks=True)
+    with pytest.raises(SpecError, match=r"layer 'first': .*int4; set opset: 21"):
+        OnnxExporter(opset=20, target="tensorrt").check(carrier)
+
+
+@pytest.mark.parametrize("opset", [17, 21, 25])
+def test_codes_of_2_bits_are_stored_in_2_bits(opset: int, tmp_path: Path) -> None:
+    carrier = quantized(ir.DataType.INT2, None, blocks=True)
+    made = OnnxExporter(opset=opset)
+    made.check(carrier)
+    path = made.write(carrier, tmp_path, CONTEXT)[0]
+    assert len(stored(path)["first.weight"].raw_data) == FEATURES * HIDDEN // 4
+    assert made.open(path).run(rows())["output"].shape == (7, CLASSES)
+
+
+def test_an_opset_without_blocks() -> None:
+    carrier = quantized(ir.DataType.INT8, None, blocks=True)
+    OnnxExporter().check(carrier)
+    with pytest.raises(SpecError, match="set opset: 21"):
+        OnnxExporter(opset=20, target="tensorrt").check(carrier)
+
+
+@pytest.mark.parametrize(("operator", "first"), [("Gelu", 20), ("Mish", 18)])
+def test_an_opset_without_the_operator(operator: str, first: int) -> None:
+    made = Builder()
+    x = entry()
+    carrier = OnnxCarrier(made.model([x], made.node(operator, [x], "y"), FEATURES))
+    with pytest.raises(SpecError, match=rf"node_y.*{operator}.*set opset: {first}"):
+        OnnxExporter(opset=17).check(carrier)
+    OnnxExporter(opset=first).check(carrier)
+
+
+@pytest.mark.parametrize(
+    ("have", "operator", "written"),
+    [(21, "Relu", 21), (23, "Relu", 21), (23, "RMSNormalization", 23)],
+)
+def test_the_opset_that_nobody_states(
+    tmp_path: Path, have: int, operator: str, written: int
+) -> None:
+    """It is 21, or a later one where the model has operators that 21 does not know."""
+    made = Builder()
+    x = entry()
+    inputs = (
+        [x, made.constant("scale", np.ones(FEATURES, np.float32))]
+        if operator.startswith("RMS")
+        else [x]
+    )
+    model = made.model([x], made.node(operator, inputs, "y"), FEATURES)
+    model.opset_imports[""] = have
+    carrier = OnnxCarrier(model)
+    OnnxExporter().check(carrier)
+    path = OnnxExporter().write(carrier, tmp_path, CONTEXT)[0]
+    assert onnx.load(path).opset_import[0].version == written
+
+
+def test_an_operator_that_cannot_be_brought_down() -> None:
+    with pytest.raises(SpecError, match=r"Pad cannot be converted .* to 17; set opset: 18"):
+        OnnxExporter(opset=17).check(sample("cifar"))
