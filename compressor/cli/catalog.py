@@ -111,9 +111,9 @@ def doctor(as_json: bool) -> None:
 @click.option(
     "--data",
     type=PATH,
-    help="A folder of images, of WAV files or of npz files (a sample each), or a file: .npz, .txt "
-    "or .jsonl. By default a folder beside MODEL is taken if it is the only one with class folders "
-    "of images, or WAV files.",
+    help="A folder of images, of WAV files or of npz files (a sample each), or a file: .npz, "
+    ".npy, .safetensors, .txt or .jsonl. By default a folder beside MODEL is taken if it is the "
+    "only one with class folders of images, or WAV files.",
 )
 @click.option("--target", metavar="NAME", help="Where the ONNX file will run, such as ort-cpu.")
 @click.option("--metric", metavar="NAME", help="What is measured: a name, or package.module:fn.")
@@ -142,5 +142,5 @@ def init(
             kind = click.Choice(question.allowed) if question.allowed else str
             answer = click.prompt(question.text, default=question.default, type=kind, err=True)
             choices = choices.with_answer(question.key, answer)
-    write_starter(model, output, choices)
-    click.echo(f"wrote {output}; fill it in, then: compress plan {output}", err=True)
+    rest = "fill it in" if write_starter(model, output, choices) else "check it"
+    click.echo(f"wrote {output}; {rest}, then: compress plan {output}", err=True)

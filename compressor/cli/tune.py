@@ -52,8 +52,8 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
 @click.option(
     "--data",
     type=PATH,
-    help="For a model without a spec: a folder of images or WAV files, or a file: .npz, .txt or "
-    ".jsonl. No labels are needed.",
+    help="For a model without a spec: a folder of images or WAV files, or a file: .npz, .npy, "
+    ".safetensors, .txt or .jsonl. No labels are needed.",
 )
 @click.option(
     "--metric",

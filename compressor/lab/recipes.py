@@ -15,7 +15,7 @@ from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import is_quantized
 from compressor.graph.values import all_nodes
-from compressor.types.carrier import Carrier
+from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import PassContext
 
@@ -144,6 +144,18 @@ def recipe_for(carrier: Carrier) -> Recipe:
     if half:
         return replace(recipe, title=f"{title} in half precision", size_ratio=0.75)
     return recipe
+
+
+def scores_classes(carrier: Carrier) -> bool:
+    """Whether the only output has a score for each class: a layer gives it, or its softmax."""
+    if Capability.GRAPH not in carrier.offers or len(carrier.outputs) != 1:
+        return False
+    if len(carrier.outputs[0].shape) != 2:
+        return False
+    node = carrier.graph().graph.outputs[0].producer()
+    while node is not None and operator(node).name in ("Softmax", "LogSoftmax", "Add"):
+        node = next((i.producer() for i in node.inputs if i is not None and i.producer()), None)
+    return node is not None and layer_of(node) is not None
 
 
 _TITLES = {"convolutional": "a convolutional network", "linear": "a network of linear layers"}

@@ -11,15 +11,27 @@ from typing import Any
 from compressor.calibration.sources.tokenizer import has_tokenizer
 from compressor.errors import ModelError, SpecError, printable
 from compressor.files import write_text
-from compressor.lab.recipes import ENCODER, ENCODER_OF_TEXT, USUAL, Recipe, check_worth, recipe_for
+from compressor.lab.recipes import (
+    ENCODER,
+    ENCODER_OF_TEXT,
+    USUAL,
+    Recipe,
+    check_worth,
+    recipe_for,
+    scores_classes,
+)
 from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.starter_parts import (
+    ACCURACY,
+    AGREEMENT,
     CALIBRATION,
+    COSINE,
     DATA,
     FEEDS,
     FEEDS_FOR_RANGES,
     HEAD,
     IMAGES,
+    LABEL,
     ONNX,
     PART,
     PASSES,
@@ -43,8 +55,10 @@ _IMAGE_AXES = 4
 _NOTHING = Choices()
 
 
-def write_starter(model: Path, output: Path, choices: Choices = _NOTHING) -> None:
-    """Write a starter spec for a model; its first line tells editors of the schema.
+def write_starter(model: Path, output: Path, choices: Choices = _NOTHING) -> bool:
+    """Write a starter spec for a model; return whether parts of it are left to fill in.
+
+    Its first line tells editors of the schema.
 
     Args:
         model: an ONNX file, or a checkpoint that :mod:`compressor.models.checkpoint.weight_files`
@@ -64,7 +78,9 @@ def write_starter(model: Path, output: Path, choices: Choices = _NOTHING) -> Non
     relative = Path(os.path.relpath(model.resolve(), folder)).as_posix()
     first = f"# yaml-language-server: $schema={schema_seen_from(folder)}\n"
     given = Given(model, folder, *settled(model, choices))
-    write_text(output, first + starter_text(model, relative, output.name, given))
+    text = starter_text(model, relative, output.name, given)
+    write_text(output, first + text)
+    return "FILL IN" in text
 
 
 def starter_text(model: Path, relative: str, spec: str, given: Given | None = None) -> str:
@@ -119,12 +135,13 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
     calibrated = recipe.calibrated
     why = _why_feeds(inputs)
     scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
-    data = given.part(inputs, calibrated=calibrated, scored=scored)
+    metric = AGREEMENT if scores_classes(carrier) else COSINE
+    data = given.part(inputs, calibrated=calibrated, scored=scored, metric=metric)
     if not data:
         if not why and given.found is not None and given.found.feeds:
             why = "Each file is a sample"
-        fed = why and _feeds(inputs, carrier.outputs, given, calibrated, why)
-        data = fed or _arrays(inputs, given, calibrated)
+        fed = why and _feeds(inputs, carrier.outputs, given, calibrated, why, metric)
+        data = fed or _arrays(inputs, given, calibrated, metric)
     return first + data + _passes(recipe) + _rest(name, recipe.size_ratio)
 
 
@@ -140,11 +157,16 @@ def _head(model: Path, spec: str, name: str) -> str:
     )
 
 
-def _arrays(inputs: Sequence[TensorSpec], given: Given, calibrated: bool = True) -> str:
+def _arrays(
+    inputs: Sequence[TensorSpec], given: Given, calibrated: bool = True, metric: str = COSINE
+) -> str:
     mapping = _mapping(given.names(inputs))
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else 32
-    values = {"mapping": mapping, "batch": batch}
+    label = given.label() if metric == AGREEMENT else ""
+    target = f"target: {scalar(label)}" if label else f"# target: {LABEL}"
+    values = {"mapping": mapping, "batch": batch, "target": target}
+    values["metric"] = ACCURACY if label else metric
     calibration = CALIBRATION.format(**values) if calibrated else ""
     return DATA.format(calibration=calibration, images=_images(inputs), **values)
 
@@ -192,6 +214,7 @@ def _feeds(
     given: Given,
     calibrated: bool,
     why: str,
+    metric: str,
 ) -> str:
     """Return the part ``data`` for a model that is run on whole feeds."""
     states = _states(inputs, outputs)
@@ -202,6 +225,7 @@ def _feeds(
         why=why,
         calibration=FEEDS_FOR_RANGES.format(**values) if calibrated else "",
         **values,
+        metric=metric,
         sequence=SEQUENCE if states else "",
     )
 
@@ -270,8 +294,9 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
         inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
     recipe = USUAL if inputs[0].name == "pixel_values" else ENCODER
     scored = "Classification" in auto_class
-    data = given.part(inputs, calibrated=recipe.calibrated, scored=scored)
-    data = data or _arrays(inputs, given, recipe.calibrated)
+    metric = AGREEMENT if scored else COSINE
+    data = given.part(inputs, calibrated=recipe.calibrated, scored=scored, metric=metric)
+    data = data or _arrays(inputs, given, recipe.calibrated, metric)
     return first + data + _passes(recipe) + _rest(name)
 
 

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
 from compressor import catalog
-from compressor.calibration.sources.arrays import NpzSource
-from compressor.calibration.sources.audio import WavFolderSource, extractor_file
+from compressor.calibration.sources.audio import extractor_file
 from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
-from compressor.calibration.sources.images import ImageFolderSource
 from compressor.errors import SpecError, printable, suggestion
-from compressor.lab.starter_parts import FILES, FILES_FOR_RANGES, scalar
+from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, beside, look_at
+from compressor.lab.starter_parts import ACCURACY, COSINE, FILES, FILES_FOR_RANGES, scalar
 from compressor.types.tensors import TensorSpec, fixed_batch
 
-_MOST = 200_000  # files that are looked at
 _SAMPLES = 512  # that calibrate
 _SIDE = 224  # of images, where the model does not say
 _RATE = 16_000  # samples a second, where nothing says
-_FOR_RANGES = ("calibration", "training", "train")
-_FOR_JUDGING = ("evaluation", "validation", "valid", "val", "test")
-_SUFFIXES = {
-    "images": ImageFolderSource.suffixes,
-    "wav": WavFolderSource.suffixes,
-}
+_LABELS = ("label", "labels", "target", "targets", "y")
 _NONE = "-"  # an answer
-_NPZ = ".npz"
-_FILES = {_NPZ: "npz", ".txt": "text", ".jsonl": "jsonl"}
 _IMAGENET = "[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]"
 
 
@@ -65,78 +55,6 @@ class Question:
     text: str
     default: str
     allowed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Found:
-    """Data that a starter spec can name.
-
-    Attributes:
-        kind: the data source.
-        calibration: what sets ranges; the same as what judges, if there is only one part.
-        files: how many files the latter has.
-        typical: how many the former has.
-        classes: how many class folders they lie in.
-        arrays: of an npz file, or of the first in a folder of them, by their names.
-    """
-
-    kind: str
-    calibration: Path
-    evaluation: Path
-    files: int = 1
-    typical: int = 1
-    classes: int = 0
-    arrays: Mapping[str, Header] = field(default_factory=dict)
-
-    @property
-    def feeds(self) -> bool:
-        """Whether each sample is an npz file with all that the model takes at once."""
-        return self.kind == "npz" and self.evaluation.is_dir()
-
-    @property
-    def shared(self) -> bool:
-        """Whether what sets ranges and what judges are one file or folder."""
-        return self.calibration == self.evaluation
-
-    def halves(self, least: int = 1) -> bool:
-        """Whether each of the two gets half of the samples, and so at least so many."""
-        lengths = [header.shape[0] for header in self.arrays.values() if header.shape]
-        held = self.files if self.kind in _SUFFIXES else min(lengths, default=2 * least)
-        return self.shared and not self.feeds and held >= 2 * least
-
-    def words(self) -> str:
-        """Return what was found, such as ``20 images in 2 classes``."""
-        what = {"images": "images", "wav": "WAV files"}.get(self.kind, f"a file of {self.kind}")
-        what = "npz files" if self.feeds else what
-        count = f"{self.files:,} " if self.kind in _SUFFIXES or self.feeds else ""
-        return f"{count}{what}" + (f" in {self.classes:,} classes" if self.classes else "")
-
-
-def look_at(place: Path) -> Found:
-    """Return what kind of data a file or folder holds.
-
-    Raises:
-        SpecError: it does not exist, or holds nothing that is known.
-    """
-    subject = f"data {str(place)!r}"
-    if not place.exists():
-        raise SpecError(subject, "does not exist", "check its spelling")
-    if place.is_file() and place.suffix in _FILES:
-        arrays = NpzSource(path=place).headers() if place.suffix == _NPZ else {}
-        return Found(_FILES[place.suffix], place, place, arrays=arrays)
-    found = (_folder(place) or _feeds(place)) if place.is_dir() else None
-    if found is None:
-        remedy = "name a folder of images, WAV or npz files, or a file: .npz, .txt or .jsonl"
-        raise SpecError(subject, "holds no data that are known", remedy)
-    return found
-
-
-def beside(model: Path) -> list[Path]:
-    """Return the folders beside a model that hold class folders of images, or WAV files."""
-    entries = sorted(model.resolve().parent.iterdir())
-    folders = [p for p in entries if p.is_dir() and not p.name.startswith(".")]
-    seen = ((p, _folder(p)) for p in folders if p != model.resolve())
-    return [p for p, found in seen if found and (found.classes > 1 or found.kind == "wav")]
 
 
 def questions(model: Path, choices: Choices) -> Iterator[Question]:
@@ -190,19 +108,24 @@ class Given:
     choices: Choices
     found: Found | None
 
-    def part(self, inputs: Sequence[TensorSpec], *, calibrated: bool, scored: bool) -> str:
+    def part(
+        self, inputs: Sequence[TensorSpec], *, calibrated: bool, scored: bool, metric: str = COSINE
+    ) -> str:
         """Return the part ``data`` for a folder; empty if there is none for these inputs.
 
         Args:
             scored: the model gives each sample one score for each class.
+            metric: the lines of the metric that fits it without labels.
 
         Raises:
             SpecError: a folder was asked for, and no input is like what it holds.
         """
         found = self.found
-        if found is None or found.kind not in _SUFFIXES:
+        if found is None or found.kind not in SUFFIXES:
             return ""
-        text = _of_folder(found, self, inputs, calibrated=calibrated, scored=scored)
+        labelled = found.classes > 1 and scored
+        metric = ACCURACY if labelled else metric
+        text = _of_folder(found, self, inputs, calibrated=calibrated, metric=metric)
         if not text and self.choices.data is not None:
             listed = ", ".join(map(str, inputs))
             problem = f"holds {found.words()}, and no input of the model is like them: {listed}"
@@ -227,6 +150,12 @@ class Given:
                 del left[like[0]]
         return names
 
+    def label(self) -> str:
+        """Return the array with the class of each sample, by its usual names; empty without one."""
+        arrays = {} if self.found is None else self.found.arrays
+        classes = (n for n, a in arrays.items() if a.dtype.kind in "iu" and len(a.shape) == 1)
+        return next((name for name in classes if name in _LABELS), "")
+
     def _fits(self, spec: TensorSpec, header: Header) -> bool:
         shape = header.shape
         if self.found is not None and not self.found.feeds and spec.shape and shape:
@@ -237,25 +166,28 @@ class Given:
     def chosen(self, text: str) -> str:
         """Return a spec with the file, target and metric that were chosen in place of its own."""
         found, choices = self.found, self.choices
-        if found is not None and found.kind not in _SUFFIXES:
+        if found is not None and found.kind not in SUFFIXES:
             places = {
                 "calibration": _seen_from(self.folder, found.calibration),
                 "evaluation": _seen_from(self.folder, found.evaluation),
             }
             folds = {"calibration": "1/2", "evaluation": "2/2"} if found.halves() else {}
             note = " # CHECK: calibration and evaluation apart" if found.shared else ""
-            if not re.search(rf"^    {found.kind}: ", text, re.MULTILINE):
+            written = "npz" if found.kind in ARRAYS else found.kind
+            if not re.search(rf"^    {written}: ", text, re.MULTILINE):
                 problem = f"is {found.words()}, which this model's spec does not take"
                 remedy = "give a file or folder of what the model takes, such as .npz"
                 raise SpecError(f"data {str(choices.data)!r}", problem, remedy)
             text = re.sub(
-                rf"^(    {found.kind}:) (calibration|evaluation)(\.\w+| # a folder)?$",
+                rf"^    {written}: (calibration|evaluation)(\.\w+| # a folder)?$",
                 lambda match: (
-                    f"{match[1]} {places[match[2]]}" + (_fold(folds[match[2]]) if folds else note)
+                    f"    {found.kind}: {places[match[1]]}"
+                    + (_fold(folds[match[1]]) if folds else note)
                 ),
                 text,
                 flags=re.MULTILINE,
             )
+            text = re.sub(r"^  # FILL IN: (\w)", lambda m: f"  # {m[1].upper()}", text, flags=re.M)
         if choices.target is not None:
             text = text.replace("target: ort-cpu # or tensorrt", f"target: {choices.target}")
         if choices.metric is not None:
@@ -265,7 +197,7 @@ class Given:
 
 
 def _of_folder(
-    found: Found, given: Given, inputs: Sequence[TensorSpec], *, calibrated: bool, scored: bool
+    found: Found, given: Given, inputs: Sequence[TensorSpec], *, calibrated: bool, metric: str
 ) -> str:
     model, folder = given.model, given.folder
     spec = next((i for i in inputs if _keys(found, model, i)[0]), None)
@@ -289,15 +221,14 @@ def _of_folder(
         warning=warning,
         **values,
     )
-    labelled = found.classes > 1
-    target = "target: label" if labelled and scored else "# target: label # of class folders"
+    target = "target: label" if metric == ACCURACY else "# target: label # of class folders"
     return FILES.format(
         words=found.words(),
         calibration=before if calibrated else "",
         place=_seen_from(folder, found.evaluation) + (_fold("2/2") if halves else ""),
-        target=f"    {target}\n" if labelled else "",
+        target=f"    {target}\n" if found.classes > 1 else "",
         samples=f"    samples: {whole} # whole batches\n" if fixed > 1 and whole else "",
-        metric="metric: accuracy\n" if labelled and scored else "# metric: cosine\n",
+        metric=metric,
         **values,
     )
 
@@ -345,49 +276,6 @@ def _image_keys(
         yield f"std: {std}"
     if first:
         yield "layout: channels-first"
-
-
-def _folder(place: Path) -> Found | None:
-    """Return what a folder holds, by the names of its files."""
-    calibration, evaluation = _parts(place)
-    for kind, suffixes in _SUFFIXES.items():
-        files, typical = (
-            [p for p in _files(folder) if p.suffix.lower() in suffixes]
-            for folder in (evaluation, calibration)
-        )
-        if files and typical:
-            inside = {p.relative_to(evaluation).parts[0] for p in files if p.parent != evaluation}
-            loose = any(p.parent == evaluation for p in files)
-            classes = 0 if loose else len(inside)
-            return Found(kind, calibration, evaluation, len(files), len(typical), classes)
-    return None
-
-
-def _feeds(place: Path) -> Found | None:
-    """Return a folder of npz files, each a sample; those of folders in it are not looked at."""
-    calibration, evaluation = _parts(place)
-    files, typical = (sorted(f.glob(f"*{_NPZ}")) for f in (evaluation, calibration))
-    if not files or not typical:
-        return None
-    arrays = NpzSource(path=files[0]).headers()
-    return Found("npz", calibration, evaluation, len(files), len(typical), arrays=arrays)
-
-
-def _parts(place: Path) -> tuple[Path, Path]:
-    """Return the folders of what sets ranges and of what judges; the same if there are not two."""
-    parts = {p.name.lower(): p for p in sorted(place.iterdir()) if p.is_dir()}
-    calibration = next((parts[n] for n in _FOR_RANGES if n in parts), None)
-    evaluation = next((parts[n] for n in _FOR_JUDGING if n in parts), None)
-    if calibration is None or evaluation is None:
-        return place, place
-    return calibration, evaluation
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and of those in it, but hidden ones."""
-    for place, folders, names in islice(os.walk(folder), _MOST):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
-        yield from (Path(place, n) for n in sorted(names)[:_MOST] if not n.startswith("."))
 
 
 def _seen_from(folder: Path, place: Path) -> str:

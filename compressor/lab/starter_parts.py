@@ -166,13 +166,10 @@ data:
     inputs:
 {mapping}
     # transform: my_package.data:normalize
-    # target: label # the array with the right answers
+    {target}
     batch: {batch}
 
-# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
-# perplexity, mse, or your own package.module:function.
-# metric: accuracy
-"""
+{metric}"""
 
 FEEDS = """
 # {why}.
@@ -188,10 +185,7 @@ data:
     # transform: my_package.data:normalize
     # target: label # the array with the right answers
 
-# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
-# perplexity, mse, or your own package.module:function.
-# metric: accuracy
-"""
+{metric}"""
 
 SEQUENCE = """
 # CHECK `state`: the input takes that output of the step before, and starts with zeros. Each file
@@ -218,8 +212,26 @@ data:
     {kind}: {place}
 {keys}    inputs: {{{mapping}}}
 {target}{samples}
-# What is measured. {{name: accuracy, expect: 94.6}} checks first that the float model reaches it.
 {metric}"""
+
+LABEL = "label # the array with the right answers"
+
+ACCURACY = """\
+# What is measured. {name: accuracy, expect: 94.6} checks first that the float model reaches it.
+metric: accuracy
+"""
+
+AGREEMENT = """\
+# Without right answers: how often the top answer is the float model's. With a `target`: accuracy,
+# top5, or your own package.module:function.
+metric: agreement
+"""
+
+COSINE = """\
+# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
+# perplexity, mse, or your own package.module:function.
+# metric: accuracy
+"""
 
 PASSES = """
 # Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.

@@ -138,8 +138,7 @@ class NpzSource(FileSource):
         Raises:
             DataError: the file is unusable, or lacks an array.
         """
-        with self._guard():
-            headers = self.headers()
+        headers = self.readable()
         arrays = choose(self.subject, self.fields, headers)
         for stored in arrays.values():
             check_numeric(self.subject, stored, headers[stored])

@@ -271,6 +271,16 @@ class FileSource(PathSource):
     def open_rows(self, arrays: Mapping[str, str]) -> AbstractContextManager[dict[str, Rows]]:
         """Open the chosen arrays, model names to stored names; return rows by model name."""
 
+    def readable(self) -> dict[str, Header]:
+        """Return the headers of all arrays, by their names in the file.
+
+        Raises:
+            SpecError: there is no such file.
+            DataError: it cannot be read.
+        """
+        with self._guard():
+            return self.headers()
+
     def files(self) -> list[tuple[str, Path]]:
         """Return the files that hold the chosen arrays, each with a name for the digest."""
         return [("", self.path)]
@@ -308,8 +318,7 @@ class FileSource(PathSource):
             return self.hashed({"path"}, named)
 
     def _choose(self) -> tuple[dict[str, str], SourceInfo]:
-        with self._guard():
-            headers = self.headers()
+        headers = self.readable()
         arrays = choose(self.subject, self.fields, headers)
         return arrays, describe(self.subject, arrays, headers, self.samples)
 

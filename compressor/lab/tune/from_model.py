@@ -13,16 +13,16 @@ from ruamel.yaml import YAML
 from compressor.calibration.sources.file_source import FileSource
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError
-from compressor.graph.layers import layer_of
-from compressor.graph.operators import operator
+from compressor.lab.found_data import Found
+from compressor.lab.recipes import scores_classes
 from compressor.lab.starter import starter_text
-from compressor.lab.starter_data import Choices, Found, Given, settled
+from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.run.model import open_model
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
-from compressor.types.carrier import Capability, Carrier
+from compressor.types.carrier import Carrier
 from compressor.types.tensors import fixed_batch
 
 _FILES = (".onnx", ".safetensors", ".pt", ".pth", ".th")
@@ -80,7 +80,7 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     spec = check_spec(Document(folder / model.name, value))
     carrier = open_model(spec).carrier
     if metric is None and value.get("metric") in (None, "accuracy"):  # which needs labels
-        value["metric"] = "agreement" if _scores(carrier) else "cosine"
+        value["metric"] = "agreement" if scores_classes(carrier) else "cosine"
     _map_only_array(value["data"], spec, carrier)
     spec = check_spec(Document(folder / model.name, value))
     _whole_batches(value["data"], spec, fixed_batch(carrier.inputs))
@@ -112,18 +112,6 @@ def _source(entry: Mapping[str, Any], found: Found) -> dict[str, Any]:
     return {found.kind: entry[found.kind]}
 
 
-def _scores(carrier: Carrier) -> bool:
-    """Whether the only output has a score for each class: a layer gives it, or its softmax."""
-    if Capability.GRAPH not in carrier.offers or len(carrier.outputs) != 1:
-        return False
-    if len(carrier.outputs[0].shape) != 2:
-        return False
-    node = carrier.graph().graph.outputs[0].producer()
-    while node is not None and operator(node).name in ("Softmax", "LogSoftmax", "Add"):
-        node = next((i.producer() for i in node.inputs if i is not None and i.producer()), None)
-    return node is not None and layer_of(node) is not None
-
-
 def _map_only_array(roles: Mapping[str, Any], spec: Spec, carrier: Carrier) -> None:
     """Name the array of a file that holds only one, for a model with only one input."""
     for role, entry in roles.items():
@@ -131,7 +119,7 @@ def _map_only_array(roles: Mapping[str, Any], spec: Spec, carrier: Carrier) -> N
         mapped = list((entry.get("inputs") or {}).values())
         if not isinstance(source, FileSource) or len(carrier.inputs) != 1:
             continue
-        stored = list(source.headers())
+        stored = list(source.readable())
         if len(stored) == 1 and mapped[:1] != stored:
             entry["inputs"] = {carrier.inputs[0].name: stored[0]}
 

@@ -12,10 +12,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from PIL import Image
+from safetensors.numpy import save_file
 
 from compressor.errors import DataError, SpecError
+from compressor.lab.found_data import beside, look_at
 from compressor.lab.starter import write_starter
-from compressor.lab.starter_data import Choices, Question, beside, look_at, questions
+from compressor.lab.starter_data import Choices, Question, questions
 from compressor.run.plan import Plan, make_plan
 from compressor.spec.load import load_spec
 
@@ -148,6 +150,33 @@ def test_arrays_of_other_names_are_found_by_their_form(tmp_path):
     (tmp_path / "specs" / "spec.yaml").unlink()
     with pytest.raises(DataError, match="has no array 'x'"):  # which of them, nobody knows
         planned(model, Choices(tmp_path / "two.npz"))
+
+
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+def test_a_file_of_one_array(tmp_path, kind):
+    array = np.arange(20, dtype=np.float32).reshape(4, 5)
+    path = tmp_path / f"typical.{kind}"
+    np.save(path, array) if kind == "npy" else save_file({"pixels": array}, path)
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 5)), Choices(path))
+    assert np.array_equal(plan.data["evaluation"].first(2)["x"], array[1::2])
+    assert "FILL IN" not in (tmp_path / "specs" / "spec.yaml").read_text()
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "all.npz").write_bytes(b"PK no archive")
+    with pytest.raises(DataError, match=r"all\.npz.*cannot be read"):
+        look_at(tmp_path / "all.npz")
+
+
+@pytest.mark.parametrize("labels", [np.array([0, 1, 1, 0]), np.zeros(4, np.float32), None])
+def test_a_model_that_scores_classes_is_judged_by_its_answers(tmp_path, labels):
+    """They are compared with the right ones if these are there, else with the float model's."""
+    arrays = {"x": np.zeros((4, 5), np.float32)} | ({} if labels is None else {"label": labels})
+    np.savez(tmp_path / "all.npz", **arrays)
+    model = save_net(tmp_path / "m.onnx", ("batch", 5))
+    plan = planned(model, Choices(tmp_path / "all.npz"))
+    known = labels is not None and labels.dtype.kind == "i"
+    assert plan.metric.name == ("accuracy" if known else "agreement")
 
 
 @pytest.mark.parametrize("parts", [("train", "test"), ()])

@@ -1,0 +1,146 @@
+"""What kind of data a file or a folder holds, by names and headers alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from compressor.calibration.sources.arrays import NpySource, NpzSource, SafetensorsSource
+from compressor.calibration.sources.audio import WavFolderSource
+from compressor.calibration.sources.file_source import FileSource, Header
+from compressor.calibration.sources.images import ImageFolderSource
+from compressor.errors import SpecError
+
+_MOST = 200_000  # files that are looked at
+_FOR_RANGES = ("calibration", "training", "train")
+_FOR_JUDGING = ("evaluation", "validation", "valid", "val", "test")
+SUFFIXES = {
+    "images": ImageFolderSource.suffixes,
+    "wav": WavFolderSource.suffixes,
+}
+_NPZ = ".npz"
+ARRAYS: dict[str, type[FileSource]] = {
+    "npz": NpzSource,
+    "npy": NpySource,
+    "safetensors": SafetensorsSource,
+}
+_FILES = {f".{kind}": kind for kind in ARRAYS} | {".txt": "text", ".jsonl": "jsonl"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Data that a starter spec can name.
+
+    Attributes:
+        kind: the data source.
+        calibration: what sets ranges; the same as what judges, if there is only one part.
+        files: how many files the latter has.
+        typical: how many the former has.
+        classes: how many class folders they lie in.
+        arrays: of a file, or of the first npz file in a folder of them, by their names.
+    """
+
+    kind: str
+    calibration: Path
+    evaluation: Path
+    files: int = 1
+    typical: int = 1
+    classes: int = 0
+    arrays: Mapping[str, Header] = field(default_factory=dict)
+
+    @property
+    def feeds(self) -> bool:
+        """Whether each sample is an npz file with all that the model takes at once."""
+        return self.kind == "npz" and self.evaluation.is_dir()
+
+    @property
+    def shared(self) -> bool:
+        """Whether what sets ranges and what judges are one file or folder."""
+        return self.calibration == self.evaluation
+
+    def halves(self, least: int = 1) -> bool:
+        """Whether each of the two gets half of the samples, and so at least so many."""
+        lengths = [header.shape[0] for header in self.arrays.values() if header.shape]
+        held = self.files if self.kind in SUFFIXES else min(lengths, default=2 * least)
+        return self.shared and not self.feeds and held >= 2 * least
+
+    def words(self) -> str:
+        """Return what was found, such as ``20 images in 2 classes``."""
+        what = {"images": "images", "wav": "WAV files"}.get(self.kind, f"a file of {self.kind}")
+        what = "npz files" if self.feeds else what
+        count = f"{self.files:,} " if self.kind in SUFFIXES or self.feeds else ""
+        return f"{count}{what}" + (f" in {self.classes:,} classes" if self.classes else "")
+
+
+def look_at(place: Path) -> Found:
+    """Return what kind of data a file or folder holds.
+
+    Raises:
+        SpecError: it does not exist, or holds nothing that is known.
+    """
+    subject = f"data {str(place)!r}"
+    if not place.exists():
+        raise SpecError(subject, "does not exist", "check its spelling")
+    if place.is_file() and place.suffix in _FILES:
+        kind = _FILES[place.suffix]
+        arrays = ARRAYS[kind](path=place).readable() if kind in ARRAYS else {}
+        return Found(kind, place, place, arrays=arrays)
+    found = (_folder(place) or _feeds(place)) if place.is_dir() else None
+    if found is None:
+        remedy = f"name a folder of images, WAV or npz files, or a file: {', '.join(_FILES)}"
+        raise SpecError(subject, "holds no data that are known", remedy)
+    return found
+
+
+def beside(model: Path) -> list[Path]:
+    """Return the folders beside a model that hold class folders of images, or WAV files."""
+    entries = sorted(model.resolve().parent.iterdir())
+    folders = [p for p in entries if p.is_dir() and not p.name.startswith(".")]
+    seen = ((p, _folder(p)) for p in folders if p != model.resolve())
+    return [p for p, found in seen if found and (found.classes > 1 or found.kind == "wav")]
+
+
+def _folder(place: Path) -> Found | None:
+    """Return what a folder holds, by the names of its files."""
+    calibration, evaluation = _parts(place)
+    for kind, suffixes in SUFFIXES.items():
+        files, typical = (
+            [p for p in _files(folder) if p.suffix.lower() in suffixes]
+            for folder in (evaluation, calibration)
+        )
+        if files and typical:
+            inside = {p.relative_to(evaluation).parts[0] for p in files if p.parent != evaluation}
+            loose = any(p.parent == evaluation for p in files)
+            classes = 0 if loose else len(inside)
+            return Found(kind, calibration, evaluation, len(files), len(typical), classes)
+    return None
+
+
+def _feeds(place: Path) -> Found | None:
+    """Return a folder of npz files, each a sample; those of folders in it are not looked at."""
+    calibration, evaluation = _parts(place)
+    files, typical = (sorted(f.glob(f"*{_NPZ}")) for f in (evaluation, calibration))
+    if not files or not typical:
+        return None
+    arrays = NpzSource(path=files[0]).readable()
+    return Found("npz", calibration, evaluation, len(files), len(typical), arrays=arrays)
+
+
+def _parts(place: Path) -> tuple[Path, Path]:
+    """Return the folders of what sets ranges and of what judges; the same if there are not two."""
+    parts = {p.name.lower(): p for p in sorted(place.iterdir()) if p.is_dir()}
+    calibration = next((parts[n] for n in _FOR_RANGES if n in parts), None)
+    evaluation = next((parts[n] for n in _FOR_JUDGING if n in parts), None)
+    if calibration is None or evaluation is None:
+        return place, place
+    return calibration, evaluation
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and of those in it, but hidden ones."""
+    for place, folders, names in islice(os.walk(folder), _MOST):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        yield from (Path(place, n) for n in sorted(names)[:_MOST] if not n.startswith("."))
