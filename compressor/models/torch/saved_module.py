@@ -19,7 +19,7 @@ from torch import nn
 
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
 from compressor.models.torch.matching import attach_weights, held_tensors
-from compressor.models.torch.size_attributes import Attributes
+from compressor.models.torch.size_attributes import Attributes, stated
 from compressor.models.torch.smaller_module import (
     set_attributes,
     trainable_graph,
@@ -138,7 +138,7 @@ def restore_module(
     parts = dict(base.named_modules())
     attributes = {
         path: {
-            name: tuple(value) if isinstance(getattr(parts[path], name), tuple) else value
+            name: tuple(value) if isinstance(stated(parts[path], name), tuple) else value
             for name, value in values.items()
         }
         for path, values in document["attributes"].items()

@@ -32,6 +32,9 @@ _SIZES = re.compile(r"dim|size|width|features|channels|d_kv")
 _OTHERS = re.compile(
     r"idx|index|bucket|layer|depth|kernel|strid|pad|dilat|window|patch|shift|image|max_|position|vocab"
 )
+_CONFIGURED = re.compile(r"head|dim|size|width|embd|inner|hidden|features|channels|d_(kv|ff|model)")
+"""Sizes in a configuration that modules of ``transformers`` hold, and some read as they run."""
+CONFIG = "config."
 # Parametrizations, whose numbers are axes. Their kernels check no shapes: another axis made
 # torch._weight_norm write outside of its memory.
 _COMPUTES_WEIGHTS = "torch.nn.utils."
@@ -52,13 +55,22 @@ class _Choice:
     ambiguous: bool
 
 
-def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
+def stated(part: nn.Module, name: str) -> Value:
+    """Return an attribute's value; that of a configuration by ``config.NAME``."""
+    holder: object = part
+    for step in name.split("."):
+        holder = vars(holder)[step]
+    return holder  # type: ignore[return-value]  # what readings change are sizes
+
+
+def readings(module: nn.Module, masks: Masks, *, configured: bool = False) -> Iterator[Attributes]:
     """Yield new attribute values for every possible reading, likelier readings first.
 
     An attribute is read in the same way in all modules of a class.
 
     Args:
         masks: the positions that remain on its tensors' axes.
+        configured: also read the sizes in the configurations that modules hold, ``config.NAME``.
     """
     certain: dict[str, dict[str, Value]] = {}
     choices: list[_Choice] = []
@@ -69,8 +81,7 @@ def readings(module: nn.Module, masks: Masks) -> Iterator[Attributes]:
         if plain is not None:
             certain[path] = plain
             continue
-        parent = module.get_submodule(path.rpartition(".")[0]) if path else None
-        choices += _choices(path, part, parent, masks)
+        choices += _choices(path, part, _around(module, path), masks, configured)
     orders: dict[tuple[str, str], list[Kind]] = {}
     for choice in choices:
         order = orders.setdefault(choice.key, [])
@@ -101,7 +112,8 @@ def _combinations(
     """
     ambiguous = {choice.key for choice in choices if choice.ambiguous}
     streams = {key for key in ambiguous if _STREAM.search(key[1])}
-    for kept in (streams, ambiguous - streams, ambiguous, orders.keys()):
+    heads = {key for key in orders if "head" in key[1]}
+    for kept in (streams, ambiguous - streams, ambiguous, heads, orders.keys()):
         yield {key: [_KEEP] if key in kept else order for key, order in orders.items()}
     axes = dict.fromkeys(kind[1:] for order in orders.values() for kind in order if kind != _KEEP)
     for axis in axes:
@@ -116,6 +128,7 @@ def _combinations(
 
 def _rank(name: str, kind: str) -> int:
     """Return the place of a kind of reading among those of an attribute of this name."""
+    name = name.removeprefix(CONFIG)
     order = ["whole", "split", "block", "keep", "blocks", "first", "last"]
     first: list[str] = []
     if _OTHERS.search(name) or ("group" in name and "key_value" in name):
@@ -128,11 +141,8 @@ def _rank(name: str, kind: str) -> int:
 
 
 def _choices(
-    path: str, part: nn.Module, parent: nn.Module | None, masks: Masks
+    path: str, part: nn.Module, tensors: Mapping[str, Tensor], masks: Masks, configured: bool
 ) -> Iterator[_Choice]:
-    tensors = dict(_in_sight(part, ""))
-    if not tensors and parent is not None:  # such as a module that only reshapes
-        tensors = dict(_in_sight(parent, ""))
     axes = [
         (name, axis, mask)
         for name, tensor in tensors.items()
@@ -146,7 +156,8 @@ def _choices(
         for axis, length in enumerate(tensor.shape)
         if axis not in masks.get(id(tensor), {})
     }
-    for name, value in vars(part).items():
+    sizes = vars(part) | (_configuration(part) if configured else {})
+    for name, value in sizes.items():
         if not _is_size(value):
             continue
         options = {
@@ -158,6 +169,27 @@ def _choices(
             key = (f"{type(part).__module__}.{type(part).__qualname__}", name)
             ambiguous = isinstance(value, int) and value in unchanged
             yield _Choice(path, key, value, options, ambiguous)
+
+
+def _around(module: nn.Module, path: str) -> dict[str, Tensor]:
+    """Return the tensors that a part sees; where it has none, as one that only reshapes, those of
+    the nearest module around it that has some.
+    """
+    tensors: dict[str, Tensor] = {}
+    while not tensors:
+        part = module.get_submodule(path)
+        tensors = dict(_in_sight(part, "")) or dict(part.named_parameters())
+        if not path:
+            break
+        path = path.rpartition(".")[0]
+    return tensors
+
+
+def _configuration(part: nn.Module) -> dict[str, object]:
+    """Return what may be sizes in the configuration of a module, by ``config.NAME``."""
+    values = getattr(getattr(part, CONFIG[:-1], None), "__dict__", {})
+    named = {n: v for n, v in values.items() if _CONFIGURED.search(n) and not _OTHERS.search(n)}
+    return {CONFIG + name: value for name, value in named.items()}
 
 
 def _in_sight(part: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
+from itertools import islice
 
 import numpy as np
 import onnx_ir as ir
@@ -17,7 +18,7 @@ from compressor.models.executor.node import Operators
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.lowering import call, example_inputs
 from compressor.models.torch.matching import attach_weights, held_tensors
-from compressor.models.torch.size_attributes import Attributes, Masks, readings
+from compressor.models.torch.size_attributes import CONFIG, Attributes, Masks, readings, stated
 from compressor.types.channels import Units
 from compressor.types.tensors import Array, Batch, TensorSpec
 
@@ -153,6 +154,9 @@ def fitting_attributes(
 ) -> Attributes | None:
     """Set the size attributes of a module with smaller tensors so that it runs like its graph.
 
+    Where no sizes of the modules themselves make it do so, those in their configurations are read
+    too: the attention of Phi-3 cuts queries, keys and values apart by them.
+
     Args:
         smaller: its copy with fewer channels; on success its attributes are set.
         kept: the positions that remain, by parameter and axis.
@@ -160,13 +164,13 @@ def fitting_attributes(
     Returns:
         The attributes that were set; ``None`` where no reading of them agrees.
     """
-    for count, attributes in enumerate(readings(module, _masks(module, kept))):
-        if count == _MOST_READINGS:
-            break
-        set_attributes(smaller, attributes)
-        if agreement.holds(smaller):
-            return attributes
-        set_attributes(smaller, _present(module, attributes))
+    masks = _masks(module, kept)
+    for configured in (False, True):
+        for attributes in islice(readings(module, masks, configured=configured), _MOST_READINGS):
+            set_attributes(smaller, attributes)
+            if agreement.holds(smaller):
+                return attributes
+            set_attributes(smaller, _present(module, attributes))
     return None
 
 
@@ -189,11 +193,16 @@ def attach_smaller(graph: ir.Model, module: nn.Module) -> None:
 
 
 def set_attributes(module: nn.Module, attributes: Attributes) -> None:
-    """Set attributes of submodules, in place."""
+    """Set attributes of submodules, in place; those of a configuration in a copy of their own."""
     modules = dict(module.named_modules())
     for path, values in attributes.items():
+        part = modules[path]
+        inner = [name for name in values if name.startswith(CONFIG)]
+        if inner:
+            part.config = copy(part.config)  # others hold it too
         for name, value in values.items():
-            setattr(modules[path], name, value)
+            holder = part.config if name in inner else part
+            setattr(holder, name.removeprefix(CONFIG), value)
 
 
 def executable(graph: ir.Model) -> bool:
@@ -295,6 +304,6 @@ def _masks(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> Masks:
 def _present(module: nn.Module, attributes: Attributes) -> Attributes:
     modules = dict(module.named_modules())
     return {
-        path: {name: vars(modules[path])[name] for name in values}
+        path: {name: stated(modules[path], name) for name in values}
         for path, values in attributes.items()
     }

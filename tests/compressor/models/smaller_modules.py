@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -144,6 +146,33 @@ class Rigid(Free):
         return super().hidden(x).reshape(-1, 8)
 
 
+class Shaped(nn.Module):
+    """Looks like rows of the width that a configuration states; holds no tensor."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, self.config.hidden_size)
+
+
+class Configured(Free):
+    """The width is read out of a configuration, as modules of ``transformers`` do, two deep.
+
+    ``pair_token_id`` is a number of it that is no size.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(hidden_size=8, pair_token_id=2)
+        self.shape = nn.ModuleList([Shaped(self.config)])
+
+    def hidden(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.shape[0](super().hidden(x))
+        return rows * (self.config.pair_token_id / 2)
+
+
 VECTOR = (TensorSpec("x", ("batch", 6), "float32"),)
 
 
@@ -158,3 +187,17 @@ def hidden_kept(*positions: int) -> Kept:
         "shift": {0: here},
         "down.weight": {1: here},
     }
+
+
+@cache
+def free_graph(*positions: int) -> ir.Model:
+    """Return the graph of ``Free`` with some of its hidden units."""
+    return lowered_cut(shaken(Free()), VECTOR, hidden_kept(*positions), {})
+
+
+def smaller(module: nn.Module, *positions: int) -> TorchCarrier:
+    """Remove hidden units from ``Free`` or ``Rigid``."""
+    kept = hidden_kept(*positions)
+    after = TorchCarrier(module, VECTOR).with_channels(free_graph(*positions), kept)
+    assert isinstance(after, TorchCarrier)
+    return after

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,15 +26,19 @@ from tests.compressor.models.smaller_modules import (
     CHAIN_SIZES,
     VECTOR,
     Chain,
+    Configured,
     Free,
     Kept,
     Rigid,
+    Shaped,
     at,
     cut,
+    free_graph,
     heads,
     hidden_kept,
     lowered_cut,
     shaken,
+    smaller,
     worst,
 )
 
@@ -65,20 +67,6 @@ def test_what_is_compared_on_samples_is_not_compared_on_made_up_lengths():
     assert Agreement(graph, inputs).holds(other)
     assert Agreement(graph, inputs, sample).holds(same)
     assert not Agreement(graph, inputs, sample).holds(other)
-
-
-@cache
-def free_graph(*positions: int) -> ir.Model:
-    """Return the graph of ``Free`` with some of its hidden units."""
-    return lowered_cut(shaken(Free()), VECTOR, hidden_kept(*positions), {})
-
-
-def smaller(module: nn.Module, *positions: int) -> TorchCarrier:
-    """Remove hidden units from ``Free`` or ``Rigid``."""
-    kept = hidden_kept(*positions)
-    after = TorchCarrier(module, VECTOR).with_channels(free_graph(*positions), kept)
-    assert isinstance(after, TorchCarrier)
-    return after
 
 
 def same(first: TorchCarrier, second: TorchCarrier, batch: Batch) -> None:
@@ -239,7 +227,7 @@ def test_the_shortcut_of_the_sample_network() -> None:
     same(after, after, batch)
 
 
-@pytest.mark.parametrize("kind", [Free, Rigid])
+@pytest.mark.parametrize("kind", [Free, Rigid, Configured])
 def test_removals_in_a_row_come_back_as_they_were_saved(kind: type[Free], tmp_path: Path) -> None:
     module = shaken(kind())
     once = smaller(module, 1, 3, 4, 7)
@@ -272,7 +260,7 @@ def test_removals_in_a_row_come_back_as_they_were_saved(kind: type[Free], tmp_pa
     assert restored.layers() == last.layers()
     for name, value in restored.graph().graph.initializers.items():
         assert value.shape == last.graph().graph.initializers[name].shape
-    if kind is Free:
+    if kind is not Rigid:
         assert restored.module.get_submodule("up").out_features == 2
         assert restored.module.get_submodule("norm").num_features == 2
     same(last, restored, ROWS)
@@ -289,6 +277,17 @@ def test_later_sizes_come_on_top_of_earlier_ones() -> None:
     assert third.attributes == {"x": {"one": 1, "two": 3}, "y": {"one": 1}, "z": {}}
     assert third.channels_removed
     assert first.adding(["b"], {}).channels_removed
+
+
+def test_a_width_in_a_configuration_follows() -> None:
+    module = shaken(Configured())
+    after = smaller(module, 1, 3, 4, 7)
+    assert not after.executes_graph
+    inner = after.module.get_submodule("shape.0")
+    assert isinstance(inner, Shaped)
+    assert vars(inner.config) == {"hidden_size": 4, "pair_token_id": 2}
+    assert isinstance(module, Configured)
+    assert module.config.hidden_size == 8  # the source stays as it was
 
 
 class Scaled(Free):
