@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from compressor.cli.signals import Termination
+from compressor.cli.signals import Termination, asked_to_end
 from compressor.errors import CompressorError, ExitCode, InputError, printable
 from compressor.progress import quiet_libraries
 
@@ -50,6 +50,17 @@ def report(error: CompressorError, *, debug: bool) -> int:
     for cause in getattr(error, "errors", (error,)):
         _line(f"error: {cause}")
     return int(error.exit_code)
+
+
+def failed(error: Exception, *, debug: bool) -> int:
+    """Print why a command could not end, and return its exit code."""
+    if isinstance(error, CompressorError):
+        return report(error, debug=debug)
+    if isinstance(error, BrokenPipeError):
+        return pipe_closed()
+    return (
+        system(error, debug=debug) if isinstance(error, OSError) else internal(error, debug=debug)
+    )
 
 
 def usage(error: click.ClickException) -> int:
@@ -155,16 +166,12 @@ class Application(click.Group):
             return done.exit_code
         except (click.Abort, click.ClickException):
             raise
-        except CompressorError as error:
-            return report(error, debug=debug)
         except KeyboardInterrupt:
             return interrupted(ctx.invoked_subcommand)
-        except BrokenPipeError:
-            return pipe_closed()
-        except OSError as error:
-            return system(error, debug=debug)
         except Exception as error:  # noqa: BLE001 - nothing lies outside this handler
-            return internal(error, debug=debug)
+            if asked_to_end():  # so the error is what a library made of the signal
+                return interrupted(ctx.invoked_subcommand)
+            return failed(error, debug=debug)
         return 0
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:

@@ -19,6 +19,18 @@ _GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # sent 
 _FILES = 1024  # that a process may have open when it starts
 
 
+_asked = Event()
+
+
+def asked_to_end() -> bool:
+    """Whether a signal has asked this process to end.
+
+    ``KeyboardInterrupt`` may not arrive: raised while a library imports modules, it comes out as an
+    error of that import, or of what the half imported module lacks.
+    """
+    return _asked.is_set()
+
+
 def end_silently_on_interrupt() -> None:
     """Let Ctrl-C end the process without a traceback while modules are imported.
 
@@ -50,8 +62,8 @@ class Termination:
 
     def watch(self) -> None:
         """Begin, in the main thread and before there is another one; until :meth:`release`."""
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signal.SIGINT, _on_interrupt)
         arrived, send = socket.socketpair()
         watched = os.getpid()
         self._guard = os.fork()
@@ -76,6 +88,7 @@ class Termination:
         del number, frame
         signal.set_wakeup_fd(-1)  # a second one changes nothing
         self._noticed.set()
+        _asked.set()
         raise KeyboardInterrupt
 
     def _wait(self, arrived: socket.socket) -> None:
@@ -91,6 +104,12 @@ class Termination:
                 self._end()
             finally:
                 os._exit(_INTERRUPTED)
+
+
+def _on_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    _asked.set()
+    raise KeyboardInterrupt
 
 
 def _guard(arrived: socket.socket, watched: int, end: Callable[[], object]) -> NoReturn:
