@@ -57,6 +57,11 @@ class Found:
         return self.kind == "npz" and self.evaluation.is_dir()
 
     @property
+    def stacked(self) -> bool:
+        """Whether a file holds arrays with one row a sample."""
+        return self.kind in ARRAYS and not self.feeds
+
+    @property
     def shared(self) -> bool:
         """Whether what sets ranges and what judges are one file or folder."""
         return self.calibration == self.evaluation

@@ -133,7 +133,7 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
     recipe, inputs = recipe_for(carrier), carrier.inputs
     first = ONNX.format(model=scalar(relative), inputs=_listed(inputs))
     calibrated = recipe.calibrated
-    why = _why_feeds(inputs)
+    why = _why_feeds(inputs, stacked=given.found is not None and given.found.stacked)
     scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
     metric = AGREEMENT if scores_classes(carrier) else COSINE
     data = given.part(inputs, calibrated=calibrated, scored=scored, metric=metric)
@@ -191,12 +191,12 @@ def _images(inputs: Sequence[TensorSpec]) -> str:
     return ""
 
 
-def _why_feeds(inputs: Sequence[TensorSpec]) -> str:
-    """Return why samples are whole feeds; empty if arrays can hold them."""
+def _why_feeds(inputs: Sequence[TensorSpec], *, stacked: bool) -> str:
+    """Return why samples are whole feeds; empty if arrays can hold them, or do (``stacked``)."""
     given = unstackable(inputs)
     if given is not None:
         return f"An input does not begin with an axis for samples: {printable(str(given))}"
-    if inputs and _is_image_of_any_size(inputs[0].shape):
+    if inputs and not stacked and _is_image_of_any_size(inputs[0].shape):
         return f"Samples may differ in size: {printable(str(inputs[0]))}"
     return ""
 

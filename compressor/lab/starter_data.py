@@ -171,7 +171,8 @@ class Given:
                 "calibration": _seen_from(self.folder, found.calibration),
                 "evaluation": _seen_from(self.folder, found.evaluation),
             }
-            folds = {"calibration": "1/2", "evaluation": "2/2"} if found.halves() else {}
+            parted = found.halves() and "    samples: feeds" not in text
+            folds = {"calibration": "1/2", "evaluation": "2/2"} if parted else {}
             note = " # CHECK: calibration and evaluation apart" if found.shared else ""
             written = "npz" if found.kind in ARRAYS else found.kind
             if not re.search(rf"^    {written}: ", text, re.MULTILINE):

@@ -162,6 +162,14 @@ def test_a_file_of_one_array(tmp_path, kind):
     assert "FILL IN" not in (tmp_path / "specs" / "spec.yaml").read_text()
 
 
+def test_images_of_any_size_that_a_file_holds_in_one_array(tmp_path):
+    np.save(tmp_path / "pages.npy", np.zeros((4, 3, 6, 9), np.float32))
+    model = save_net(tmp_path / "m.onnx", ("batch", 3, "h", "w"))
+    plan = planned(model, Choices(tmp_path / "pages.npy"))
+    assert plan.data["calibration"].samples == plan.data["evaluation"].samples == 2
+    assert not plan.data["evaluation"].feeds
+
+
 def test_a_file_that_cannot_be_read(tmp_path):
     (tmp_path / "all.npz").write_bytes(b"PK no archive")
     with pytest.raises(DataError, match=r"all\.npz.*cannot be read"):
