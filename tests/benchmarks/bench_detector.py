@@ -158,11 +158,11 @@ def compressed(folder: Path) -> Path:
     return run_spec(load_spec(folder / "spec.yaml", [])).output / "model.onnx"
 
 
-def their_files(plan: Plan, folder: Path) -> dict[str, Path]:
+def their_files(plan: Plan, folder: Path, *, symbolic: bool = True) -> dict[str, Path]:
     """Quantize with ONNX Runtime, from the fused float model that both tools start from."""
     fused = plan.spec.passes[0].apply(plan.model.carrier, plan.context, {}).carrier
     ir.save(fused.graph(), folder / "float.onnx")
-    peers.prepare(folder / "float.onnx", folder / "prepared.onnx")
+    peers.prepare(folder / "float.onnx", folder / "prepared.onnx", symbolic=symbolic)
     batches = list(plan.data["calibration"].batches())
     files = {}
     for method in ("MinMax", "Percentile"):
