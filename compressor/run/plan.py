@@ -155,12 +155,15 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     )
     passes: list[PassPlan] = []
     float_model, guessed = carrier, False
+    leaves_graph = ""  # the pass that made a graph of a module
     for index, step in enumerate(spec.passes):
         with located(spec.where("passes", index)):
-            plan, after = _plan_pass(step, carrier, context, data)
+            plan, after = _plan_pass(step, carrier, context, data, leaves_graph)
             _check_named(spec, index, carrier)
         guessed = guessed or step.estimated
         passes.append(replace(plan, estimate=guessed))
+        if Capability.TRAIN in carrier.offers - after.offers:
+            leaves_graph = step.name
         carrier = after
     exports = _plan_exports(spec, model, carrier, guessed=guessed)
     _check_exports(spec, spec.exports)
@@ -314,7 +317,7 @@ _WIDENED = (
 
 
 def _plan_pass(
-    step: Pass, carrier: Carrier, context: PassContext, data: Mapping[str, Data]
+    step: Pass, carrier: Carrier, context: PassContext, data: Mapping[str, Data], leaves_graph: str
 ) -> tuple[PassPlan, Carrier]:
     lacking = step.lacking(carrier)
     if lacking:
@@ -329,7 +332,9 @@ def _plan_pass(
             + f" offers {', '.join(sorted(carrier.offers))} only",
             f"give {'data.calibration or ' if step.in_blocks else ''}model.factory"
             if bare
-            else "move it before the passes that work on the graph, or give model.factory",
+            else f"move it before {leaves_graph!r}, which leaves a graph in place of the module"
+            if leaves_graph
+            else "give model.factory: it works on a PyTorch module",
         )
     if not isinstance(step, WeightPass | GraphPass | TrainPass):
         raise SpecError(

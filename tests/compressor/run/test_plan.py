@@ -198,7 +198,7 @@ def test_training_after_a_graph_pass(on_torch: Project):
     message = refusal(on_torch)
     assert message.endswith(
         ": pass 'learn': needs train; at this point the model offers graph, run, weights only; "
-        "move it before the passes that work on the graph, or give model.factory"
+        "move it before 'fuse', which leaves a graph in place of the module"
     )
 
 
