@@ -36,7 +36,10 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
         problems.append(f"lacks {listed(missing)}")
     if unexpected:
         problems.append(f"has unexpected {listed(unexpected)}")
-    pairs = [(m, close_names(m, unexpected, 1)) for m in missing[:3]]
+    pairs = [
+        (m, close_names(m, [u for u in unexpected if tensors[u].shape == expected[m].shape], 1))
+        for m in missing[:3]
+    ]
     near = [f"{m!r} may be its {names[0]!r}" for m, names in pairs if names]
     if problems:
         raise ModelError(

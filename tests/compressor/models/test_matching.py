@@ -127,6 +127,11 @@ def test_renamed_tensors_are_paired():
     )
 
 
+def test_tensors_of_another_shape_are_no_renamed_ones():
+    tensors = {n.replace("2.", "head.2."): torch.zeros(*t.shape, 2) for n, t in state().items()}
+    assert refusal(tensors).endswith("check that the factory builds the network that was saved")
+
+
 def test_another_shape():
     assert refusal({**state(), "2.weight": torch.zeros(4, 2)}) == (
         "checkpoint 'w.pt': has '2.weight' with shape [4, 2], the factory's module expects [3, 2]; "
