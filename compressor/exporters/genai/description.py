@@ -16,7 +16,8 @@ import torch
 
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.files import json_text, read_json
-from compressor.models.transformers.networks import float_network
+from compressor.models.transformers.reading import float_class_of
+from compressor.types.carrier import Carrier
 
 SETTINGS = "genai_config.json"
 _REMEDY = "leave out this export"
@@ -167,17 +168,21 @@ class Decoder:
         return [t for t in tokens if type(t) is int and 0 <= t < self.vocabulary]
 
 
-def describe(folder: Path) -> tuple[Decoder, Any]:
+def describe(carrier: Carrier) -> tuple[Decoder, Any]:
     """Return the numbers of a model, and its network on the ``meta`` device.
+
+    Args:
+        carrier: a model from a folder.
 
     Raises:
         SpecError: it is of another family, or computes what the graph does not.
     """
-    kind = str(_values(folder / "config.json").get("model_type"))
+    folder = carrier.folder
+    kind = str(_values(folder / "config.json").get("model_type")) if folder else ""
     family = FAMILIES.get(kind)
     if family is None:
         raise _refused(f"has no graph for models of type {kind!r}, only for {', '.join(FAMILIES)}")
-    network, why = float_network(folder)
+    network, why = float_class_of(carrier)
     if network is None:
         raise _refused(f"cannot be planned: {why}")
     if type(network).__name__.partition("For")[2] != "CausalLM":

@@ -132,8 +132,7 @@ class GenaiExporter(Exporter):
         if size > MOST_BYTES:
             why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
             return (Check(OUTPUTS, why, known=False),)
-        assert carrier.folder is not None
-        _, network = describe(carrier.folder)
+        _, network = describe(carrier)
         weights = {
             name: meant(tensor).to(torch.float32) for name, tensor in carrier.tensors().items()
         }
@@ -179,7 +178,7 @@ class GenaiExporter(Exporter):
                 "and use no pass that rewrites the graph",
             )
         library()
-        decoder, _ = describe(carrier.folder)
+        decoder, _ = describe(carrier)
         parts = decoder_graph(decoder, carrier.tensors(), self.matmul_compute)
         parts.proto.producer_name = PRODUCER
         parts.proto.producer_version = version("compressor")

@@ -16,7 +16,7 @@ from compressor.exporters.gguf.reading import GgufFile, GgufRunner, network_of
 from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS, compare
 from compressor.files import disk_errors
 from compressor.models.checkpoint.meanings import meant
-from compressor.models.transformers.networks import float_network
+from compressor.models.transformers.reading import float_class_of
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import USUAL, Check, ExportContext, Exporter
 
@@ -119,8 +119,7 @@ class GgufExporter(Exporter):
         if size > MOST_BYTES:
             why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
             return (Check(OUTPUTS, why, known=False),)
-        assert carrier.folder is not None
-        network, why = float_network(carrier.folder)
+        network, why = float_class_of(carrier)
         if network is None:
             return (Check(OUTPUTS, f"not compared: {why}", known=False),)
         file = GgufFile(path)

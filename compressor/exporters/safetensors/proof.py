@@ -29,12 +29,11 @@ from compressor.models.checkpoint.stacked_experts import together
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.networks import (
-    float_network,
     reason_of,
     saved_class,
     silent,
 )
-from compressor.models.transformers.reading import Names, Reading, reading_of
+from compressor.models.transformers.reading import Names, Reading, float_class_of, reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check
 from compressor.types.layers import StoredTensor
@@ -65,7 +64,7 @@ def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, .
     if other:
         why = f"not compared: transformers reads layout {other.pop()} with the package gptqmodel"
         return (Check(OUTPUTS, why, known=False),)
-    network, why = float_network(folder)
+    network, why = float_class_of(carrier)
     reading = reading_of(carrier, by_names=False)
     if network is None or reading is None:
         return (Check(_PLACES, f"not proved: {why}", known=False),)

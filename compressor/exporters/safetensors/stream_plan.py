@@ -212,6 +212,8 @@ def _groups(
         divided = [[tensors[n] for n in s.tensors if n in tensors] for s in shards]
         if len(set(names)) < len(names):
             names = []
+        held = {name for shard in shards for name in shard.tensors}
+        divided[-1] += [t for t in tensors.values() if t.name not in held]  # a pass has made them
     else:
         names = []
         divided = in_shards(tensors.values(), limit or DEFAULT_SHARD)

@@ -154,10 +154,30 @@ class CheckpointCarrier:
         ]
         return self._like(tensors, layers)
 
+    def with_own_output(self, table: str, output: str) -> CheckpointCarrier:
+        """Return a carrier whose output layer has the weight of its table as its own.
+
+        Its configuration says so. Nothing is read; the weight is written twice.
+
+        Args:
+            table: name of the table's weight.
+            output: name that the output layer's weight gets.
+        """
+        weight = self._tensors[table]
+        config = {**self.config, "tie_word_embeddings": False}
+        source = replace(self.source, config=config, untied=True)
+        layer = layer_of(output, weight.shape, numpy_name(weight.dtype), config)
+        layers = [] if layer is None or output in self._by_weight else [layer]
+        tensors = {**self._tensors, output: replace(weight, name=output)}
+        return self._like(tensors, [*self._layers, *layers], source)
+
     def _like(
-        self, tensors: Mapping[str, StoredTensor], layers: Sequence[Layer]
+        self,
+        tensors: Mapping[str, StoredTensor],
+        layers: Sequence[Layer],
+        source: Checkpoint | None = None,
     ) -> CheckpointCarrier:
-        return CheckpointCarrier(self.source, tensors, layers, self.caches)
+        return CheckpointCarrier(source or self.source, tensors, layers, self.caches)
 
     def graph(self, *_: object, **__: object) -> NoReturn:
         """Raise ``SpecError``: there is no graph."""

@@ -286,12 +286,14 @@ class Checkpoint:
     Attributes:
         folder: the folder whose configuration and tokenizer belong to it, if there is one.
         config: the content of ``config.json``; empty without one.
+        untied: an output layer has a weight of its own by now, which is the table's in the files.
     """
 
     path: Path
     folder: Path | None
     shards: tuple[ShardHeader, ...]
     config: Mapping[str, Any]
+    untied: bool = False
 
     @cached_property
     def tensors(self) -> dict[str, TensorHeader]:

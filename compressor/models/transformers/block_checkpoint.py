@@ -59,9 +59,12 @@ class BlockCheckpoint(CheckpointCarrier):
         self._original = dict(tensors) if original is None else original
 
     def _like(
-        self, tensors: Mapping[str, StoredTensor], layers: Sequence[Layer]
+        self,
+        tensors: Mapping[str, StoredTensor],
+        layers: Sequence[Layer],
+        source: Checkpoint | None = None,
     ) -> BlockCheckpoint:
-        given = (self.source, tensors, layers, self._decoder, self._original)
+        given = (source or self.source, tensors, layers, self._decoder, self._original)
         return BlockCheckpoint(*given, self.caches)
 
     def with_caches(self, caches: Mapping[str, CacheScheme]) -> BlockCheckpoint:
@@ -76,7 +79,8 @@ class BlockCheckpoint(CheckpointCarrier):
         names = [name for name in self.changed("") if not name.startswith(inside)]
         if not names:
             return self._decoder
-        return self._decoder.with_changes(Changed(self, names, mapped=True))
+        changes = Changed(self, names, mapped=True)
+        return self._decoder.with_changes(changes, untied=self.source.untied)
 
     def check_files(self) -> None:
         """Check that the weights are still as long as their headers say.
@@ -114,9 +118,13 @@ class BlockCheckpoint(CheckpointCarrier):
             name
             for name, tensor in self.tensors().items()
             if not path or name.startswith(f"{path}.")
-            if tensor.codes is not None or tensor.read is not self._original[name].read
+            if tensor.codes is not None or self._is_other(name, tensor)
         ]
         return Changed(self, names)
+
+    def _is_other(self, name: str, tensor: StoredTensor) -> bool:
+        original = self._original.get(name)
+        return original is None or tensor.read is not original.read
 
     def rounded_inputs(self, path: str) -> dict[str, InputScheme]:
         """Return how the inputs of layers below a path are rounded, by the layer's name."""

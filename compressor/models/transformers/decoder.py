@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from compressor.errors import ModelError, SpecError
+from compressor.models.transformers.around_blocks import wide, widen
 from compressor.models.transformers.block_stages import Given, Stage, caches, follow, stages_of
 from compressor.models.transformers.cached_attention import change_cache
 from compressor.models.transformers.networks import reason_of, silent
@@ -27,7 +27,6 @@ KEYS, VALUES = ".keys", ".values"
 """What the names of the values end in that attention keeps; before it is the attention's path."""
 
 _PROBED = 8  # tokens that are followed through the blocks without any computing
-_ROWS = 8192  # of the output layer that are widened at once
 _REMEDY = "write a spec with model.factory, which runs the whole model in memory"
 
 
@@ -58,8 +57,9 @@ class Decoder:
         path, modules = _block_list(network)
         self._modules = tuple(modules)
         self._tuples = False
-        self._around = _widen(network, path)
+        self._around = widen(network, path)
         self._changes: Mapping[str, Tensor] = {}
+        self._untied = False
         try:
             with silent():
                 self.blocks = self._found(path)
@@ -118,21 +118,24 @@ class Decoder:
             self._network(input_ids=tokens, use_cache=False)
         return noted
 
-    def with_changes(self, values: Mapping[str, Tensor]) -> Decoder:
+    def with_changes(self, values: Mapping[str, Tensor], *, untied: bool = False) -> Decoder:
         """Return one with other parameters around the blocks, by their names in the network.
 
         They are read when it is first run. A table and an output layer should be mapped.
+
+        Args:
+            untied: the output layer has a weight of its own, though its class ties the two.
         """
         other = copy(self)
-        other._changes = values
+        other._changes, other._untied = values, untied
         return other
 
     def open(self, index: int) -> nn.Module:
         """Return a block in float32, which may be changed; the only one that takes memory."""
         module = self._modules[index]
-        wide = {id(p): _wide(p) for p in module.parameters()}
+        floats = {id(p): wide(p) for p in module.parameters()}
         with torch.inference_mode():
-            opened = deepcopy(module, wide)
+            opened = deepcopy(module, floats)
         for name, parameter in opened.named_parameters():
             if not bool(parameter.sum().isfinite()) and not bool(parameter.isfinite().all()):
                 raise ModelError(
@@ -157,12 +160,16 @@ class Decoder:
         for name, value in values.items():
             inside = name.removeprefix(f"{self.blocks[index].path}.")
             place, _, parameter = inside.rpartition(".")
-            setattr(module.get_submodule(place), parameter, _wide(value))
+            setattr(module.get_submodule(place), parameter, wide(value))
 
     def logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """Return the network's output for what has flowed out of the last block."""
-        count = len(self._modules)
-        with torch.inference_mode(), self._noting([], count, hidden):
+        with torch.inference_mode():
+            return self.differentiable_logits(tokens, hidden)
+
+    def differentiable_logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """Return the same, through which gradients for ``hidden`` can be found."""
+        with self._noting([], len(self._modules), hidden):
             out: Tensor = self._network(input_ids=tokens, use_cache=False).logits
         return out
 
@@ -188,7 +195,7 @@ class Decoder:
         for module in self._modules:
             module.forward = note  # its attributes stay the block's
         try:
-            with self._around.changed(self._changes):
+            with self._around.changed(self._changes, untied=self._untied):
                 yield
         finally:
             for module in self._modules:
@@ -263,92 +270,6 @@ def _block_list(network: nn.Module) -> tuple[str, nn.ModuleList]:
             _REMEDY,
         )
     return max(found.items(), key=lambda item: sum(p.numel() for p in item[1].parameters()))
-
-
-def _wide(parameter: Tensor) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().to(torch.float32), requires_grad=False)
-
-
-@dataclass
-class _Around:
-    """What lies around the blocks; the table and the output layer stay in their files.
-
-    Attributes:
-        table: rows of the tokens, in their own type.
-        output: the weight of the output layer; ``None`` where there is none.
-    """
-
-    network: Any
-    table: Tensor
-    output: Tensor | None
-    names: Mapping[str, str]  # `table` or `output`, by the names of the parameters
-
-    @contextmanager
-    def changed(self, values: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let other parameters be in place for a while; the last of two names of one is it."""
-        before = {name: self._swap(name, value) for name, value in values.items()}
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                self._swap(name, value)
-
-    def _swap(self, name: str, value: Tensor) -> Tensor:
-        place, _, parameter = name.rpartition(".")
-        kinds = self.names.get(name, "").split()
-        if not kinds:
-            module = self.network.get_submodule(place)
-            old: Tensor = getattr(module, parameter)
-            setattr(module, parameter, _wide(value))
-            return old
-        old = getattr(self, kinds[0])
-        for kind in kinds:
-            setattr(self, kind, value)
-        return old
-
-    def look_up(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Widen the rows of the tokens at hand alone, before the table is read."""
-        seen, places = torch.unique(args[0], return_inverse=True)
-        module.weight = nn.Parameter(self.table[seen].to(torch.float32), requires_grad=False)
-        return (places, *args[1:])
-
-    def multiply(self, bias: Tensor | None, values: Tensor) -> Tensor:
-        """Return the output layer's product."""
-        assert self.output is not None
-        return _multiply(self.output, bias, values)
-
-
-def _widen(network: Any, blocks: str) -> _Around:
-    """Let what lies around the blocks compute in float32, and return it."""
-    table, output = network.get_input_embeddings(), network.get_output_embeddings()
-    names: dict[str, str] = {}
-    for path, module in network.named_modules():
-        if module is table or module is output:
-            kind = "table" if module is table else "output"
-            names[f"{path}.weight"] = kind
-        if path.startswith(f"{blocks}.") or module in (table, output):
-            continue
-        for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, _wide(parameter))
-    tied = output is not None and output.weight is table.weight
-    if tied:
-        names = dict.fromkeys(names, "table output")
-    rows = table.weight.detach()
-    around = _Around(network, rows, None if output is None else output.weight.detach(), names)
-    if output is not None:
-        output.forward = partial(around.multiply, output.bias)
-    table.padding_idx = None  # a place in the whole table, and for gradients only
-    table.register_forward_pre_hook(around.look_up)
-    return around
-
-
-def _multiply(weight: Tensor, bias: Tensor | None, values: Tensor) -> Tensor:
-    """Multiply with the output layer, of which a part is widened at a time."""
-    whole = values.new_empty((*values.shape[:-1], len(weight)))
-    for start in range(0, len(weight), _ROWS):
-        rows = weight[start : start + _ROWS].to(torch.float32)
-        whole[..., start : start + _ROWS] = functional.linear(values, rows)
-    return whole if bias is None else whole.add_(bias.to(torch.float32))
 
 
 Observe = Callable[[str, Tensor], None]

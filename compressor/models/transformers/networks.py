@@ -145,16 +145,21 @@ def saved_class(directory: Path) -> Any:
     )
 
 
-def float_network(folder: Path) -> tuple[Any, str]:
+def float_network(folder: Path, *, untied: bool = False) -> tuple[Any, str]:
     """Return the class that a folder's ``config.json`` names, on the ``meta`` device.
 
     If there is none, return ``None`` and why: ``transformers`` is not installed, it does not have
     the class, or the class rejects the values.
+
+    Args:
+        untied: its output layer has a weight of its own, whatever the folder says.
     """
     try:
         with silent():
             network = saved_class(folder)
             config = network.config_class.from_pretrained(folder, local_files_only=True)
+            if untied:
+                config.tie_word_embeddings = False
             with torch.device("meta"):
                 return network(config), ""
     except SpecError as error:

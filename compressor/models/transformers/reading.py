@@ -145,12 +145,27 @@ def reading_of(carrier: Carrier, *, by_names: bool = True) -> Reading | None:
         return None if network is None else read_by(network, carrier.tensors())
     if by_names and is_llama_like(carrier.config):
         return None
-    return _reading_of_folder(carrier.folder, tuple(carrier.tensors()), carrier.digest())
+    untied = carrier.source.untied
+    return _reading_of_folder(carrier.folder, tuple(carrier.tensors()), untied, carrier.digest())
+
+
+def float_class_of(carrier: Carrier) -> tuple[Any, str]:
+    """Return the float class of a model from a folder as :func:`float_network` does.
+
+    Raises:
+        ValueError: the model came from no folder.
+    """
+    if carrier.folder is None:
+        raise ValueError("the model came from no folder")
+    untied = isinstance(carrier, CheckpointCarrier) and carrier.source.untied
+    return float_network(carrier.folder, untied=untied)
 
 
 @lru_cache(maxsize=2)
-def _reading_of_folder(folder: Path, names: tuple[str, ...], _: str) -> Reading | None:
-    network, _why = float_network(folder)
+def _reading_of_folder(
+    folder: Path, names: tuple[str, ...], untied: bool, _: str
+) -> Reading | None:
+    network, _why = float_network(folder, untied=untied)
     return None if network is None else read_by(network, names)
 
 

@@ -30,6 +30,15 @@ class Rotation:
     signs: Tensor
     small: Tensor
 
+    def __len__(self) -> int:
+        """Return ``n``."""
+        return len(self.signs)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return torch.float64
+
     def times(self, rows: Tensor) -> Tensor:
         """Return ``rows @ R``, float64 ``[..., n]``; takes ``n log n`` additions a row."""
         size, width = len(self.signs), len(self.small)
@@ -45,6 +54,34 @@ class Rotation:
     def turned_rows(self, matrix: Tensor) -> Tensor:
         """Return ``R.T @ matrix``, float64, for a matrix ``[n, columns]``."""
         return self.times(matrix.T).T
+
+
+@dataclass(frozen=True, eq=False)
+class DenseRotation:
+    """An orthogonal matrix, all of it.
+
+    Attributes:
+        matrix: ``[n, n]``; what is multiplied with it becomes of its dtype.
+    """
+
+    matrix: Tensor
+
+    def __len__(self) -> int:
+        """Return ``n``."""
+        return len(self.matrix)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it computes in."""
+        return self.matrix.dtype
+
+    def times(self, rows: Tensor) -> Tensor:
+        """Return ``rows @ R``, ``[..., n]``."""
+        return rows.to(self.dtype) @ self.matrix
+
+    def turned_rows(self, matrix: Tensor) -> Tensor:
+        """Return ``R.T @ matrix``, for a matrix ``[n, columns]``."""
+        return self.matrix.T @ matrix.to(self.dtype)
 
 
 def rotation(size: int, seed: int) -> Rotation:

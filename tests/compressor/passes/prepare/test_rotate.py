@@ -14,6 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import SpecError
+from compressor.exporters.safetensors.exporter import SafetensorsExporter
+from compressor.graph.costs import model_bytes
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.meanings import meant
 from compressor.models.torch.carrier import TorchCarrier
@@ -26,11 +28,13 @@ from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.prepare.rotate import Rotate
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.progress import quiet_libraries
+from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext
-from tests.compressor.exporters.gguf.folders import WORDS, save
+from tests.compressor.exporters.gguf.folders import WIDTH, WORDS, save
 from tests.compressor.exporters.test_activation_formats import STATIC, ran, spec
 
 CONTEXT = PassContext(seed=3)
+ANY = {"metric-drop": 1e6, "size-ratio": 2.0}
 TOKENS = torch.from_numpy(np.random.default_rng(0).integers(2, WORDS, (2, 24)))
 
 
@@ -48,6 +52,20 @@ def saved(folder: Path, kind: str) -> Any:
 
 def network(folder: Path) -> TorchCarrier:
     return open_pretrained("AutoModelForCausalLM", folder, {}, ())
+
+
+def tokens_of(folder: Path) -> None:
+    """Save the tokens that a spec calibrates with and judges by."""
+    labels = np.pad(TOKENS[:, 1:], ((0, 0), (0, 1)), constant_values=-100)
+    np.savez(folder / "tokens.npz", input_ids=TOKENS, labels=labels)
+
+
+def perplexity(folder: Path) -> float:
+    """Return what transformers gives for these tokens."""
+    with quiet_libraries():
+        module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    values = logits(module)[:, :-1].reshape(-1, WORDS)
+    return float(torch.nn.functional.cross_entropy(values, TOKENS[:, 1:].reshape(-1)).exp())
 
 
 def logits(module: Any) -> torch.Tensor:
@@ -115,7 +133,7 @@ def by_blocks(carrier: BlockCheckpoint) -> torch.Tensor:
     return carrier.decoder.logits(TOKENS, hidden)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama-3"])  # the last's output layer is tied
 def test_blocks_run_one_by_one_compute_the_same(kind: str, tmp_path: Path) -> None:
     before = open_blocks(saved(tmp_path / "m", kind))
     want = by_blocks(before)
@@ -141,22 +159,79 @@ def test_tables_as_codes_are_run_as_they_are_meant(kind: str, tmp_path: Path) ->
     torch.testing.assert_close(by_blocks(after), logits(module), rtol=1e-4, atol=1e-5)
 
 
+def test_a_tied_output_layer_gets_a_weight_of_its_own(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", "llama-3")
+    want = logits(network(folder).module)
+    before = open_checkpoint(folder)
+    after = Rotate().apply(before, CONTEXT, {}).carrier
+    (note,) = Rotate().survey(before, CONTEXT).notes
+    size = WORDS * WIDTH * 4
+    assert f"{size:,} bytes" in note
+    assert model_bytes(Rotate().preview(before, CONTEXT, {})) == model_bytes(before) + size
+    out = tmp_path / "out"
+    out.mkdir()
+    SafetensorsExporter(layout="compressed-tensors").write(after, out, USUAL)
+    assert load_file(out / "model.safetensors").keys() == after.tensors().keys()
+    module = network(out).module
+    table, output = module.get_input_embeddings(), module.get_output_embeddings()
+    assert table.weight.data_ptr() != output.weight.data_ptr()
+    assert not torch.allclose(table.weight, output.weight, rtol=0.1)
+    error = (logits(module) - want).abs().max() / want.abs().max()
+    assert error < 1e-5
+    assert "lm_head.weight" not in before.tensors(), "the first is what it was"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_file_that_holds_a_tied_weight_twice(own: bool, tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", "llama-3")
+    tensors = load_file(folder / "model.safetensors")
+    rows = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = torch.zeros_like(rows) if own else rows.clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    after = Rotate().apply(open_checkpoint(folder), CONTEXT, {}).carrier.tensors()
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    want = Rotate().apply(open_checkpoint(folder), CONTEXT, {}).carrier.tensors()
+    assert torch.equal(after["lm_head.weight"].read(), want["lm_head.weight"].read())
+
+
+def test_rotated_tables_that_were_one_are_codes_of_their_own(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", "llama-3")
+    rotated = Rotate().apply(open_blocks(folder), CONTEXT, {}).carrier
+    after = QuantizeWeights(preset="int4-g32", embeddings=True).apply(rotated, CONTEXT, {}).carrier
+    assert isinstance(after, BlockCheckpoint)
+    kept = [name for name, tensor in after.tensors().items() if tensor.codes is None]
+    assert not [name for name in kept if "norm" not in name]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    state = {name: meant(tensor) for name, tensor in after.tensors().items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    want = logits(network(folder).module)
+    torch.testing.assert_close(by_blocks(after), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_tied_checkpoint_is_rotated_and_quantized_by_one_spec(tmp_path: Path) -> None:
+    saved(tmp_path / "float32", "llama-3")
+    tokens_of(tmp_path)
+    steps = [{"pass": "rotate"}, {"pass": "quantize-weights", **STATIC}]
+    report = ran(spec(tmp_path, "float32", {}, tmp_path / "out", passes=steps, limits=ANY))
+    artifact = report["artifacts"][0]
+    assert any("outputs" in c["name"] and c["ok"] for c in artifact["checks"]), artifact["checks"]
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    assert "lm_head" in config["quantization_config"]["ignore"]
+    assert perplexity(tmp_path / "out") == pytest.approx(artifact["metric"]["value"], rel=1e-4)
+
+
 @pytest.mark.slow
 def test_one_spec_rotates_calibrates_and_judges(tmp_path: Path) -> None:
     saved(tmp_path / "float32", "llama-linear")
-    np.savez(
-        tmp_path / "tokens.npz",
-        input_ids=TOKENS,
-        labels=np.pad(TOKENS[:, 1:], ((0, 0), (0, 1)), constant_values=-100),
-    )
+    tokens_of(tmp_path)
     steps = [{"pass": "rotate"}, {"pass": "quantize-weights", **STATIC}]
     report = ran(spec(tmp_path, "float32", {}, tmp_path / "out", passes=steps))
     artifact = report["artifacts"][0]
-    with quiet_libraries():
-        module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
-    values = logits(module)[:, :-1].reshape(-1, WORDS)
-    loss = torch.nn.functional.cross_entropy(values, TOKENS[:, 1:].reshape(-1))
-    assert float(loss.exp()) == pytest.approx(artifact["metric"]["value"], rel=1e-4)
+    assert perplexity(tmp_path / "out") == pytest.approx(artifact["metric"]["value"], rel=1e-4)
     assert artifact["metric"]["value"] == pytest.approx(report["baseline"]["metric"]["value"], 0.1)
 
 
@@ -168,8 +243,7 @@ def refusal(carrier: Any) -> str:
 
 def test_what_cannot_be_rotated_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "tied", "llama-3")
-    assert "cannot turn tied embeddings" in refusal(open_checkpoint(tmp_path / "tied"))
-    assert "cannot turn tied embeddings" in refusal(network(tmp_path / "tied"))
+    assert "cannot turn a module's tied embeddings" in refusal(network(tmp_path / "tied"))
     save(tmp_path / "gemma", "gemma")
     assert "a model of type 'gemma'" in refusal(open_checkpoint(tmp_path / "gemma"))
     save(tmp_path / "biased", "llama")
