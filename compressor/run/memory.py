@@ -43,6 +43,7 @@ def peak_memory(
     """
     if isinstance(carrier, BlockCheckpoint):
         held = _OPEN_BLOCKS * carrier.decoder.largest_block if data else 0
+        held = max([held, *(gathered for _, _, gathered in passes)])
         return _RUNTIME_BYTES + _TRANSFORMERS_BYTES + max(held, _STREAMED_BYTES)
     if Capability.GRAPH not in carrier.offers:
         return _RUNTIME_BYTES + _STREAMED_BYTES

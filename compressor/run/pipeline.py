@@ -18,14 +18,13 @@ from compressor.errors import CompressorError
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import layer_bytes, model_bytes
 from compressor.models.resident_memory import return_freed_memory
-from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.run.blockwise import block_run
-from compressor.run.decoder_blocks import decoder_run
 from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.histograms import layer_histograms
 from compressor.run.plan import PassPlan
 from compressor.run.references import Reference, save_reference
 from compressor.run.store import compute_versions, result_key
+from compressor.run.streamed import apply_streamed
 from compressor.run.training import References, begin, end, make_training, training_parts
 from compressor.run.weight_pass import WeightPass
 from compressor.run.workspace import KeptNumbers, Workspace
@@ -139,7 +138,8 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         # The model is streamed: what the pass says is done when tensors are written.
         survey = task.declared.survey(task.carrier, workspace.plan.context)
         start = time.perf_counter()
-        outcome = _streamed(workspace, task, survey)
+        given = (_direct(task.declared), task.carrier, survey, _watched(workspace), task.key)
+        outcome = apply_streamed(workspace, *given)
         result = {
             "seconds": time.perf_counter() - start,
             "bytes": model_bytes(outcome.carrier),
@@ -165,17 +165,6 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         scaled, given = source.restore(folder / _REFERENCE), stored["reference"]["given"]
         reference = Reference(result_key("reference", key), scaled, given)
     return Step(declared.name, key, restored, stored, cached is not None, untrained, reference)
-
-
-def _streamed(workspace: Workspace, task: _Task, survey: Survey) -> Outcome:
-    """Apply a pass to a checkpoint, with its blocks where it has to see what enters them."""
-    declared, carrier = _direct(task.declared), task.carrier
-    seen = (declared.by_block or declared.in_blocks) and survey.requests
-    if not (seen and isinstance(carrier, BlockCheckpoint)):
-        with workspace.progress.stage(declared.name):
-            return declared.apply(carrier, _watched(workspace), {})
-    with decoder_run(workspace, declared.name, task.key, carrier, survey.requests) as blocks:
-        return declared.apply(carrier, replace(_watched(workspace), blocks=blocks), {})
 
 
 def _compute(workspace: Workspace, task: _Task) -> None:

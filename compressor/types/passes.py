@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from pydantic import Field
+from torch import Tensor
 
 from compressor.progress import Progress, Silent
 from compressor.types.carrier import Capability, Carrier
@@ -49,6 +50,18 @@ class LayerRule(Options):
     skip: bool = Field(default=False, description="leave these layers as they are")
 
 
+class KeptTensors(Protocol):
+    """What a pass has found on its way, kept so that a run that was killed goes on from there."""
+
+    def read(self) -> Mapping[str, Tensor]:
+        """Return what was written last for the same model, options and data; nothing at first."""
+        ...
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors in place of what was kept before."""
+        ...
+
+
 @dataclass(frozen=True)
 class PassContext:
     """What a pass may know about the rest of the spec.
@@ -65,6 +78,8 @@ class PassContext:
         collect: for a pass that changes a model and then needs statistics of what it became; a
             plan has none.
         kept: what was measured on this machine before; a plan has none.
+        kept_tensors: what a pass that :attr:`Pass.replays` data of a streamed checkpoint has found
+            on its way; others have none.
     """
 
     seed: int = 0
@@ -76,6 +91,7 @@ class PassContext:
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
     collect: Collect | None = field(default=None, compare=False, repr=False)
     kept: Kept | None = field(default=None, compare=False, repr=False)
+    kept_tensors: KeptTensors | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
