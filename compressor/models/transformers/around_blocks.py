@@ -79,7 +79,7 @@ class Around:
     def multiply(self, bias: Tensor | None, values: Tensor) -> Tensor:
         """Return the output layer's product, whose gradient for the values is known."""
         assert self.output is not None
-        whole: Tensor = _Product.apply(values, self.output)
+        whole: Tensor = _Product.apply(values, self.output)  # type: ignore[no-untyped-call]  # by PyTorch
         return whole if bias is None else whole.add_(bias.to(torch.float32))
 
 

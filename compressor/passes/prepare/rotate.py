@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from compressor.errors import SpecError
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
+from compressor.passes.prepare.learned_turns import Recipe, learned, memory_of
 from compressor.passes.prepare.turned_decoder import (
     added_by_untying,
     parts_of,
@@ -15,6 +18,7 @@ from compressor.passes.prepare.turned_decoder import (
     turned,
     untied,
 )
+from compressor.passes.quantize.weights.layers import Preset
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
@@ -34,25 +38,40 @@ class Rotate(GraphPass):
     ordinary one of its class. Put the pass before those that round weights or activations; what
     `down_proj` reads would need a product as the model runs, and is not rotated. It takes llama,
     mistral, qwen2 and qwen3. Of a checkpoint whose output layer has the table's weight, it gives
-    that layer a weight of its own.
+    that layer a weight of its own. With `learn`, the matrices then follow the gradient of what the
+    network loses by rounding to a preset, on calibration text (SpinQuant); text that they did not
+    learn from judges, and where they are no better there, the random ones stay.
     """
 
     name: ClassVar[str] = "rotate"
     source: ClassVar[str] = (
-        "Ashkboos et al. 2024 (arXiv:2404.00456) section 4, what is folded into weights"
+        "Ashkboos et al. 2024 (arXiv:2404.00456) section 4, what is folded into weights; learn: "
+        "Liu et al. 2024 (arXiv:2405.16406)"
     )
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
 
     heads: bool = Field(default=True, description="rotate `v_proj` and `o_proj` head by head, too")
+    learn: Preset | None = Field(
+        default=None,
+        description="learn the matrices on calibration text, for a network that `quantize-weights` "
+        "rounds to this preset; left out, they stay random",
+    )
+    steps: int = Field(default=100, ge=1, description="steps of learning")
+
+    @property
+    def replays(self) -> str:
+        """What calibration text is run for."""
+        return "to learn its matrices" if self.learn is not None else ""
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the layers of the decoder.
 
         Raises:
             SpecError: it is of another family, is a module with tied embeddings, or has tensors
-                that are none of the family's.
+                that are none of the family's; or it cannot be learned from.
         """
         carrier = untied(carrier)
+        memory = 0 if self.learn is None else memory_of(_with_blocks(carrier), context)
         parts = parts_of(carrier)
         actions = {}
         for layer in carrier.layers():
@@ -60,7 +79,7 @@ class Rotate(GraphPass):
             actions[layer.name] = _HEADS if headed else _AROUND
         reasons = {n: "" if n in parts else "it is none of the decoder's" for n in actions}
         plans = plan_layers(self.name, actions, reasons)
-        return Survey(plans, notes=added_by_untying(carrier))
+        return Survey(plans, notes=added_by_untying(carrier), memory=memory)
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -68,9 +87,12 @@ class Rotate(GraphPass):
         """Rotate it; of a checkpoint that is streamed, as its weights are read."""
         carrier = untied(carrier)
         outcomes = tuple(LayerOutcome(x.name, x.dtype) for x in carrier.layers())
-        after = turned(carrier, random_turns(carrier, context.seed, heads=self.heads))
+        start = random_turns(carrier, context.seed, heads=self.heads)
+        if self.learn is not None:
+            found = learned(_with_blocks(carrier), start, Recipe(self.learn, self.steps), context)
+            return Outcome(turned(carrier, found.turns), outcomes, (found.note,))
         again = partial(_turned, seed=context.seed, heads=self.heads)
-        return Outcome(after, outcomes, rescale=again)
+        return Outcome(turned(carrier, start), outcomes, rescale=again)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -81,3 +103,19 @@ class Rotate(GraphPass):
 
 def _turned(carrier: Carrier, seed: int, *, heads: bool) -> Carrier:
     return turned(carrier, random_turns(carrier, seed, heads=heads))
+
+
+def _with_blocks(carrier: Carrier) -> BlockCheckpoint:
+    """Return a checkpoint whose blocks can be run.
+
+    Raises:
+        SpecError: they cannot.
+    """
+    if isinstance(carrier, BlockCheckpoint):
+        return carrier
+    raise SpecError(
+        "learn",
+        f"runs the blocks of a checkpoint on text, and this is a {carrier.kind} model without any",
+        "name the directory as model.checkpoint, leave out model.factory, and give "
+        "data.calibration; or leave out learn",
+    )

@@ -1,0 +1,86 @@
+"""Descent over orthogonal matrices, and the gradient of rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compressor.passes.prepare.maths.orthogonal import OrthogonalDescent, Rounding
+from compressor.passes.prepare.maths.rotation import DenseRotation, rotation
+
+
+def random_rotation(size: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))[0]
+
+
+def test_steps_stay_orthogonal_and_come_near_to_a_matrix() -> None:
+    wanted, one = random_rotation(12, 0), torch.eye(12, dtype=torch.float64)
+    near = torch.linalg.matrix_exp(0.1 * (one.roll(1, 1) - one.roll(1, 0)))
+    descent = OrthogonalDescent(wanted @ near)
+    distances = []
+    for step in range(60):
+        difference = descent.matrix - wanted
+        distances.append(float(difference.norm()))
+        descent.step(2 * difference, 0.05 * (1 - step / 60))
+        assert torch.allclose(descent.matrix @ descent.matrix.T, one, atol=1e-12)
+    assert distances[-1] < 0.2 * distances[0]
+
+
+def test_the_angle_is_how_far_axes_turn() -> None:
+    descent = OrthogonalDescent(random_rotation(16, 1))
+    before = descent.matrix
+    descent.step(random_rotation(16, 2), 0.01)
+    moved = (descent.matrix - before).square().sum(1).mean().sqrt()
+    assert float(moved) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_without_a_gradient_nothing_moves() -> None:
+    descent = OrthogonalDescent(before := random_rotation(4, 3))
+    descent.step(torch.zeros(4, 4), 0.1)
+    assert torch.equal(descent.matrix, before)
+
+
+@pytest.mark.parametrize("group", [None, 4])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_errors_grow_with_the_range_of_their_group(group: int | None, symmetric: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 8, generator=generator, dtype=torch.float64)
+    share = torch.rand(3, 8, generator=generator, dtype=torch.float64) - 0.5
+    weights = torch.randn(3, 8, generator=generator, dtype=torch.float64)
+
+    def nearest(values: torch.Tensor) -> torch.Tensor:
+        # Of this rounding, what is assumed is true: the error is a fixed share of the range.
+        groups = values.reshape(3, -1, group or 8)
+        span = groups.abs().amax(-1, keepdim=True)
+        if not symmetric:
+            span = groups.amax(-1, keepdim=True).clamp(min=0) - groups.amin(-1, keepdim=True).clamp(
+                max=0
+            )
+        return values + (span * share.reshape(groups.shape)).reshape(values.shape)
+
+    rounding = Rounding(nearest, group, symmetric)
+    leaf = values.clone().requires_grad_()
+    got = rounding(leaf)
+    assert torch.equal(got.detach(), nearest(values))
+    (gradient,) = torch.autograd.grad((got * weights).sum(), leaf)
+    for place in [(0, 0), (1, 5), (2, 7)]:
+        step = torch.zeros_like(values)
+        step[place] = 1e-6
+        change = (nearest(values + step) - nearest(values - step)) * weights
+        assert float(gradient[place]) == pytest.approx(float(change.sum()) / 2e-6, rel=1e-6)
+
+
+def test_a_range_of_zero_has_a_gradient() -> None:
+    leaf = torch.zeros(2, 4, requires_grad=True)
+    Rounding(torch.round, 2)(leaf).sum().backward()
+    assert leaf.grad is not None
+    assert bool(leaf.grad.isfinite().all())
+
+
+def test_a_dense_rotation_is_its_matrix() -> None:
+    made, rows = rotation(12, 0), torch.randn(5, 12, dtype=torch.float64)
+    dense = DenseRotation(made.times(torch.eye(12)))
+    torch.testing.assert_close(dense.times(rows), made.times(rows))
+    torch.testing.assert_close(dense.turned_rows(rows.T), made.turned_rows(rows.T))
+    assert len(dense) == len(made) == 12
