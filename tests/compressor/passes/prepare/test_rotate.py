@@ -181,6 +181,23 @@ def test_a_tied_output_layer_gets_a_weight_of_its_own(tmp_path: Path) -> None:
     assert "lm_head.weight" not in before.tensors(), "the first is what it was"
 
 
+def test_a_weight_of_its_own_goes_into_the_last_of_several_files(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "m", "llama-3")
+    want = logits(module := network(folder).module)
+    (folder / "model.safetensors").unlink()
+    module.save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    after = Rotate().apply(open_checkpoint(folder), CONTEXT, {}).carrier
+    out = tmp_path / "out"
+    out.mkdir()
+    SafetensorsExporter(layout="compressed-tensors").write(after, out, USUAL)
+    assert {p.name for p in out.glob("*.safetensors")} == {
+        p.name for p in folder.glob("*.safetensors")
+    }
+    error = (logits(network(out).module) - want).abs().max() / want.abs().max()
+    assert error < 1e-5
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_file_that_holds_a_tied_weight_twice(own: bool, tmp_path: Path) -> None:
     folder = saved(tmp_path / "m", "llama-3")
