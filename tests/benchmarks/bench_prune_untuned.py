@@ -184,7 +184,7 @@ class Digits:
         return augment({name: array[rows] for name, array in self._arrays.items()}, rng)
 
 
-def latency(carrier: Any, whole: Any, folder: Path) -> tuple[float, float, float]:
+def latency(carrier: Any, whole: Any, folder: Path, batch: Batch) -> tuple[float, float, float]:
     """Return the share of the float model's time, and its interval of 95 %."""
     runners = {}
     for name, one in (("pruned", carrier), ("float", whole)):
@@ -193,7 +193,6 @@ def latency(carrier: Any, whole: Any, folder: Path) -> tuple[float, float, float
         exporter = OnnxExporter(opset=21, target="ort-cpu")
         path = exporter.write(one, own, ExportContext(name, ""))[0]
         runners[name] = OrtRunner(path, name, threads=THREADS)
-    batch = Calibration().probe(1)
     ratio = measure(already_open(runners), [batch], budget=20.0, precision=0.01)
     found = ratio.ratio("pruned", "float")
     low, high = found["ci95"]
@@ -209,7 +208,7 @@ def test_at_a_share_of_the_latency(name: str, tmp_path: Path) -> None:
     seconds = time.process_time() - begin
     for note in outcome.notes:
         print(f"  {note}")
-    measured, low, high = latency(outcome.carrier, carrier, tmp_path)
+    measured, low, high = latency(outcome.carrier, carrier, tmp_path, Calibration().probe(1))
     found = []
     for seed in SEEDS:
         given = bench_distill.training(
