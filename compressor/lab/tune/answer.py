@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -115,18 +115,3 @@ class Answer:
     def point(self) -> Point | None:
         """The point that is the answer."""
         return next((p for p in self.points if p.name == self.chosen), None)
-
-
-def layers_words(choice: Mapping[str, str], words: Mapping[str, str]) -> str:
-    """Return in a few words which options a choice has, most frequent first.
-
-    >>> layers_words({"a": "4", "b": "8", "c": "4"}, {"4": "4 bits", "8": "8 bits"})
-    '2 of 3 layers 4 bits, 1 8 bits'
-    """
-    counts = {o: sum(v == o for v in choice.values()) for o in dict.fromkeys(choice.values())}
-    ordered = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    (first, most), *others = ordered
-    if not others:
-        return f"all layers {words[first]}"
-    rest = ", ".join(f"{number} {words[option]}" for option, number in others)
-    return f"{most} of {len(choice)} layers {words[first]}, {rest}"

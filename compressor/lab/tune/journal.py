@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_beaten
-from compressor.lab.tune.recipe import FLOAT, STORED
+from compressor.lab.tune.answer import Answer, Goal, Point, with_beaten
 from compressor.lab.tune.watch import TIME_WAS_UP
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
-
-STORED_WORDS = "stored in 8 bits"
-
-
-def words_of(choice: Mapping[str, str]) -> str:
-    """Return the options of layers in a few words."""
-    named = {FLOAT: "float", STORED: STORED_WORDS}
-    options = {o: named.get(o, f"{o} bits") for o in choice.values()}
-    return layers_words(choice, options)
 
 
 @dataclass

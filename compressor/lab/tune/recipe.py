@@ -12,19 +12,14 @@ from typing import Any, get_args
 
 from compressor import catalog
 from compressor.errors import SpecError
+from compressor.lab.tune.options import FLOAT, STORED, bits_of, rule_of
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 from compressor.types.layer_rules import match_of, rule_class
 from compressor.types.passes import Pass, TrainPass
 
-FLOAT = "float"
-"""The option of leaving a layer as it is."""
-
-STORED = "stored"
-"""The option of weights in 8 bits that are computed with as floats: their noise alone is added."""
-
 STORING: Mapping[str, Any] = {"pass": "quantize-weights", "bits": 8}
-"""The pass of that option, behind the one that is tuned."""
+"""The pass that stores weights in 8 bits, behind the one that is tuned."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +32,8 @@ class Remedy:
         slow: it takes minutes for large networks, and so is tried last.
         trains: it trains for each candidate; candidates on the way to the answer go without.
         below: it changes what has fewer bits, and gains little elsewhere; ``None`` for all.
+        saves: it is for bytes: more layers have codes, of 8 bits at first. It stays if the outputs
+            hardly feel it.
     """
 
     name: str
@@ -45,6 +42,7 @@ class Remedy:
     slow: bool = False
     trains: bool = False
     below: int | None = None
+    saves: bool = False
 
 
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
@@ -61,6 +59,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         ),
     ),
     "quantize-weights": (
+        Remedy("tables in 8 bits", {"embeddings": True}, saves=True),
         Remedy("range mse", {"range": "mse"}),
         Remedy("method hqq", {"method": "hqq"}),
         Remedy("method gptq", {"method": "gptq"}, slow=True),
@@ -120,11 +119,13 @@ class Recipe:
         return same == other
 
     def has(self, remedy: Remedy) -> bool:
-        """Whether a remedy is in it already."""
+        """Whether a remedy is in it already; of one for bytes, whether the spec decides it."""
         named = [entry["pass"] for entry in self.passes]
         if remedy.before is not None:
             return remedy.before["pass"] in named
         tuned = self.passes[self.index]
+        if remedy.saves and set(remedy.keys) & set(tuned):
+            return True
         return _merged(tuned, remedy.keys) == tuned
 
     def feels(self, remedy: Remedy, choice: Mapping[str, str]) -> bool:
@@ -132,7 +133,7 @@ class Recipe:
         if remedy.below is None:
             return True
         tuned = self.passes[self.index]
-        bits = [int(option) for option in choice.values() if option.isdigit()]
+        bits = [b for option in choice.values() if (b := bits_of(option)) is not None]
         bits += [rule["bits"] for rule in tuned.get("layers") or () if "bits" in rule]
         bits.append((tuned.get("activations") or {}).get("bits", remedy.below))
         return min(bits) < remedy.below
@@ -151,11 +152,11 @@ class Recipe:
             return replace(self, left_out=True, kept=kept)
         rest = max(counted, key=lambda option: (counted[option], option != FLOAT, option))
         rules = [
-            {"match": match_of(layer), **_rule(option)}
+            {"match": match_of(layer), **rule_of(option)}
             for layer, option in computed.items()
             if option != rest
         ]
-        layers = (*rules, {"match": "*", **_rule(rest)})
+        layers = (*rules, {"match": "*", **rule_of(rest)})
         return replace(self, layers=layers, left_out=False, kept=kept)
 
     @property
@@ -201,10 +202,6 @@ class Recipe:
             layers=(*wider[0], *self.layers[-1:]),
             kept=None if self.kept is None else tuple(wider[1]),
         )
-
-
-def _rule(option: str) -> dict[str, Any]:
-    return {"skip": True} if option == FLOAT else {"bits": int(option)}
 
 
 def _merged(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:

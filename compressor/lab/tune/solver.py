@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from compressor.lab.tune.options import bits_of
 from compressor.run.knapsack import Options, cheapest
 
 Choice = Mapping[str, str]
@@ -31,19 +32,20 @@ Table = Mapping[str, Mapping[str, Entry]]
 """What there is to choose from, by layer and option."""
 
 
-def expected_noise(known: Mapping[str, Entry], bits: str) -> float:
-    """Return the noise of a width that was not measured, from the nearest that was; else zero.
+def expected_noise(known: Mapping[str, Entry], option: str) -> float:
+    """Return the noise of an option that was not measured, by that of the nearest width, or zero.
 
     Each bit more makes the steps half as wide, and the power of uniform rounding errors a quarter.
 
     >>> expected_noise({"4": Entry(16.0, 1.0), "float": Entry(0.0, 9.0)}, "6")
     1.0
     """
-    widths = [int(option) for option in known if option.isdigit()]
-    if not widths or not bits.isdigit():
+    measured = {o: b for o in known if (b := bits_of(o)) is not None}
+    wanted = bits_of(option)
+    if not measured or wanted is None:
         return 0.0
-    nearest = min(widths, key=lambda width: abs(width - int(bits)))
-    return float(known[str(nearest)].noise * 4.0 ** (nearest - int(bits)))
+    nearest = min(measured, key=lambda o: abs(measured[o] - wanted))
+    return float(known[nearest].noise * 4.0 ** (measured[nearest] - wanted))
 
 
 def noise_of(table: Table, choice: Choice) -> float:

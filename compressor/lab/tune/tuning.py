@@ -10,16 +10,11 @@ from itertools import takewhile
 
 from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Answer, Goal
-from compressor.lab.tune.journal import STORED_WORDS, Journal, words_of
+from compressor.lab.tune.journal import Journal
+from compressor.lab.tune.options import FLOAT, STORED_WORDS, bits_of, choice_words
 from compressor.lab.tune.proofs import Proofs
-from compressor.lab.tune.recipe import (
-    FLOAT,
-    REMEDIES,
-    Recipe,
-    Remedy,
-    base_recipe,
-    identity,
-)
+from compressor.lab.tune.recipe import Recipe, base_recipe
+from compressor.lab.tune.remedies import Remedies
 from compressor.lab.tune.solver import (
     Entry,
     Reached,
@@ -35,9 +30,7 @@ from compressor.lab.tune.structure import Structure
 from compressor.lab.tune.uniform import Uniform
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew, Nobody
-from compressor.report import formats
 
-_WORTHWHILE_DB = 0.3  # that a remedy has to gain
 _TRAINED = 4.0  # times less noise, in power, that training the rounding of all layers gains
 _TRAINED_SOME = 1.4  # and that of a mixture, of which some are narrow
 _NARROW = 0.3  # share of the layers that are, at least: of fewer, training gains next to nothing
@@ -53,6 +46,7 @@ class Tuning:
 
     Attributes:
         publish: called with each candidate that is the best so far.
+        table: what was measured, by layer and option.
     """
 
     bench: Workbench
@@ -61,11 +55,13 @@ class Tuning:
     journal: Journal
     crew: Crew = field(default_factory=Nobody)
     proofs: Proofs = field(init=False)
+    remedies: Remedies = field(init=False)
     table: dict[str, dict[str, Entry]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Begin the sequence of proofs."""
         self.proofs = Proofs(self.bench, self.goal, self.journal, self.publish)
+        self.remedies = Remedies(self.bench, self.goal, self.journal, self.crew)
 
     def answer(self) -> Answer:
         """Search and prove.
@@ -76,8 +72,10 @@ class Tuning:
         recipe = base_recipe(self.bench.spec)
         uniform = Uniform(self.bench, self.goal, self.journal, self.crew)
         widths = uniform.widths(recipe)
-        narrowest = self._remedied(widths[-1])
+        narrowest = self.remedies.remedied(widths[-1])
         pool = [*widths[:-1], narrowest, *self._stored(uniform, recipe, widths[0])]
+        if self.goal.minimize == "size":
+            pool += uniform.grouped(narrowest, widths)
         for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
             self._learn(candidate)  # is known from fewer
         for layer, entry in self.bench.float_entries(narrowest).items():
@@ -139,66 +137,6 @@ class Tuning:
         names = [str(entry["pass"]) for entry in recipe.passes[: recipe.index]]
         return " and ".join("fused" if name == "fuse" else name for name in names) or "as it is"
 
-    # Free remedies
-
-    def _remedied(self, candidate: Candidate, *, train: bool = False) -> Candidate:
-        """Return a candidate with the remedies that help it, each tried on top of the others.
-
-        Args:
-            train: try those that train; else all others.
-        """
-        if not train:
-            self._ahead(candidate)
-        for remedy in sorted(self._remedies(candidate), key=lambda r: r.slow):
-            if remedy.trains is not train or candidate.recipe.has(remedy):
-                continue
-            if not candidate.recipe.feels(remedy, candidate.choice):
-                self.journal.skip(remedy.name, f"it is for what has fewer than {remedy.below} bits")
-                continue
-            if self.journal.is_late(remedy.name):
-                continue
-            bound, limit = self._bound(candidate), self.goal.metric_drop
-            if remedy.slow and bound is not None and limit is not None and bound <= limit / 2:
-                self.journal.skip(remedy.name, "it takes long, and is not needed")
-                continue
-            other = self._tried(candidate, remedy)
-            if other is not candidate and not train:
-                self._ahead(other)
-            candidate = other
-        return candidate
-
-    @staticmethod
-    def _remedies(candidate: Candidate) -> tuple[Remedy, ...]:
-        return REMEDIES[str(candidate.recipe.passes[candidate.recipe.index]["pass"])]
-
-    def _ahead(self, candidate: Candidate) -> None:
-        """Let workers begin all quick remedies at once, on top of those that were taken."""
-        left = [r for r in self._remedies(candidate) if not r.slow and not candidate.recipe.has(r)]
-        made = [candidate.recipe.with_remedy(remedy) for remedy in left]
-        self.crew.ahead([r for r in made if identity(r) not in self.bench.made])
-
-    def _tried(self, candidate: Candidate, remedy: Remedy) -> Candidate:
-        name = f"{candidate.name}, {remedy.name}"
-        try:
-            other = self.bench.candidate(
-                name, candidate.recipe.with_remedy(remedy), candidate.choice
-            )
-            ours, theirs = self.bench.searched(other), self.bench.searched(candidate)
-        except CompressorError as error:
-            self.journal.not_tried.append(f"{remedy.name}: {error.problem}")
-            return candidate
-        if ours.sqnr_db is None or theirs.sqnr_db is None:
-            return candidate
-        gain = round(ours.sqnr_db - theirs.sqnr_db, 1) + 0.0  # no minus before a zero
-        larger = other.bytes > candidate.bytes * 1.001
-        helps = gain >= _WORTHWHILE_DB and not larger
-        if helps and ours.bound is not None and theirs.bound is not None:
-            helps = ours.bound <= theirs.bound * 1.1
-        cost = f"{formats.size(other.bytes - candidate.bytes)} more" if larger else "for nothing"
-        decision = "taken" if helps else "left out"
-        self.journal.path.append(f"{remedy.name}: {gain:+.1f} dB {cost}; {decision}")
-        return other if helps else candidate
-
     # Widths of single layers
 
     def _learn(self, candidate: Candidate) -> None:
@@ -224,9 +162,9 @@ class Tuning:
         """
         limited, trained = self.goal.metric_drop is not None, narrowest
         if limited and self._may_train(narrowest, _TRAINED):
-            trained = self._remedied(narrowest, train=True)
+            trained = self.remedies.remedied(narrowest, train=True)
         elif limited:
-            for remedy in self._remedies(narrowest):
+            for remedy in self.remedies.of(narrowest):
                 if remedy.trains and not narrowest.recipe.has(remedy):
                     words = "it loses more than training wins back"
                     self.journal.skip(f"{narrowest.name}, {remedy.name}", words)
@@ -235,7 +173,7 @@ class Tuning:
             self._between(narrowest, pool)
             last = self._last_to_train(pool)
             if last is not None and not (limited and last is narrowest):
-                better = self._remedied(last, train=True)
+                better = self.remedies.remedied(last, train=True)
                 pool += [better] if better is not last else []
         pool += [trained] if trained is not narrowest else []
 
@@ -278,7 +216,7 @@ class Tuning:
             choice = self._solved(pool, before)
             if choice is None or any(dict(c.choice) == choice for c in pool):
                 return
-            name = f"round {number}: {words_of(choice)}"
+            name = f"round {number}: {choice_words(choice)}"
             if self.journal.is_late(name) or not self._added(name, start, choice, pool):
                 return
 
@@ -296,7 +234,7 @@ class Tuning:
             choice = None if noise is None else smallest(self.table, noise)
             if choice is None or any(dict(c.choice) == choice for c in pool):
                 return
-            name = f"between {number}: {words_of(choice)}"
+            name = f"between {number}: {choice_words(choice)}"
             if self.journal.is_late(name) or not self._added(name, start, choice, pool):
                 return
 
@@ -350,7 +288,7 @@ class Tuning:
             return
         choice = smallest(self.table, _SAFER * noise_of(self.table, quiet.choice))
         if choice is not None and not self.journal.is_late("a safer recipe"):
-            self._added(f"safer: {words_of(choice)}", start, choice, pool)
+            self._added(f"safer: {choice_words(choice)}", start, choice, pool)
 
     def _nearer(self, pool: list[Candidate]) -> None:
         """Halve the noise between an answer that is not proved and what broke the limit.
@@ -370,7 +308,7 @@ class Tuning:
             choice = smallest(self.table, math.sqrt(quiet * loud))
             if choice is None or any(dict(c.choice) == choice for c in like):
                 return
-            name = f"nearer {number}: {words_of(choice)}"
+            name = f"nearer {number}: {choice_words(choice)}"
             if self.journal.is_late(name) or not self._added(name, best, choice, pool):
                 return
             self.proofs.follow(pool[-1])
@@ -381,4 +319,5 @@ class Tuning:
 
 def _narrow_share(choice: Mapping[str, str]) -> float:
     """Return the share of layers with less than 8 bits."""
-    return sum(option.isdigit() and int(option) < 8 for option in choice.values()) / len(choice)
+    bits = [bits_of(option) for option in choice.values()]
+    return sum(b is not None and b < 8 for b in bits) / len(choice)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from compressor.errors import CompressorError, SpecError
 from compressor.lab.tune.answer import Goal
-from compressor.lab.tune.journal import STORED_WORDS, Journal
-from compressor.lab.tune.recipe import STORED, STORING, Recipe, is_ruled, tuned_class, widths
+from compressor.lab.tune.journal import Journal
+from compressor.lab.tune.options import (
+    CHANNEL,
+    STORED,
+    STORED_WORDS,
+    option_words,
+    with_group,
+)
+from compressor.lab.tune.recipe import STORING, Recipe, is_ruled, tuned_class, widths
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew
 from compressor.report import formats
+from compressor.types.layer_rules import rule_class
 
 _SMALLER = 0.99  # share of a wider option's bytes from which on a narrower one is worth its noise
+GROUPS = (32, 128, CHANNEL)  # columns that share a scale, as presets have them, and whole rows
 
 
 @dataclass
@@ -45,16 +55,74 @@ class Uniform:
             words = f"{width} bits"
             if self.journal.is_late(words):
                 break
-            try:
-                candidate = self.bench.candidate(words, uniform, dict.fromkeys(layers, width))
-            except CompressorError as error:
-                self.journal.skip(words, f"{error.subject}: {error.problem}")
-                continue
-            made.append(candidate)
-            self.journal.tell(candidate)
+            made += self._made(words, uniform, dict.fromkeys(layers, width))
         if not made:
             raise SpecError("passes", "have no width that can be tuned", self.journal.not_tried[-1])
         return made
+
+    def grouped(self, start: Candidate, made: Sequence[Candidate]) -> list[Candidate]:
+        """Make candidates in which other numbers of columns share a scale, the largest first.
+
+        Scales take bytes, too: of 4 bits in groups of 32 they are a fifth if they have 32 bits.
+        Between the narrowest width that may keep the limit and the next narrower one lie the first
+        with fewer scales, and the second with more.
+
+        Args:
+            start: its remedies are taken, and what it chooses for layers beyond the widths.
+            made: the candidates of one width, the widest first.
+        """
+        rules = rule_class(tuned_class(start.recipe))
+        if rules is None or "group" not in rules.model_fields:
+            return []
+        wider = max((i for i, c in enumerate(made) if self._may_keep(c)), default=0)
+        around = made[wider : wider + 2]
+        sizes = [self._bytes_of(start, c.choice) or 0 for c in around]
+        found: list[tuple[int, str, dict[str, str]]] = []
+        for width, group in product(around, GROUPS):
+            (bits,) = set(width.choice.values())
+            option, choice = with_group(bits, group), self._in_groups(start, width, group)
+            size = self._bytes_of(start, choice)
+            if size is None or not min(sizes) * (len(sizes) > 1) < size < max(sizes):
+                continue
+            taken = [*sizes, *(other for other, _, _ in found)]
+            if all(abs(size / other - 1) > 1 - _SMALLER for other in taken):
+                found.append((size, option_words(option), choice))
+        candidates: list[Candidate] = []
+        for _, words, choice in sorted(found, key=lambda x: -x[0]):
+            if self.journal.is_late(words):
+                break
+            candidates += self._made(words, start.recipe.with_choice(choice), choice)
+        return candidates
+
+    def _may_keep(self, candidate: Candidate) -> bool:
+        bound, limit = self.bench.searched(candidate).bound, self.goal.metric_drop
+        return bound is not None and limit is not None and bound <= limit
+
+    def _in_groups(self, start: Candidate, width: Candidate, group: int | str) -> dict[str, str]:
+        """Return the choice of one width where the layers that divide have groups."""
+        columns = {layer.name: layer.columns for layer in self.bench.before(start).layers()}
+        choice = dict(start.choice)
+        for layer, bits in width.choice.items():
+            divides = group == CHANNEL or columns[layer] % int(group) == 0
+            choice[layer] = with_group(bits, group) if divides else bits
+        return choice
+
+    def _bytes_of(self, start: Candidate, choice: Mapping[str, str]) -> int | None:
+        """Return the predicted bytes of a choice; ``None`` where it does not fit the model."""
+        recipe = start.recipe.with_choice({**start.choice, **choice})
+        try:
+            return self.bench.planned(recipe).exports[self.bench.main].bytes
+        except CompressorError:
+            return None
+
+    def _made(self, name: str, recipe: Recipe, choice: Mapping[str, str]) -> list[Candidate]:
+        try:
+            candidate = self.bench.candidate(name, recipe, choice)
+        except CompressorError as error:
+            self.journal.skip(name, f"{error.subject}: {error.problem}")
+            return []
+        self.journal.tell(candidate)
+        return [candidate]
 
     def may_store(self, recipe: Recipe) -> bool:
         """Whether weights may only be stored: for the size, if the pass does not do so anyway."""
@@ -73,12 +141,10 @@ class Uniform:
         try:
             plan = self.bench.planned(stored)
             layers = [r.name for r in plan.passes[stored.stored_at].layers if r.touched]
-            candidate = self.bench.candidate(STORED_WORDS, stored, dict.fromkeys(layers, STORED))
         except CompressorError as error:
             self.journal.skip(STORED_WORDS, f"{error.subject}: {error.problem}")
             return []
-        self.journal.tell(candidate)
-        return [candidate]
+        return self._made(STORED_WORDS, stored, dict.fromkeys(layers, STORED))
 
     def _planned(
         self, recipe: Recipe, offered: Sequence[str]

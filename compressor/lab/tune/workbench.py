@@ -12,14 +12,14 @@ import numpy as np
 
 from compressor.errors import SpecError
 from compressor.graph.costs import layer_bytes
-from compressor.graph.layers import layers_with_nodes
 from compressor.lab.tune.answer import Objective
 from compressor.lab.tune.betting import found_above
-from compressor.lab.tune.recipe import FLOAT, STORED, Recipe, identity, with_recipe
+from compressor.lab.tune.options import FLOAT, STORED
+from compressor.lab.tune.recipe import Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
 from compressor.lab.tune.solver import Entry, samples_to_prove
 from compressor.lab.tune.watch import Watch
-from compressor.passes.quantize.static.latency import CostModel, typical_shapes
+from compressor.passes.quantize.static.latency import layer_times
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
 from compressor.run.artifacts import (
@@ -325,31 +325,18 @@ class Workbench:
         if self.objective == "latency":
             times = self._times(candidate)
             return {name: Entry(0.0, floating) for name, (floating, _) in times.items()}
-        sizes = layer_bytes(self._before(candidate))
+        sizes = layer_bytes(self.before(candidate))
         return {name: Entry(0.0, float(size)) for name, size in sizes.items()}
 
     @staticmethod
-    def _before(candidate: Candidate) -> Carrier:
+    def before(candidate: Candidate) -> Carrier:
         """Return the model that the tuned pass is given."""
         steps = candidate.steps[: candidate.recipe.index]
         return steps[-1].carrier if steps else candidate.plan.model.carrier
 
     def _times(self, candidate: Candidate) -> Mapping[str, tuple[float, float]]:
-        """Return nanoseconds of layers in floats and in integers, by the rates of ONNX Runtime.
-
-        They are means over the kinds of CPUs that the file may run on.
-        """
-        graph = self._before(candidate).graph()
-        shapes = typical_shapes(graph, self.plan.context.shapes)
-        models = [CostModel(facts, shapes) for facts in ORT_CPU_LATENCIES]
-        times = {}
-        for layer, node in layers_with_nodes(graph):
-            costs = [model.cost(node) for model in models]
-            times[layer.name] = (
-                sum(cost.floating for cost in costs) / len(costs),
-                sum(cost.integer for cost in costs) / len(costs),
-            )
-        return times
+        graph, shapes = self.before(candidate).graph(), self.plan.context.shapes
+        return layer_times(graph, shapes, ORT_CPU_LATENCIES)
 
     def timed(self, candidate: Candidate) -> Mapping[str, Any] | None:
         """Time a candidate's artifact beside the float model; ``None`` where it is not judged."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from compressor.lab.tune.answer import Answer, Goal, Point, layers_words, with_beaten
+from compressor.lab.tune.answer import Answer, Goal, Point, with_beaten
+from compressor.lab.tune.options import choice_words
 from compressor.report.markdown import markdown_page
 from compressor.report.pages.tune import tune_page
 from compressor.report.terminal import plain_text
@@ -80,11 +81,8 @@ def test_a_point_is_beaten_by_one_that_is_smaller_and_quieter():
 
 
 def test_widths_of_layers_in_words():
-    words = {"8": "8 bits", "float": "float"}
-    assert layers_words({"a": "8"}, words) == "all layers 8 bits"
-    assert layers_words({"a": "8", "b": "float", "c": "8"}, words) == (
-        "2 of 3 layers 8 bits, 1 float"
-    )
+    assert choice_words({"a": "8"}) == "all layers 8 bits"
+    assert choice_words({"a": "8", "b": "float", "c": "8"}) == "2 of 3 layers 8 bits, 1 float"
 
 
 def charted(answer: Answer) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 import onnx_ir as ir
 
-from compressor.graph.layers import layer_of
+from compressor.graph.layers import layer_of, layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.plain import with_shapes
 from compressor.graph.values import sole_reader, static_shape
@@ -307,6 +307,27 @@ def layer_behind(node: ir.Node) -> ir.Node | None:
         if sole_reader(value) is node:
             return maker
     return None
+
+
+def layer_times(
+    model: ir.Model, samples: Shapes | None, facts: Sequence[Latency]
+) -> Mapping[str, tuple[float, float]]:
+    """Return nanoseconds of a graph's layers in floats and in integers, means over CPUs.
+
+    Args:
+        samples: as for :func:`typical_shapes`.
+        facts: of each kind of CPU.
+    """
+    shapes = typical_shapes(model, samples)
+    models = [CostModel(known, shapes) for known in facts]
+    times = {}
+    for layer, node in layers_with_nodes(model):
+        costs = [each.cost(node) for each in models]
+        times[layer.name] = (
+            sum(cost.floating for cost in costs) / len(costs),
+            sum(cost.integer for cost in costs) / len(costs),
+        )
+    return times
 
 
 def fused_gate(node: ir.Node) -> ir.Node | None:

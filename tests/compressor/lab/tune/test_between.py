@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from compressor.lab.tune.answer import Goal, Objective
-from compressor.lab.tune.recipe import FLOAT
+from compressor.lab.tune.options import FLOAT
 from compressor.lab.tune.solver import noise_of
 from compressor.lab.tune.tuning import Tuning, _narrow_share
 from tests.compressor.lab.tune.test_nearer import LAYERS, RECIPE, TABLE, Bench

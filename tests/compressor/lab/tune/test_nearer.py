@@ -10,8 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.options import FLOAT
 from compressor.lab.tune.proofs import Proofs
-from compressor.lab.tune.recipe import FLOAT, Recipe
+from compressor.lab.tune.recipe import Recipe
 from compressor.lab.tune.solver import Entry, noise_of
 from compressor.lab.tune.tuning import Tuning
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from compressor.lab.tune import structure
-from compressor.lab.tune.recipe import FLOAT, REMEDIES, STORED, Recipe, with_recipe
+from compressor.lab.tune.options import FLOAT, STORED
+from compressor.lab.tune.recipe import REMEDIES, Recipe, with_recipe
 from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
 from tests.compressor.lab.tune.test_tune import found, tuned
