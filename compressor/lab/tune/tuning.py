@@ -11,7 +11,7 @@ from itertools import takewhile
 from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.journal import Journal
-from compressor.lab.tune.options import FLOAT, STORED_WORDS, bits_of, choice_words
+from compressor.lab.tune.options import FLOAT, STORED, STORED_WORDS, bits_of, choice_words
 from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import Recipe, base_recipe
 from compressor.lab.tune.remedies import Remedies
@@ -47,6 +47,7 @@ class Tuning:
     Attributes:
         publish: called with each candidate that is the best so far.
         table: what was measured, by layer and option.
+        stores: weights of single layers may be stored, and computed with as floats.
     """
 
     bench: Workbench
@@ -57,6 +58,7 @@ class Tuning:
     proofs: Proofs = field(init=False)
     remedies: Remedies = field(init=False)
     table: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    stores: bool = True
 
     def __post_init__(self) -> None:
         """Begin the sequence of proofs."""
@@ -109,15 +111,26 @@ class Tuning:
     # One choice for all layers
 
     def _stored(self, uniform: Uniform, recipe: Recipe, widest: Candidate) -> list[Candidate]:
-        """Make the candidate of weights that are only stored, if integers lose too much.
+        """Make the candidate of weights that are only stored, if integers may lose too much.
 
-        Otherwise all that is stored would be computed with as floats for next to no bytes.
+        Where they keep the limit, single layers are not stored: all would be computed with as
+        floats for next to no bytes. But one quieter recipe comes before integers that keep it
+        barely, and none of so few bytes is quieter.
         """
         if self._keeps(widest) and uniform.may_store(recipe):
             words = f"{widest.name} keep the limit, and compute with integers"
-            self.journal.skip(STORED_WORDS, words)
-            return []
+            self.journal.skip(f"layers {STORED_WORDS}", words)
+            self.stores = False
+            if self._is_safe(widest):
+                return []
         return uniform.stored(recipe)
+
+    @property
+    def _offered(self) -> Mapping[str, Mapping[str, Entry]]:
+        """What layers may have."""
+        if self.stores:
+            return self.table
+        return {n: {o: e for o, e in x.items() if o != STORED} for n, x in self.table.items()}
 
     def _by_the_pass(self, start: Candidate, pool: list[Candidate]) -> None:
         """Add what the pass chooses by itself, which computes in floats where that is faster.
@@ -205,6 +218,11 @@ class Tuning:
         bound, limit = self._bound(candidate), self.goal.metric_drop
         return bound is not None and limit is not None and bound <= limit
 
+    def _is_safe(self, candidate: Candidate) -> bool:
+        """Whether a candidate is very likely to be proved."""
+        bound, limit = self._bound(candidate), self.goal.metric_drop
+        return bound is not None and limit is not None and bound <= _SAFE * limit
+
     def _rounds(self, start: Candidate, pool: list[Candidate]) -> None:
         """Solve, write, measure, correct and solve again; new candidates go into the pool."""
         for candidate in pool:
@@ -225,13 +243,18 @@ class Tuning:
 
         What is just at the limit is proved every other time, and proving ends at the first that is
         not: what could be gained is lost then, if nothing lies between it and the next larger one.
+        Above one that is very likely to be proved, nothing is lost.
         """
         if self.goal.minimize != "size" or self.goal.metric_drop is None:
             return
         for number in range(1, min(_BETWEEN, self.goal.rounds) + 1):
-            kept = [(c.bytes, noise_of(self.table, c.choice)) for c in pool if self._keeps(c)]
-            noise = middle_of_the_gap(kept, _GAP)
-            choice = None if noise is None else smallest(self.table, noise)
+            kept = [c for c in pool if self._keeps(c)]
+            most = min((c.bytes for c in kept if self._is_safe(c)), default=math.inf)
+            near = [c for c in kept if c.bytes <= most]
+            noise = middle_of_the_gap(
+                [(c.bytes, noise_of(self.table, c.choice)) for c in near], _GAP
+            )
+            choice = None if noise is None else smallest(self._offered, noise)
             if choice is None or any(dict(c.choice) == choice for c in pool):
                 return
             name = f"between {number}: {choice_words(choice)}"
@@ -270,24 +293,24 @@ class Tuning:
             last = pool[-1]
             assert self.goal.size_ratio is not None
             rest = last.bytes - cost_of(self.table, last.choice)
-            return quietest(self.table, self.goal.size_ratio * last.float_bytes - rest)
+            return quietest(self._offered, self.goal.size_ratio * last.float_bytes - rest)
         points = [Reached(noise_of(self.table, c.choice), self._bound(c)) for c in pool]
         if all(point.drop is None for point in points):
             return None
         sides = [self._keeps(c) for c in reversed(pool[before:])]
         repeats = max(0, len(list(takewhile(lambda side: side is sides[0], sides))) - 1)
         noise = next_noise(points, self.goal.metric_drop, repeats)
-        return None if noise is None else smallest(self.table, noise)
+        return None if noise is None else smallest(self._offered, noise)
 
     def _safer(self, start: Candidate, pool: list[Candidate]) -> None:
         """Add a candidate that is quieter than all, where these may not suffice."""
         quiet = min(pool, key=lambda c: noise_of(self.table, c.choice))
-        bound = self._bound(quiet)
-        assert self.goal.metric_drop is not None
-        if bound is not None and bound <= _SAFE * self.goal.metric_drop:
+        if self._is_safe(quiet):
             return
-        choice = smallest(self.table, _SAFER * noise_of(self.table, quiet.choice))
-        if choice is not None and not self.journal.is_late("a safer recipe"):
+        choice = smallest(self._offered, _SAFER * noise_of(self.table, quiet.choice))
+        if choice is None or any(dict(c.choice) == choice for c in pool):
+            return
+        if not self.journal.is_late("a safer recipe"):
             self._added(f"safer: {choice_words(choice)}", start, choice, pool)
 
     def _nearer(self, pool: list[Candidate]) -> None:
@@ -305,7 +328,7 @@ class Tuning:
             if not broken:
                 return
             quiet, loud = (min(noise_of(self.table, c.choice) for c in x) for x in ([best], broken))
-            choice = smallest(self.table, math.sqrt(quiet * loud))
+            choice = smallest(self._offered, math.sqrt(quiet * loud))
             if choice is None or any(dict(c.choice) == choice for c in like):
                 return
             name = f"nearer {number}: {choice_words(choice)}"

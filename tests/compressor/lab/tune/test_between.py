@@ -10,7 +10,7 @@ import pytest
 
 from compressor.lab.tune.answer import Goal, Objective
 from compressor.lab.tune.options import FLOAT
-from compressor.lab.tune.solver import noise_of
+from compressor.lab.tune.solver import Entry, noise_of
 from compressor.lab.tune.tuning import Tuning, _narrow_share
 from tests.compressor.lab.tune.test_nearer import LAYERS, RECIPE, TABLE, Bench
 
@@ -42,6 +42,26 @@ def test_the_gap_above_the_smallest_is_filled(rounds: int):
     assert len(set(sizes)) == len(sizes)
     bench: Any = search.bench
     assert bench.evaluations == 0
+
+
+def test_no_gap_is_filled_above_one_that_is_very_likely_to_be_proved():
+    search, pool = tuning("size", 4)
+    safe = {n: "8" if i >= 9 else FLOAT for i, n in enumerate(LAYERS)}
+    quiet = [pool[0], search.bench.candidate("safe", RECIPE, safe)]
+    assert search._is_safe(quiet[1])
+    search._between(quiet[0], quiet)
+    assert len(quiet) == 2
+
+
+def test_a_safer_recipe_is_no_second_candidate_of_what_there_is():
+    search, pool = tuning("size", 4)
+    loud = dict.fromkeys(LAYERS, "8")
+    search.table = {n: {**TABLE[n], "8": Entry(0.0, 100.0)} for n in LAYERS}  # as far as it tells
+    found: Any = Mock(return_value=SimpleNamespace(bound=9.0, stopped=False))
+    search.bench.searched = found  # type: ignore[method-assign]
+    pool.append(search.bench.candidate("loud", RECIPE, loud))
+    search._safer(pool[0], pool)
+    assert len(pool) == 3
 
 
 def test_nothing_is_made_where_there_is_no_gap_or_no_size():
