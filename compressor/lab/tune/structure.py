@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,7 @@ from compressor.lab.tune.recipe import Recipe
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
 
-_SHARES = (0.9, 0.75, 0.6, 0.45)  # that remain of the weights or the time
+_SHARES = (0.9, 0.75, 0.5, 0.25)  # that remain of the weights or the time: each step is bolder
 _TRAINED_SHARES = (0.6, 0.4)
 _FEWEST = 0.3  # a smaller share is not reached without training
 _SMALLER = 0.99  # share of the bytes from which on a candidate is worth making
@@ -89,10 +90,10 @@ class Structure:
         start: Candidate,
         shares: Sequence[float],
     ) -> None:
-        rungs = [(share, basis.after(removal(share))) for share in shares]
-        self.ahead([recipe for _, recipe in rungs])
-        for share, recipe in rungs:
-            made = self._smaller(f"{share:.0%} of the {what}, {start.name}", recipe, start)
+        rungs = [(share, removal(share)) for share in shares]
+        self.ahead([basis.after(entry) for _, entry in rungs])
+        for share, entry in rungs:
+            made = self._smaller(f"{share:.0%} of the {what}", entry, basis, start)
             if made is None or self._breaks(made):
                 return
 
@@ -110,18 +111,41 @@ class Structure:
         weighted = "calibration" in self.bench.plan.data
         return {"pass": "low-rank", "target": {kind: share}, "weighted": weighted}
 
-    def _smaller(self, name: str, recipe: Recipe, start: Candidate) -> Candidate | None:
-        """Make a candidate, if its file is smaller as far as the plan can tell."""
+    def _smaller(
+        self, what: str, entry: Mapping[str, Any], basis: Recipe, start: Candidate
+    ) -> Candidate | None:
+        """Make a candidate, if it may be smaller and quieter than what there is."""
+        name, recipe = f"{what}, {start.name}", basis.after(entry)
         try:
             planned = self.bench.planned(recipe)
+            predicted = planned.exports[self.bench.main].bytes
+            if self.goal.minimize == "size" and predicted > _SMALLER * start.bytes:
+                self.journal.skip(name, f"the file is not smaller ({formats.size(predicted)})")
+                return None
+            if self.journal.is_late(name):
+                return None
+            beaten = self._beaten_by(what, entry, predicted)
         except CompressorError as error:
             self.journal.skip(name, f"{error.subject}: {error.problem}")
             return None
-        predicted = planned.exports[self.bench.main].bytes
-        if self.goal.minimize == "size" and predicted > _SMALLER * start.bytes:
-            self.journal.skip(name, f"the file is not smaller ({formats.size(predicted)})")
+        if beaten is not None:
+            self.journal.skip(name, f"it alone is noisier than {beaten.name}, which is smaller")
             return None
-        return None if self.journal.is_late(name) else self.added(name, recipe, start.choice)
+        return self.added(name, recipe, start.choice)
+
+    def _beaten_by(self, what: str, entry: Mapping[str, Any], size: int) -> Candidate | None:
+        """Return a candidate that is smaller, and quieter than what a pass alone leaves.
+
+        Quantization only adds to that noise, and it is most of what a whole candidate takes.
+        """
+        if self.goal.minimize != "size":
+            return None
+        smaller = [c for c in self.bench.made.values() if c.bytes <= size]
+        noises = [(self.bench.searched(c).sqnr_db, c) for c in smaller]
+        known = [(decibels, c) for decibels, c in noises if decibels is not None]
+        best, candidate = max(known, key=lambda x: x[0], default=(math.inf, None))
+        decibels = None if candidate is None else self.bench.sqnr_behind(what, entry)
+        return candidate if decibels is not None and decibels < best else None
 
     def _breaks(self, made: Candidate) -> bool:
         """Whether a candidate is known to lose more than is allowed."""

@@ -161,9 +161,7 @@ class Workbench:
             return self.made[key]
         with self.progress.stage(name), self.watch.over(bool(self.made)):
             plan = self.planned(recipe)
-            workspace = self._workspace(plan)
-            workspace.progress = self.watch
-            steps = run_passes(workspace)
+            workspace, steps = self._run(plan)
             last = steps[-1].key if steps else workspace.source_key
             carrier = steps[-1].carrier if steps else plan.model.carrier
             written = write_artifacts(workspace, last, carrier)
@@ -172,6 +170,24 @@ class Workbench:
         made = Candidate(name, recipe, choice, plan, steps, written, artifact, workspace, size)
         self.made[key] = made
         return made
+
+    def _run(self, plan: Plan) -> tuple[Workspace, list[Step]]:
+        workspace = self._workspace(plan)
+        workspace.progress = self.watch
+        return workspace, run_passes(workspace)
+
+    def sqnr_behind(self, name: str, entry: Mapping[str, Any]) -> float | None:
+        """Return the SQNR of what a model's last layer gives behind one pass alone, in dB.
+
+        ``None`` where it is not known. The pass's result is in the store for whole recipes then.
+
+        Raises:
+            CompressorError: the pass fails, or the time is up.
+        """
+        with self.progress.stage(name), self.watch.over(bool(self.made)):
+            _, steps = self._run(self.planned(Recipe((entry,), 0)))
+        known = [row["sqnr_db"] for row in steps[-1].result["layers"]]
+        return known[-1] if known else None
 
     @cached_property
     def main(self) -> int:

@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
+from compressor.lab.tune import structure
 from compressor.lab.tune.recipe import REMEDIES, Recipe
 from compressor.lab.tune.structure import with_qat
 from compressor.lab.tune.uniform import Uniform
+from compressor.lab.tune.workbench import Candidate, Workbench
 from tests.compressor.tiny_project import Project, sample_images
 
 QUANTIZE = {"pass": "quantize-static", "activations": {"observer": "min-max"}}
@@ -55,6 +57,30 @@ def test_channels_are_removed_on_top_of_the_widths(
     page = (project.folder / "tuned.html").read_text()
     assert pruned["name"] in page
     assert "compress run tuned.yaml" in page
+
+
+def test_what_is_noisier_by_itself_than_a_smaller_recipe_is_not_quantized(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    project = prepared(on_onnx, monkeypatch)
+    behind = Workbench.sqnr_behind
+    asked = dict[str, float | None]()
+
+    def noisy(bench: Workbench, name: str, entry: Any) -> float | None:
+        asked[name] = behind(bench, name, entry)
+        return -1.0
+
+    monkeypatch.setattr(Workbench, "sqnr_behind", noisy)
+    # Of the same bytes, so that one of them is smaller than what is planned.
+    monkeypatch.setattr(Candidate, "bytes", 1)
+    monkeypatch.setattr(structure, "_SMALLER", 1e9)
+    tuned(project, *LOOSE)
+    document = found(project)
+    (share,) = (name for name in asked if name.endswith("% of the weights"))
+    assert asked[share] is not None
+    assert not any(share in p["name"] for p in document["points"])
+    words = f"{share}, 8 bits: it alone is noisier than 8 bits, which is smaller"
+    assert words in document["not_tried"]
 
 
 @pytest.mark.slow
