@@ -18,12 +18,14 @@ from compressor.lab.recipes import scores_classes
 from compressor.lab.starter import starter_text
 from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.tune.recipe import REMEDIES
-from compressor.run.model import open_model
+from compressor.run.data import open_data
+from compressor.run.metrics import resolve_metric
+from compressor.run.model import OpenedModel, open_model
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
-from compressor.types.carrier import Carrier
-from compressor.types.tensors import fixed_batch
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.tensors import fixed_batch, samples_in
 
 _FILES = (".onnx", ".safetensors", ".pt", ".pth", ".th")
 _CALIBRATE, _SEARCH = 512, 2048  # samples at most
@@ -78,12 +80,18 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     if not any(entry["pass"] in REMEDIES for entry in value["passes"]):
         value["passes"] = [*value["passes"][:-1], {"pass": "quantize-static"}]
     spec = check_spec(Document(folder / model.name, value))
-    carrier = open_model(spec).carrier
+    opened = open_model(spec)
+    carrier = opened.carrier
     if metric is None and value.get("metric") in (None, "accuracy"):  # which needs labels
         value["metric"] = "agreement" if scores_classes(carrier) else "cosine"
     _map_only_array(value["data"], spec, carrier)
     spec = check_spec(Document(folder / model.name, value))
-    _whole_batches(value["data"], spec, fixed_batch(carrier.inputs))
+    _check_labels(spec, metric)
+    fixed = fixed_batch(carrier.inputs)
+    _whole_batches(value["data"], spec, fixed)
+    if fixed is None and _lists(opened, spec):
+        for entry in value["data"].values():
+            entry["batch"] = 1
     return check_spec(Document(folder / model.name, value))
 
 
@@ -110,6 +118,36 @@ def _parted(roles: Mapping[str, Any], found: Found) -> dict[str, Any]:
 
 def _source(entry: Mapping[str, Any], found: Found) -> dict[str, Any]:
     return {found.kind: entry[found.kind]}
+
+
+def _check_labels(spec: Spec, metric: str | None) -> None:
+    """Raise :class:`SpecError` where the metric that was asked for needs labels."""
+    if metric is None or ":" in metric or spec.data["evaluation"].keys.target is not None:
+        return
+    known = resolve_metric(metric, True, spec.symbol, spec.where("metric"))
+    if known.needs_labels and not known.against_float:
+        raise SpecError(
+            f"metric {metric!r}",
+            "needs labels, and a model without a spec is judged without",
+            "use agreement, mse or cosine, or write a spec that names the labels (compress init)",
+        )
+
+
+def _lists(opened: OpenedModel, spec: Spec) -> bool:
+    """Whether no output has an axis of samples, as where boxes of all images are one list.
+
+    A run of one sample at a time tells which sample they are of.
+    """
+    carrier = opened.carrier
+    starts = {i.shape[0] for i in carrier.inputs if i.shape}
+    named = [o.shape and o.shape[0] in starts for o in carrier.outputs]
+    if Capability.RUN not in carrier.offers or any(named) or not carrier.outputs:
+        return False
+    data = open_data(spec, carrier.inputs, carrier.outputs)["evaluation"]
+    batch = next(iter(data.source.batches(2, 2)))
+    opened.load()
+    outputs = carrier.runner().run(batch)
+    return all(a.ndim == 0 or len(a) != samples_in(batch) for a in outputs.values())
 
 
 def _map_only_array(roles: Mapping[str, Any], spec: Spec, carrier: Carrier) -> None:

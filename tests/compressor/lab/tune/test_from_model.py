@@ -91,6 +91,39 @@ def test_folders_apart_are_used_as_they_are_and_their_labels_are_not(model: Path
     assert spec.data["evaluation"].keys.target is None
 
 
+def test_lists_of_all_samples_are_told_apart_by_one_sample_at_a_time(model: Path):
+    """The metric refused them after calibration, and named one that only a spec can set."""
+    proto = onnx.load(model)
+    scores = proto.graph.output[0]
+    scores.name = "boxes"
+    scores.type.tensor_type.shape.dim[0].dim_param = "found"
+    last = proto.graph.node[-1].output[0]
+    axis = onnx.numpy_helper.from_array(np.array([-1]), "flat")
+    zero = onnx.numpy_helper.from_array(np.array([0]), "zero")
+    proto.graph.initializer.extend([axis, zero])
+    made = [
+        ("Gather", [last, "zero"], "column", {"axis": 1}),
+        ("Reshape", ["column", "flat"], "first", {}),
+        ("Greater", ["first", "first_mean"], "kept", {}),
+        ("Compress", [last, "kept"], "boxes", {"axis": 0}),
+    ]
+    mean = onnx.helper.make_node("ReduceMean", ["first"], ["first_mean"], keepdims=0)
+    nodes = [onnx.helper.make_node(n, i, [o], **keys) for n, i, o, keys in made]
+    proto.graph.node.extend([*nodes[:2], mean, *nodes[2:]])
+    onnx.save(proto, model)
+    spec = spec_of_model(model, Path("typical.npz"), None, model.parent)
+    assert {entry.keys.batch for entry in spec.data.values()} == {1}
+    assert spec.metric == "cosine"
+
+
+def test_an_open_axis_of_samples_by_another_name_is_still_one(model: Path):
+    proto = onnx.load(model)
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "other"
+    onnx.save(proto, model)
+    spec = spec_of_model(model, Path("typical.npz"), None, model.parent)
+    assert all(entry.keys.batch != 1 for entry in spec.data.values())
+
+
 def test_what_needs_a_spec_says_so(model: Path):
     (model.parent / "net.pt").write_bytes((model.parent / ONNX).read_bytes())
     with pytest.raises(SpecError, match="is given without data"):
@@ -99,6 +132,10 @@ def test_what_needs_a_spec_says_so(model: Path):
         (("missing.onnx", "--data", "typical.npz"), "does not exist"),
         ((model, "--data", "typical.npz", "--set", "seed=1"), "option --set: is given with a mod"),
         (("spec.yaml", "--data", "typical.npz"), "option --data: is given with a spec"),
+        (
+            (model, "--data", "typical.npz", "--metric", "accuracy"),
+            "needs labels, and a model without a spec is judged without",
+        ),
     ):
         result = tuned(*arguments, "--max-size-ratio", "0.5")
         assert result.exit_code == 2
