@@ -53,7 +53,7 @@ class Uniform:
         self.crew.ahead([uniform for _, uniform, _ in planned])
         for width, uniform, layers in planned:
             words = f"{width} bits"
-            if self.journal.is_late(words):
+            if made and self.journal.is_late(words):  # an answer needs one
                 break
             made += self._made(words, uniform, dict.fromkeys(layers, width))
         if not made:
@@ -64,8 +64,8 @@ class Uniform:
         """Make candidates in which other numbers of columns share a scale, the largest first.
 
         Scales take bytes, too: of 4 bits in groups of 32 they are a fifth if they have 32 bits.
-        Between the narrowest width that may keep the limit and the next narrower one lie the first
-        with fewer scales, and the second with more.
+        Between the narrowest width that may keep the limit (or without one is too large) and the
+        next narrower one lie the first with fewer scales, and the second with more.
 
         Args:
             start: its remedies are taken, and what it chooses for layers beyond the widths.
@@ -74,7 +74,7 @@ class Uniform:
         rules = rule_class(tuned_class(start.recipe))
         if rules is None or "group" not in rules.model_fields:
             return []
-        wider = max((i for i, c in enumerate(made) if self._may_keep(c)), default=0)
+        wider = max((i for i, c in enumerate(made) if self._is_wider(c)), default=0)
         around = made[wider : wider + 2]
         sizes = [self._bytes_of(start, c.choice) or 0 for c in around]
         found: list[tuple[int, str, dict[str, str]]] = []
@@ -94,9 +94,12 @@ class Uniform:
             candidates += self._made(words, start.recipe.with_choice(choice), choice)
         return candidates
 
-    def _may_keep(self, candidate: Candidate) -> bool:
+    def _is_wider(self, candidate: Candidate) -> bool:
+        """Whether what is sought has fewer bits: it keeps the metric's limit, or is too large."""
         bound, limit = self.bench.searched(candidate).bound, self.goal.metric_drop
-        return bound is not None and limit is not None and bound <= limit
+        if limit is None:
+            return candidate.size_ratio > (self.goal.size_ratio or 0.0)
+        return bound is not None and bound <= limit
 
     def _in_groups(self, start: Candidate, width: Candidate, group: int | str) -> dict[str, str]:
         """Return the choice of one width where the layers that divide have groups."""

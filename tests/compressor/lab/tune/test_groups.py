@@ -88,6 +88,18 @@ def test_groups_and_tables_are_choices_and_the_answer_is_smaller_than_the_preset
     assert output.read_bytes() == proved
 
 
+@pytest.mark.slow
+def test_of_a_size_alone_groups_lie_around_it(project: Project):
+    tuned(project, *LOOSE)
+    points = {p["name"]: p for p in found(project)["points"]}
+    ratio = (points["4 bits in groups of 128"]["size_ratio"] + points["4 bits"]["size_ratio"]) / 2
+    tuned(project, "--max-size-ratio", str(ratio), "--rounds", "0")
+    document = found(project)
+    assert "4 bits in groups of 128" in {p["name"] for p in document["points"]}
+    chosen = next(p for p in document["points"] if p["name"] == document["chosen"])
+    assert chosen["size_ratio"] <= ratio
+
+
 def test_tables_stay_as_the_user_says(project: Project):
     project.spec["passes"][0]["embeddings"] = False
     tuned(project, *LOOSE)

@@ -61,3 +61,11 @@ def test_a_candidate_ends_inside_and_what_there_is_is_proved(project: Project): 
     assert document["chosen"] == "8 bits"
     ended = "4 bits: stopped: the time was up (--budget)"
     assert ended in document["not_tried"]
+
+
+def test_an_answer_needs_one_candidate_however_long_it_takes(project: Project):  # noqa: F811
+    """A budget that was up at once ended as if the spec had nothing to tune."""
+    result = tuned(project, "--max-metric-drop", "30", "--budget", "0s")
+    assert result.exit_code == 0, result.stderr
+    assert [p["name"] for p in found(project)["points"]] == ["8 bits"]
+    assert "4 bits: the time was up (--budget)" in found(project)["not_tried"]
