@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -14,7 +14,8 @@ from onnx_ir import tensor_adapters
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import DEFAULT_DOMAINS
+from compressor.graph.plain import infer_shapes
+from compressor.graph.values import DEFAULT_DOMAINS, value_by_name
 
 _ITSELF = -1  # in place of a branch: the graph that holds them
 _CUT = 1  # values that may be live where the graph is cut
@@ -89,6 +90,57 @@ def extract_block(
         graph.initializers[name].const_value = tensor_adapters.TorchTensor(tensor, name=name)
     graph.opset_imports.update(model.opset_imports)
     return ir.Model(graph, ir_version=model.ir_version)
+
+
+def block_outputs(model: ir.Model, block: GraphBlock) -> list[str]:
+    """Return what a block is to reproduce: its exit, or what the last one gives of the model's.
+
+    In place of outputs that are as long as their values decide, such as boxes above a threshold,
+    it is what these are chosen from and by: lists of two lengths cannot be compared.
+    """
+    if block.exit is not None:
+        return [block.exit]
+    values = value_by_name(model)
+    reached = {values[block.entry]} if block.entry else set(model.graph.inputs)
+    first, selected, sources = set(reached), set[ir.Value](), list[ir.Value]()
+    for node in model.graph:
+        read = set(values_read(node))
+        if reached.isdisjoint(read):
+            continue
+        reached.update(node.outputs)
+        if operator(node).family == "selection" and selected.isdisjoint(read):
+            sources += [v for v in node.inputs if v is not None and v in reached]
+        if operator(node).family == "selection" or not selected.isdisjoint(read):
+            selected.update(node.outputs)
+    floats = [v for v in model.graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
+    outputs = [v for v in floats if v in reached and v not in selected]
+    outputs += _floats(sources, reached, _types(model)) if sources else []
+    return list(dict.fromkeys(v.name or "" for v in outputs if v not in first))
+
+
+def _types(model: ir.Model) -> Mapping[str, ir.DataType | None]:
+    """Return the types of all values, those that the file leaves out included."""
+    copy = model.clone()
+    infer_shapes(copy)  # and types
+    return {value.name or "": value.dtype for node in copy.graph for value in node.outputs}
+
+
+def _floats(
+    values: Iterable[ir.Value | None],
+    reached: Collection[ir.Value],
+    types: Mapping[str, ir.DataType | None],
+) -> list[ir.Value]:
+    """Return those of some values that are floats, or what others are made of."""
+    found: list[ir.Value] = []
+    for value in values:
+        if value is None or value not in reached or (node := value.producer()) is None:
+            continue
+        dtype = types[value.name or ""]
+        if dtype is not None and dtype.is_floating_point():
+            found.append(value)
+        else:
+            found += _floats(node.inputs, reached, types)
+    return found
 
 
 def values_read(node: ir.Node) -> Iterator[ir.Value]:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 Family = Literal[
     "unary", "cast-like", "binary", "reduction", "spatial", "product", "softmax",
     "channel-norm", "group-norm", "layer-norm", "reshape", "concat", "quantization", "shape",
-    "source", "constant", "control", "other",
+    "source", "constant", "control", "selection", "other",
 ]  # fmt: skip
 """Operators of a family have one form: the same inputs matter, and outputs are shaped alike.
 
 ``cast-like`` is unary, and its second input only lends its type; ``shape`` reads nothing but an
 input's shape; ``source`` makes values of its settings, a ``constant`` holds one; ``control`` holds
-subgraphs, and its time is that of the nodes inside.
+subgraphs, and its time is that of the nodes inside; how long a ``selection`` is, its values decide.
 """
 
 Zeros = Literal[
@@ -333,7 +333,7 @@ _ROWS = (  # products and lookups first
     Operator("Slice", moves="some", folds=True, passes_factor=True, float16="cheap",
              kernels=_CARRIER, int8_form=True),
     *(Operator(name, float16="cheap")
-      for name in ("GatherElements", "GatherND", "Compress", "ScatterElements", "ScatterND")),
+      for name in ("GatherElements", "GatherND", "ScatterElements", "ScatterND")),
     Operator("Pad", zeros="bounds", moves="padded", float16="cheap", kernels=_CARRIER,
              int8_form=True),
     Operator("Expand", zeros="repeated", passes_factor=True, float16="cheap"),
@@ -359,13 +359,13 @@ _ROWS = (  # products and lookups first
     Operator("MaxRoiPool", float16="place"), Operator("MelWeightMatrix", float16="place"),
     Operator("Multinomial", float16="typed", random=True), Operator("TopK", float16="choice"),
     Operator("NegativeLogLikelihoodLoss", float16="sum"),
-    Operator("NonMaxSuppression", float16="place"), Operator("Optional", float16="list"),
+    Operator("NonMaxSuppression", "selection", float16="place"), Operator("NonZero", "selection"),
+    Operator("Compress", "selection", float16="cheap"), Operator("Unique", "selection"),
     Operator("OptionalGetElement", float16="list"), Operator("RoiAlign", float16="place"),
     Operator("RandomNormalLike", float16="typed", random=True),
-    Operator("RandomUniformLike", float16="typed", random=True),
-    Operator("STFT", float16="sum"), Operator("SequenceAt", float16="list"),
-    Operator("SequenceConstruct", float16="list"), Operator("SequenceEmpty", float16="list"),
-    Operator("SequenceErase", float16="list"), Operator("SequenceInsert", float16="list"),
+    Operator("RandomUniformLike", float16="typed", random=True), Operator("STFT", float16="sum"),
+    *(Operator(name, float16="list") for name in ("SequenceAt", "SequenceConstruct", "Optional",
+      "SequenceEmpty", "SequenceErase", "SequenceInsert")),
     Operator("SoftmaxCrossEntropyLoss", float16="sum"), Operator("SplitToSequence", float16="list"),
 )
 # fmt: on

@@ -22,8 +22,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from compressor.errors import ModelError, SpecError
 from compressor.files import scratch
-from compressor.graph.blocks import GraphBlock, extract_block, partition, values_read
-from compressor.graph.values import tensor_spec, value_by_name
+from compressor.graph.blocks import GraphBlock, block_outputs, extract_block, partition
+from compressor.graph.values import tensor_spec
 from compressor.models.element_types import from_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.torch.smaller_module import check_executable
@@ -247,7 +247,7 @@ class _Walk:
         Args:
             later: inputs of the model that later blocks read.
         """
-        outputs, kept = _outputs(self._model, block), [block.exit] if block.exit else []
+        outputs, kept = block_outputs(self._model, block), [block.exit] if block.exit else []
         entry = [block.entry] if block.entry else []
         floats = list(self._floats.batches([*entry, *block.inputs]))
         exact = GraphModule(extract_block(self._model, block, outputs, {}))
@@ -273,7 +273,7 @@ class _Walk:
             layer.weight: layer.stored(self.result.weights[layer.name].dequantize())
             for layer in layers
         }
-        part = extract_block(self._graph, block, _outputs(self._model, block), changes)
+        part = extract_block(self._graph, block, block_outputs(self._model, block), changes)
         return GraphModule(part, operators=self._drop.operators)
 
     def _train(self, task: _Task, layers: Sequence[Layer]) -> bool:
@@ -337,19 +337,6 @@ class _Walk:
     ) -> float:
         batches = [index for group in groups for index in group]
         return sum(float(task.error(i, self._drop, replaced)) for i in batches) / len(batches)
-
-
-def _outputs(model: ir.Model, block: GraphBlock) -> list[str]:
-    """Return what a block is to reproduce: its exit, or what the last one gives of the model's."""
-    if block.exit is not None:
-        return [block.exit]
-    values = value_by_name(model)
-    reached = {values[block.entry]} if block.entry else set(model.graph.inputs)
-    for node in model.graph:
-        if not reached.isdisjoint(values_read(node)):
-            reached.update(node.outputs)
-    floats = [v for v in model.graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
-    return [v.name or "" for v in floats if v in reached and v.name != block.entry]
 
 
 @torch.no_grad()

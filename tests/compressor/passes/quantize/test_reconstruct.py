@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -131,6 +132,33 @@ def test_the_same_seed_gives_the_same_bytes_and_batches_may_be_of_any_size():
     single = [{"image": whole["image"][i : i + 1]} for i in range(8)]
     for batches in (single, [{"image": np.concatenate([whole["image"]] * 5)}]):
         assert made(declared(), model, batches).layers[0].details["before"] > 0
+
+
+def listing() -> ir.Model:
+    """Return a model that gives the rows whose first number is above a threshold, as one list."""
+    proto = ir.to_proto(shared(Residual).graph())
+    rows, width = proto.graph.output[0].name, 5
+    made = {"flat": np.array([-1]), "zero": np.array([0]), "least": np.float32(0.0)}
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in made.items())
+    proto.graph.node.extend(
+        [
+            onnx.helper.make_node("Gather", [rows, "zero"], ["column"], axis=1),
+            onnx.helper.make_node("Reshape", ["column", "flat"], ["first"]),
+            onnx.helper.make_node("Greater", ["first", "least"], ["kept"]),
+            onnx.helper.make_node("Compress", [rows, "kept"], ["boxes"], axis=0),
+        ]
+    )
+    del proto.graph.output[:]
+    shape = ["found", width]
+    boxes = onnx.helper.make_tensor_value_info("boxes", onnx.TensorProto.FLOAT, shape)
+    proto.graph.output.append(boxes)
+    return ir.from_proto(proto)
+
+
+def test_a_list_as_long_as_values_decide_is_trained_by_what_it_is_chosen_from():
+    """Two lengths could not be subtracted, which was an internal error."""
+    outcome = made(declared(), OnnxCarrier(listing()))
+    assert all(layer.details["before"] > 0 for layer in outcome.layers)
 
 
 def test_a_model_of_a_fixed_batch_is_trained():
