@@ -24,7 +24,11 @@ from compressor.report import formats
 from compressor.types.layer_rules import rule_class
 
 _SMALLER = 0.99  # share of a wider option's bytes from which on a narrower one is worth its noise
-GROUPS = (32, 128, CHANNEL)  # columns that share a scale, as presets have them, and whole rows
+GROUPS: tuple[int | str, ...] = (
+    32,
+    128,
+    CHANNEL,
+)  # columns that share a scale, as presets have them, and whole rows
 
 
 @dataclass
