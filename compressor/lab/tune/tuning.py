@@ -80,12 +80,13 @@ class Tuning:
             pool += uniform.grouped(narrowest, widths)
         for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
             self._learn(candidate)  # is known from fewer
-        for layer, entry in self.bench.float_entries(narrowest).items():
-            if layer in self.table:
-                self.table[layer][FLOAT] = entry
+        floats = self.bench.float_entries(narrowest)
+        for layer, known in self.table.items():  # a recurrent one has no time of its own
+            least = min(entry.cost for entry in known.values())
+            known[FLOAT] = floats.get(layer, Entry(0.0, least))
         if self.goal.minimize == "latency":
-            floats = dict.fromkeys(self.table, FLOAT)
-            self._added(f"float, {self._before(recipe)}", narrowest, floats, pool)
+            choice = dict.fromkeys(self.table, FLOAT)
+            self._added(f"float, {self._before(recipe)}", narrowest, choice, pool)
             self._by_the_pass(narrowest, pool)
         self._narrower_than_uniform(narrowest, pool)
         if self.goal.metric_drop is not None:

@@ -237,6 +237,19 @@ def test_the_fastest_is_found_with_floats_among_the_candidates(project: Project)
     assert again.exit_code == 0, again.stderr
 
 
+def test_a_layer_without_a_time_of_its_own_takes_the_same_in_floats(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """Those of an LSTM have none, and the search ended with an internal error."""
+    entries = Workbench.float_entries
+    monkeypatch.setattr(
+        Workbench, "float_entries", lambda *given: dict([*entries(*given).items()][1:])
+    )
+    result = tuned(project, *LOOSE, "--minimize", "latency", "--rounds", "1")
+    assert result.exit_code == 0, result.stderr
+    assert any(p["name"].startswith("float") for p in found(project)["points"])
+
+
 def test_what_the_pass_leaves_in_floats_is_a_candidate(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ):
