@@ -167,16 +167,56 @@ def _read(path: Path) -> Tokenizer:
 
 
 def token_stream(tokenizer: Tokenizer, pieces: Iterable[str]) -> Iterator[Tokens]:
-    """Yield the tokens of each piece of text, int64 ``[n]``, without special ones."""
+    """Yield the tokens of each piece of text, int64 ``[n]``, without special ones.
+
+    Raises:
+        DataError: the tokenizer cannot encode them, or leaves characters out.
+    """
     waiting: list[str] = []
     size = 0
+    kept: set[str] = set()
     for piece in pieces:
+        _check_kept(tokenizer, piece, kept)
         waiting.append(piece)
         size += len(piece)
         if size >= _TOGETHER or len(waiting) >= _MOST:
             yield from _encoded(tokenizer, waiting)
             waiting, size = [], 0
     yield from _encoded(tokenizer, waiting)
+
+
+def _check_kept(tokenizer: Tokenizer, piece: str, kept: set[str]) -> None:
+    """Check that a tokenizer has a token for each character, unless its normalizer drops it.
+
+    One without a token for what it does not know leaves such characters out without a word, and
+    a model is then judged on another text. What is left out twice makes no more tokens than once.
+
+    Args:
+        kept: characters that were looked at before; new ones are added.
+
+    Raises:
+        DataError: it leaves one out.
+    """
+    if getattr(tokenizer.model, "unk_token", None) is not None:
+        return
+    for character in sorted(set(piece) - kept):
+        kept.add(character)
+        normal = tokenizer.normalizer
+        text = character if normal is None else normal.normalize_str(character)
+        if not text.strip():
+            continue
+        with _library(*_INCOMPLETE):
+            once, twice = (
+                tokenizer.encode(character * count, add_special_tokens=False).ids
+                for count in (1, 2)
+            )
+        if once == twice:
+            raise DataError(
+                "tokenizer",
+                f"has no token for {character!r}, nor one for what it does not know, and would "
+                "leave it out of the text",
+                "use the tokenizer that the model was trained with, or take the character out",
+            )
 
 
 def _encoded(tokenizer: Tokenizer, pieces: list[str]) -> Iterator[Tokens]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from compressor import catalog
 from compressor.calibration.sources import tokens as token_source
@@ -306,3 +306,22 @@ def test_a_tokenizer_without_the_token_for_what_it_does_not_know(tmp_path: Path)
     (tmp_path / "text.txt").write_text("a b " * 20 + "c")
     with pytest.raises(DataError, match=r"cannot encode the text .*vocabulary is not complete"):
         source("text", tmp_path / "text.txt", tmp_path, length=4).info()
+
+
+def test_a_tokenizer_that_would_leave_a_character_out(tmp_path: Path) -> None:
+    """Without a token for what it does not know, it says nothing: the text would be another."""
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "aa": 2}, [("a", "a")]))
+    path = write(tmp_path / "a.txt", "abaa aab\u0301 " * 4)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(DataError, match=r"tokenizer: has no token for '.', nor one for what"):
+        read(source("text", path, tmp_path / "tokenizer.json", length=3), "input_ids")
+    tokenizer.normalizer = normalizers.StripAccents()  # on purpose
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = read(source("text", path, tmp_path / "tokenizer.json", length=4), "input_ids")
+    assert found[0].tolist() == [0, 1, 2, 2]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    levels = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    levels.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    levels.save(str(tmp_path / "tokenizer.json"))
+    found = read(source("text", path, tmp_path / "tokenizer.json", length=4), "input_ids")
+    assert found.shape[1] == 4
