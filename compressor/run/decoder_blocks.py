@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from compressor.calibration.collect import collect, make_observer
 from compressor.errors import DataError
 from compressor.files import disk_errors
+from compressor.models.checkpoint.meanings import mapped
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
@@ -86,13 +87,15 @@ class DecoderBlocks:
         self.key = key
         self.carrier = carrier
         self.requests = tuple(requests)
+        self.folder = folder
         self._tokens = [torch.from_numpy(batch[_TOKENS]) for batch in batches]
-        self._folder = folder
         self._advance = advance
         self._ranks = workspace.ranks
         self.samples = sum(len(tokens) for tokens in self._tokens)
         if not sum(self._ranks.gathered(self.samples)):
             raise DataError("calibration data", "has no samples", "give at least one batch")
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def __len__(self) -> int:
         """How many stages there are."""
@@ -149,11 +152,11 @@ class DecoderBlocks:
         target = self._inputs(opened.index + 1)
         draft = target.with_name(f"{target.name}.part")
         shutil.rmtree(draft, ignore_errors=True)
-        with disk_errors(self._folder):
-            draft.mkdir(parents=True)
+        with disk_errors(self.folder):
+            draft.mkdir()
         for number, batch in enumerate(self.batches(opened.index)):
             flowing = opened.run(batch).numpy()
-            with disk_errors(self._folder):
+            with disk_errors(self.folder):
                 np.save(draft / f"{number}.npy", flowing)
         shutil.rmtree(target, ignore_errors=True)  # of a run that began again
         draft.replace(target)
@@ -161,11 +164,18 @@ class DecoderBlocks:
 
     def _inputs(self, index: int) -> Path:
         """The folder with what enters a block, of this process's batches."""
-        return self._folder / f"block-{index}-of-process-{self._ranks.rank}-{self._ranks.size}"
+        return self.folder / f"block-{index}-of-process-{self._ranks.rank}-{self._ranks.size}"
+
+
+class _AllSeen(Exception):  # nothing is wrong
+    """The rest of a block need not be run."""
 
 
 class OpenBlock:
-    """A block in float32, with the changes made to it; opened when it is first run."""
+    """A block in float32, with the changes made to it; opened when it is first run.
+
+    Its matrices lie in mapped files, so that memory is there for what is done to its layers.
+    """
 
     def __init__(self, run: DecoderBlocks, index: int):
         self.index = index
@@ -200,7 +210,7 @@ class OpenBlock:
         """The block with its changes."""
         if self._module is None:
             self._run.carrier.check_files()
-            self._module = opened_block(self._run.carrier, self.index)
+            self._module = opened_block(self._run.carrier, self.index, self._run.folder)
             self._put(self._module)
         return self._module
 
@@ -209,19 +219,21 @@ class OpenBlock:
         self._module = None
 
     def _put(self, module: torch.nn.Module) -> None:
-        layers = {layer.weight: layer for layer in self._run.carrier.layers()}
+        carrier, folder = self._run.carrier, self._run.folder
+        layers = {layer.weight: layer for layer in carrier.layers()}
         for name, change in self._changes.items():
             if not name.startswith(f"{self.path}."):
                 continue
             if isinstance(change, WeightCodes):
-                codes = change.read(self._run.carrier.weight)
+                codes = change.read(carrier.weight)
                 value = layers[name].stored(codes.dequantize())
+                value = mapped((value,), value.shape, value.dtype, folder)
                 if change.inputs is not None:
                     inside = layers[name].name.removeprefix(f"{self.path}.")
                     round_inputs_of(module.get_submodule(inside), change.inputs)
             else:
                 value = change
-            self._run.carrier.decoder.replace(module, self.index, {name: value})
+            carrier.decoder.replace(module, self.index, {name: value}, folder)
         self._changes.clear()
 
 
@@ -241,7 +253,7 @@ class DecoderStage:
 
     @cached_property
     def statistics(self) -> Mapping[str, Any]:
-        """Results of the requests that lie in it, from one run of the block over the data."""
+        """Results of the requests that lie in it; the block is run as far as the last of them."""
         run = self.opened.blocks
         attention = self._attention()
         read = {
@@ -252,22 +264,31 @@ class DecoderStage:
         if not requests:
             return {}
 
+        experts = experts_of(self.opened.module).values()
+
         def outputs(batch: Batch) -> Batch:
             seen: dict[str, Any] = {}
 
             def observe(name: str, value: torch.Tensor) -> None:
                 seen[name] = value.numpy()
+                # Of experts it is also counted what they are sent, which may come later.
+                if len(seen) == len(read) and not experts:
+                    raise _AllSeen
 
-            with observing(self.opened.module, self.opened.path, self.stage, attention, observe):
+            watched = observing(
+                self.opened.module, self.opened.path, self.stage, attention, observe
+            )
+            with watched, suppress(_AllSeen):
                 self.opened.run(batch)
             return seen
 
         ranks = run.workspace.ranks
-        for experts in experts_of(self.opened.module).values():
-            experts.reset()
+        for each in experts:
+            each.reset()
         found: Mapping[str, Any] = collect(
             outputs, run.batches(self.opened.index), requests, make_observer, None, ranks
         )
+        return_freed_memory()  # what is done to layers takes most
         return found
 
     def _attention(self) -> list[str]:
@@ -293,6 +314,7 @@ class DecoderStage:
             stored = store.read(key)
             assert stored is not None
         self.__dict__.pop("statistics", None)
+        return_freed_memory()
         path = store.folder(key) / _CHANGES
         self.opened.change(for_the_block(path, stored, run.carrier))
         return restored(path, stored, run.carrier)

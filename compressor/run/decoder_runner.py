@@ -59,7 +59,7 @@ class DecoderRunner:
     def _run_all(self, index: int, tokens: list[torch.Tensor]) -> None:
         decoder = self._carrier.decoder
         self._carrier.check_files()
-        module = opened_block(self._carrier, index)
+        module = opened_block(self._carrier, index, self._folder)
         for place, batch in enumerate(tokens):
             given = decoder.given(batch)[index]
             hidden = given.hidden if index == 0 else self._hidden(place)

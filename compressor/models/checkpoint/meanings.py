@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
@@ -22,8 +23,11 @@ def meant(tensor: StoredTensor) -> torch.Tensor:
     return value if tensor.codes is None else _dequantized(tensor, value)
 
 
-def mapped_meaning(tensor: StoredTensor) -> torch.Tensor:
+def mapped_meaning(tensor: StoredTensor, folder: Path | None = None) -> torch.Tensor:
     """Return the same; a matrix in a mapped file without a name, found some rows at a time.
+
+    Args:
+        folder: where the file is made; ``None`` is that of the system's temporary files.
 
     Raises:
         InputError: the disk is full.
@@ -31,14 +35,49 @@ def mapped_meaning(tensor: StoredTensor) -> torch.Tensor:
     if len(tensor.shape) != _MATRIX:
         return meant(tensor)
     dtype = tensor.dtype if tensor.codes is None else torch.float32
-    with tempfile.TemporaryDirectory() as folder, disk_errors(Path(folder)):
-        path = Path(folder) / "values"
+    return mapped((rows.to(dtype) for rows in _parts(tensor)), tensor.shape, dtype, folder)
+
+
+def mapped_floats(tensor: torch.Tensor, folder: Path | None = None) -> torch.Tensor:
+    """Return a tensor in float32; one of several axes in a mapped file, unless it is float32.
+
+    Args:
+        folder: as above.
+
+    Raises:
+        InputError: the disk is full.
+    """
+    if tensor.dim() < _MATRIX or tensor.dtype == torch.float32 or not tensor.numel():
+        return tensor.to(torch.float32)
+    rows = max(1, _ELEMENTS * len(tensor) // tensor.numel())
+    parts = (part.to(torch.float32) for part in tensor.split(rows))
+    return mapped(parts, tensor.shape, torch.float32, folder)
+
+
+def mapped(
+    parts: Iterable[torch.Tensor],
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    folder: Path | None = None,
+) -> torch.Tensor:
+    """Return a tensor in a mapped file without a name: no anonymous memory holds it.
+
+    Args:
+        parts: some of its rows after the other, of that type.
+        folder: as above.
+
+    Raises:
+        InputError: the disk is full.
+    """
+    folder = folder or Path(tempfile.gettempdir())
+    with disk_errors(folder), tempfile.TemporaryDirectory(dir=folder) as place:
+        path = Path(place) / "values"
         with path.open("wb") as stream:
-            for rows in _parts(tensor):
-                stream.write(rows.to(dtype).contiguous().view(torch.uint8).numpy().data)
+            for part in parts:
+                stream.write(part.contiguous().view(torch.uint8).numpy().data)
         # The mapping outlives the name.
-        flat = torch.from_file(str(path), shared=True, size=tensor.elements, dtype=dtype)
-    return flat.reshape(tensor.shape)
+        flat = torch.from_file(str(path), shared=True, size=prod(shape), dtype=dtype)
+    return flat.reshape(tuple(shape))
 
 
 def _parts(tensor: StoredTensor) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.folder import Checkpoint
-from compressor.models.checkpoint.meanings import mapped_meaning, meant
+from compressor.models.checkpoint.meanings import mapped_meaning
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
@@ -79,7 +79,7 @@ class BlockCheckpoint(CheckpointCarrier):
         names = [name for name in self.changed("") if not name.startswith(inside)]
         if not names:
             return self._decoder
-        changes = Changed(self, names, mapped=True)
+        changes = Changed(self, names)
         return self._decoder.with_changes(changes, untied=self.source.untied)
 
     def check_files(self) -> None:
@@ -112,15 +112,15 @@ class BlockCheckpoint(CheckpointCarrier):
             self._graphs[form] = TorchCarrier(alone, inputs)
         return self._graphs[form]
 
-    def changed(self, path: str) -> Changed:
-        """Return what passes have changed below a path; a value is computed when it is read."""
+    def changed(self, path: str, folder: Path | None = None) -> Changed:
+        """Return what passes have changed below a path; see :class:`Changed`."""
         names = [
             name
             for name, tensor in self.tensors().items()
             if not path or name.startswith(f"{path}.")
             if tensor.codes is not None or self._is_other(name, tensor)
         ]
-        return Changed(self, names)
+        return Changed(self, names, folder)
 
     def _is_other(self, name: str, tensor: StoredTensor) -> bool:
         original = self._original.get(name)
@@ -144,15 +144,21 @@ class BlockCheckpoint(CheckpointCarrier):
         }
 
 
-def opened_block(carrier: BlockCheckpoint, index: int) -> torch.nn.Module:
-    """Return a block in float32 as the passes have left it.
+def opened_block(
+    carrier: BlockCheckpoint, index: int, folder: Path | None = None
+) -> torch.nn.Module:
+    """Return a block in float32 as the passes have left it; its matrices lie in mapped files.
+
+    Args:
+        folder: where these files are made; ``None`` is that of the system's temporary files.
 
     Raises:
         ModelError: a weight of it is not finite.
+        InputError: the disk is full.
     """
     decoder = carrier.decoder
-    module, path = decoder.open(index), decoder.blocks[index].path
-    decoder.replace(module, index, carrier.changed(path))
+    module, path = decoder.open(index, folder), decoder.blocks[index].path
+    decoder.replace(module, index, carrier.changed(path, folder), folder)
     for layer, inputs in carrier.rounded_inputs(path).items():
         round_inputs_of(module.get_submodule(layer.removeprefix(f"{path}.")), inputs)
     for attention, scheme in carrier.caches.items():
@@ -162,25 +168,25 @@ def opened_block(carrier: BlockCheckpoint, index: int) -> torch.nn.Module:
 
 
 class Changed(Mapping[str, torch.Tensor]):
-    """Float values of changed tensors, in their stored shape.
+    """Float values of changed tensors, in their stored shape; found when they are first read.
+
+    Matrices lie in files without names.
 
     Args:
-        mapped: they are kept, in files without names if they are matrices; otherwise one is found
-            whenever it is read.
+        folder: where these files are made; ``None`` is that of the system's temporary files.
     """
 
-    def __init__(self, carrier: BlockCheckpoint, names: Sequence[str], *, mapped: bool = False):
+    def __init__(self, carrier: BlockCheckpoint, names: Sequence[str], folder: Path | None = None):
         self._tensors = carrier.tensors()
         self._names = tuple(names)
-        self._mapped: dict[str, torch.Tensor] | None = {} if mapped else None
+        self._folder = folder
+        self._found: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Compute one of them: what codes mean, or what a pass has made of floats."""
-        if self._mapped is None:
-            return meant(self._tensors[name])
-        if name not in self._mapped:
-            self._mapped[name] = mapped_meaning(self._tensors[name])
-        return self._mapped[name]
+        """Return one of them: what codes mean, or what a pass has made of floats."""
+        if name not in self._found:
+            self._found[name] = mapped_meaning(self._tensors[name], self._folder)
+        return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
         """Yield their names."""

@@ -53,6 +53,40 @@ def stages_of(path: str, found: Sequence[Sequence[tuple[str, int]]]) -> Iterator
         yield Stage(paths, {f"{path}.{name}": names[value] for name, value in layers})
 
 
+class Alone(nn.Module):
+    """A block with everything it is given besides the values that flow through it.
+
+    Attributes:
+        block: the block itself.
+    """
+
+    def __init__(self, block: nn.Module, given: Given):
+        super().__init__()
+        self.block = block
+        self._given = given
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the values that it is given for."""
+        return tuple(self._given.hidden.shape)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return what flows out."""
+        done = self.block(hidden, *self._given.args, **self._given.kwargs)
+        out: Tensor = done if isinstance(done, Tensor) else done[0]
+        return out
+
+
+def alone(module: nn.Module, given: Given) -> Alone:
+    """Return a block by itself, all of its weights zero, which take no memory."""
+    empty = {id(p): _empty(p) for p in module.parameters()}
+    return Alone(deepcopy(module, empty), given)
+
+
+def _empty(parameter: Tensor) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False)
+
+
 class Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are its methods
     """Every operator of a block, and where its linear layers are among them."""
 

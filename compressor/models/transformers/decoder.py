@@ -12,14 +12,24 @@ from contextlib import contextmanager, suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compressor.errors import ModelError, SpecError
-from compressor.models.transformers.around_blocks import wide, widen
-from compressor.models.transformers.block_stages import Given, Stage, caches, follow, stages_of
+from compressor.models.checkpoint.meanings import mapped_floats
+from compressor.models.transformers.around_blocks import widen
+from compressor.models.transformers.block_stages import (
+    Alone,
+    Given,
+    Stage,
+    alone,
+    caches,
+    follow,
+    stages_of,
+)
 from compressor.models.transformers.cached_attention import change_cache
 from compressor.models.transformers.networks import reason_of, silent
 
@@ -130,10 +140,18 @@ class Decoder:
         other._changes, other._untied = values, untied
         return other
 
-    def open(self, index: int) -> nn.Module:
-        """Return a block in float32, which may be changed; the only one that takes memory."""
+    def open(self, index: int, folder: Path | None = None) -> nn.Module:
+        """Return a block in float32, which may be changed; its matrices lie in mapped files.
+
+        Args:
+            folder: where these files are made; they have no names.
+
+        Raises:
+            ModelError: a weight is not finite.
+            InputError: the disk is full.
+        """
         module = self._modules[index]
-        floats = {id(p): wide(p) for p in module.parameters()}
+        floats = {id(p): _mapped(p, folder) for p in module.parameters()}
         with torch.inference_mode():
             opened = deepcopy(module, floats)
         for name, parameter in opened.named_parameters():
@@ -150,17 +168,25 @@ class Decoder:
 
         It is what the block's graph is found on.
         """
-        module = self._modules[index]
         tokens = torch.zeros((1, _PROBED), dtype=torch.int64)
-        empty = {id(p): _empty(p) for p in module.parameters()}
-        return Alone(deepcopy(module, empty), self.given(tokens)[index])
+        return alone(self._modules[index], self.given(tokens)[index])
 
-    def replace(self, module: nn.Module, index: int, values: Mapping[str, Tensor]) -> None:
-        """Set parameters of an open block, given by their names in the network."""
+    def replace(
+        self,
+        module: nn.Module,
+        index: int,
+        values: Mapping[str, Tensor],
+        folder: Path | None = None,
+    ) -> None:
+        """Set parameters of an open block, given by their names in the network.
+
+        Args:
+            folder: as above.
+        """
         for name, value in values.items():
             inside = name.removeprefix(f"{self.blocks[index].path}.")
             place, _, parameter = inside.rpartition(".")
-            setattr(module.get_submodule(place), parameter, wide(value))
+            setattr(module.get_submodule(place), parameter, _mapped(value, folder))
 
     def logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """Return the network's output for what has flowed out of the last block."""
@@ -220,34 +246,6 @@ class Decoder:
         return tuple(blocks)
 
 
-class Alone(nn.Module):
-    """A block with everything it is given besides the values that flow through it.
-
-    Attributes:
-        block: the block itself.
-    """
-
-    def __init__(self, block: nn.Module, given: Given):
-        super().__init__()
-        self.block = block
-        self._given = given
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the values that it is given for."""
-        return tuple(self._given.hidden.shape)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return what flows out."""
-        done = self.block(hidden, *self._given.args, **self._given.kwargs)
-        out: Tensor = done if isinstance(done, Tensor) else done[0]
-        return out
-
-
-def _empty(parameter: Tensor) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False)
-
-
 def _block_list(network: nn.Module) -> tuple[str, nn.ModuleList]:
     """Return the list of blocks of one class that has most parameters.
 
@@ -270,6 +268,10 @@ def _block_list(network: nn.Module) -> tuple[str, nn.ModuleList]:
             _REMEDY,
         )
     return max(found.items(), key=lambda item: sum(p.numel() for p in item[1].parameters()))
+
+
+def _mapped(parameter: Tensor, folder: Path | None) -> nn.Parameter:
+    return nn.Parameter(mapped_floats(parameter.detach(), folder), requires_grad=False)
 
 
 Observe = Callable[[str, Tensor], None]

@@ -172,9 +172,9 @@ def test_a_killed_run_goes_on_with_the_next_stage(
     opened: list[int] = []
     opener = Decoder.open
 
-    def noted(self: Decoder, index: int) -> torch.nn.Module:
+    def noted(self: Decoder, index: int, folder: Path) -> torch.nn.Module:
         opened.append(index)
-        return opener(self, index)
+        return opener(self, index, folder)
 
     monkeypatch.setattr(Decoder, "open", noted)
     again = values(passed(llama, "half", GPTQ, tmp_path / "killed"))
@@ -333,8 +333,8 @@ def test_a_file_that_is_cut_in_the_middle_of_a_run(
     shard = tmp_path / "cut" / "model.safetensors"
     whole, opener = shard.read_bytes(), Decoder.open
 
-    def opened(self: Decoder, index: int) -> torch.nn.Module:
-        module = opener(self, index)
+    def opened(self: Decoder, index: int, folder: Path) -> torch.nn.Module:
+        module = opener(self, index, folder)
         if index == 1:
             shard.write_bytes(whole[:-100])
         return module
