@@ -117,11 +117,24 @@ class MomentSums:
 
 
 def _with_products(second: Tensor | None, *parts: Tensor) -> Tensor:
-    """Add the products of vectors to a matrix, in place, on and above the diagonal."""
-    if not parts:
-        assert second is not None
-        return second
-    vectors = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+    """Add the products of vectors to a matrix, in place, on and above the diagonal.
+
+    As many vectors are put together as make a product worth its reading of the matrix, and no more:
+    all that wait for the first sum would take as much memory as the matrix once again.
+    """
+    together: list[Tensor] = []
+    for index, part in enumerate(parts):
+        together.append(part)
+        columns, last = part.shape[1], index == len(parts) - 1
+        if last or sum(p.shape[2] for p in together) >= _WAITING * columns:
+            vectors = torch.cat(together, 2) if len(together) > 1 else part
+            second = _with_product(second, vectors)
+            together = []
+    assert second is not None
+    return second
+
+
+def _with_product(second: Tensor | None, vectors: Tensor) -> Tensor:
     groups, columns, _ = vectors.shape
     if second is None:
         second = torch.zeros(groups, columns, columns)

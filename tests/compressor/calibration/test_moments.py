@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from compressor.calibration import moments as moments_module
 from compressor.calibration.moments import patch_vectors
 from compressor.calibration.observers.channels import SecondMoment
 from compressor.types.statistics import Moments
@@ -252,3 +253,24 @@ def test_moments_of_scaled_vectors_are_computed_when_they_are_read_and_keep_noth
     assert given.divided(torch.full((1, 3), 2.0)).second.equal(torch.eye(3)[None] / 4)
     assert given.second.equal(torch.eye(3)[None])
     assert len(reads) == 2  # the scaled moments did not leave the others' behind
+
+
+def test_vectors_that_waited_are_summed_some_at_a_time(monkeypatch: pytest.MonkeyPatch):
+    """Put together as a whole, they would take the memory of the matrix once again."""
+    seen: list[int] = []
+    product = moments_module._with_product
+
+    def noted(second: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
+        seen.append(vectors.shape[2])
+        return product(second, vectors)
+
+    monkeypatch.setattr(moments_module, "_with_product", noted)
+    torch.manual_seed(0)
+    values = torch.randn(1100, 1024)
+    observer, state = SecondMoment(), None
+    for part in values.split(50):
+        state = observer.absorb(state, part)
+    assert sum(seen) == 1050
+    assert max(seen) <= 1024 // 8 + 50
+    found = observer.result(state)
+    torch.testing.assert_close(found.second[0], values.T @ values, rtol=1e-4, atol=1e-3)

@@ -12,6 +12,7 @@ even code; what is too large saturates.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -46,6 +47,14 @@ def nvfp4_tensor_scale(largest: Tensor | float) -> Tensor:
     mantissa, exponent = torch.frexp(exact.clamp(min=torch.finfo(torch.float32).tiny))
     power = torch.ldexp(torch.ones(()), exponent - (mantissa == 0.5).int())
     return torch.where(exact > 0, power, 1.0).to(torch.float32)
+
+
+def shared_scale(parts: Iterable[Tensor], scheme: Scheme) -> Tensor | None:
+    """Return what all scales of a weight are multiplied with, given its rows; ``None``: nothing."""
+    if scheme.scale_type != "e4m3":
+        return None
+    ends = [float(end.abs()) for part in parts if part.numel() for end in part.aminmax()]
+    return nvfp4_tensor_scale(max(ends, default=0.0))
 
 
 def float_parameters(matrix: Tensor, scheme: Scheme, tensor_scale: Tensor | None = None) -> Tensor:
@@ -282,9 +291,8 @@ def round_to_nearest(
         else:
             scale, zero = affine.absmax_parameters(matrix, scheme)
         return affine.quantize(matrix, scale, zero, scheme)
-    if scheme.scale_type == "e4m3" and tensor_scale is None:
-        largest = matrix.abs().max() if matrix.numel() else 0.0
-        tensor_scale = nvfp4_tensor_scale(largest)
+    if tensor_scale is None:
+        tensor_scale = shared_scale([matrix], scheme)
     if searched:
         scale = float_mse_parameters(matrix, scheme, tensor_scale, importance)
     else:

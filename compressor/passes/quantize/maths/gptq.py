@@ -9,7 +9,7 @@ has been pruned, and stays zero; the columns after it compensate in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -86,7 +86,7 @@ def gptq(
 
 
 def gptq_weights(
-    matrix: Tensor,
+    matrix: Tensor | Sequence[Tensor],
     moment: Tensor,
     scheme: Scheme,
     search: floating.RangeSearch = "mse",
@@ -101,11 +101,13 @@ def gptq_weights(
     (:mod:`compressor.passes.quantize.maths.descent`). A row for which nearest rounding does better
     keeps that, so the result is never worse.
 
-    Weights that read the same input may be stacked into one matrix, which saves time: rows do
-    not depend on each other, save for the order in which products are summed.
+    Weights that read the same input may be given together, which saves time: rows do not depend on
+    each other, save for the order in which products are summed. A few of them are widened at a
+    time.
 
     Args:
-        matrix: the weight, ``[rows, columns]``.
+        matrix: the weight, ``[rows, columns]`` of any float type, or several of as many columns,
+            whose rows the result has below each other.
         moment: ``Σ x xᵀ`` over the layer's inputs, ``[columns, columns]``.
         scheme: how codes are represented, integers or floats.
         search: how ranges are found.
@@ -116,35 +118,43 @@ def gptq_weights(
         ValueError: the moment has another shape or is not finite, the columns do not divide into
             the scheme's groups, or an unsigned symmetric scheme meets negative values.
     """
-    _check_shape(matrix, moment)
+    matrices = [matrix] if isinstance(matrix, Tensor) else matrix
+    for each in matrices:
+        _check_shape(each, moment)
     _check_finite(moment)
-    nearest = floating.round_to_nearest(matrix, scheme)
     moment = moment.to(torch.float32)
     ordered = _order_and_factor(moment, damping)
-    if ordered is None:
-        return nearest
-    costs = _costs(*ordered) if search == "mse" else None
+    costs = _costs(*ordered) if search == "mse" and ordered is not None else None
     power = moment.diagonal()
     mean = power.sum() / (power > 0).sum().clamp(min=1)  # of inputs that are not always zero
     ridge = damping * float(mean)
+    shared = floating.shared_scale(matrices, scheme)
 
-    def fitted(rows: Tensor, nearest: QuantizedTensor) -> QuantizedTensor:
-        start = nearest
+    def fitted(rows: Tensor) -> QuantizedTensor:
+        start = nearest = floating.round_to_nearest(rows, scheme, tensor_scale=shared)
+        if ordered is None:
+            return nearest
         if costs is not None:
-            given = nearest.tensor_scale
-            start = floating.round_to_nearest(rows, scheme, "mse", given, costs)
+            start = floating.round_to_nearest(rows, scheme, "mse", shared, costs)
         start = _from_nearest(rows, moment, start, ordered)
         refined = descend(rows, moment, start, sweeps, ridge=ridge)
         if scheme.granularity == "tensor":
             return min(refined, start, nearest, key=lambda q: output_error(rows, q, moment))
         return better_rows(rows, moment, refined, nearest)
 
-    if scheme.granularity == "tensor":
-        return fitted(matrix, nearest)
-    count = max(1, _AT_ONCE // max(matrix.shape[1], 1))
-    parts = torch.split(matrix, count)
-    pairs = zip(parts, split_rows(nearest, [len(part) for part in parts]), strict=True)
-    return join_rows([fitted(rows, part) for rows, part in pairs])
+    whole = scheme.granularity == "tensor"
+    count = max(1, sum(map(len, matrices)) if whole else _AT_ONCE // max(len(moment), 1))
+    return join_rows([fitted(rows) for rows in _some_rows(matrices, count)])
+
+
+def _some_rows(matrices: Sequence[Tensor], count: int) -> Iterator[Tensor]:
+    """Yield so many rows at a time of matrices that lie below each other, in float32."""
+    for start in range(0, max(sum(map(len, matrices)), 1), count):
+        parts, first = [], start
+        for each in matrices:
+            parts.append(each[max(first, 0) : max(first + count, 0)])
+            first -= len(each)
+        yield torch.cat([part.to(torch.float32) for part in parts])
 
 
 def join_rows(parts: Sequence[QuantizedTensor]) -> QuantizedTensor:
@@ -209,6 +219,7 @@ def _from_nearest(
     pruned = zeros_by_row(weights)
     levels = compensate(weights, factor, steps, zeros, nearest.scheme, pruned)
     codes[:, order] = stored(levels.T, nearest.scheme)
+    del weights, pruned, steps, zeros, levels  # the comparison needs as much
     compensated = without_overflow(replace(nearest, codes=codes))
     codes = compensated.codes
     worse = worse_rows(matrix, compensated, nearest, moment)
@@ -277,9 +288,7 @@ def _factored(
 ) -> Tensor | None:
     """Return what is made of ``L``, columns in the given order; ``None`` where there is no ``L``.
 
-    Each matrix of thousands of columns takes much memory: there is one beside the moment, and while
-    the result is turned another.
-    """
+    Each matrix of thousands of columns takes much memory: there is one beside the moment."""
     power = moment.diagonal()[order]
     alive = power > 0
     if not bool(alive.any()):
@@ -297,11 +306,23 @@ def _factored(
             torch.linalg.cholesky_ex(lower, out=(lower, failed))
             if int(failed):
                 continue
-            factor = made(lower).flip(0, 1).to(torch.float32)
+            factor = made(lower)
             del damped, lower
+            factor = _turned(factor).to(torch.float32)
             if _is_finite(factor):
                 return factor
     return None
+
+
+def _turned(matrix: Tensor) -> Tensor:
+    """Reverse the order of rows and of columns, in place but for some rows."""
+    size = len(matrix)
+    for start in range(0, (size + 1) // 2, _INVERTED):
+        end = min(start + _INVERTED, (size + 1) // 2)
+        first = matrix[start:end].flip(0, 1)
+        matrix[start:end] = matrix[size - end : size - start].flip(0, 1)
+        matrix[size - end : size - start] = first
+    return matrix
 
 
 def _inverted(lower: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from compressor.errors import DataError, SpecError
 from compressor.models.layer_uses import observed_inputs
+from compressor.models.resident_memory import return_freed_memory
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights, join_rows, split_rows
 from compressor.passes.quantize.reconstruct import (
@@ -93,13 +94,16 @@ class GptqWork:
         codes_by_weight: dict[str, WeightCodes] = {}
         for (_, scheme, _), stacked in together.items():
             moments = observed(stacked[0], self.by_layer[stacked[0].name], block)
-            whole = torch.cat([self.matrix(layer).to(torch.float32) for layer in stacked])
-            # The rows of each channel group go by the moment of that group's inputs.
-            groups = zip(whole.chunk(len(moments.second)), moments.second, strict=True)
-            codes = join_rows([gptq_weights(w, m, scheme, self.search) for w, m in groups])
+            given = [self.matrix(layer) for layer in stacked]
+            if len(moments.second) == 1:
+                codes = gptq_weights(given, moments.second[0], scheme, self.search)
+            else:  # the rows of each channel group go by the moment of that group's inputs
+                groups = zip(given[0].chunk(len(moments.second)), moments.second, strict=True)
+                codes = join_rows([gptq_weights(w, m, scheme, self.search) for w, m in groups])
             rows = [layer.rows for layer in stacked]
             for layer, part in zip(stacked, split_rows(codes, rows), strict=True):
                 codes_by_weight[layer.weight] = WeightCodes.known(layer, part)
+            return_freed_memory()  # the next moment's factor takes as much
         return codes_by_weight
 
     def floats(self) -> dict[str, torch.Tensor]:

@@ -186,3 +186,30 @@ def test_silent_inputs_change_nothing_for_the_others() -> None:
     same = among.codes[:, :64] == found.codes
     assert same.float().mean() > 0.99  # float32 tips a few halves the other way
     assert torch.allclose(among.scale[:, :2], found.scale)
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY, ids=str)
+def test_weights_given_together_are_those_below_each_other(
+    scheme: Scheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are widened some at a time, across the edges between weights."""
+    matrix, moment = correlated(24, 160)
+    half = matrix.bfloat16()
+    whole = gptq_weights(half.float(), moment, scheme)
+    if scheme.granularity != "tensor":
+        monkeypatch.setattr(maths, "_AT_ONCE", 7 * 160)
+    found = gptq_weights(half.split([10, 0, 6, 8]), moment, scheme)
+    assert torch.equal(found.codes.view(torch.uint8), whole.codes.view(torch.uint8))
+    torch.testing.assert_close(found.scale, whole.scale)
+    assert torch.equal(found.zero_point, whole.zero_point)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 8])
+def test_a_matrix_is_turned_in_place(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maths, "_INVERTED", 3)
+    matrix = torch.arange(float(size * size)).reshape(size, size)
+    for each in (matrix.clone(), matrix.clone().mT):
+        expected, place = each.flip(0, 1), each.data_ptr()
+        found = maths._turned(each)
+        assert torch.equal(found, expected)
+        assert found.data_ptr() == place
