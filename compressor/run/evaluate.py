@@ -123,6 +123,8 @@ def evaluate(
             if metric.of_tokens:
                 equal = equal[other.any(axis=-1)]
             same, decisions = same + int(equal.sum()), decisions + equal.size
+        # Before the next run needs the memory: the scores of large vocabularies take most.
+        del outputs, expected, pairs, ours, theirs, judged, target
         seen += size
         progress(seen)
     if not values:
