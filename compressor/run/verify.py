@@ -31,7 +31,7 @@ from compressor.types.exporter import Check
 from compressor.types.tensors import Batch, fixed_batch, samples_in
 
 _CHECK_SAMPLES = 64
-_COMPARED = 1  # version of what is stored
+_COMPARED = 2  # version of what is stored
 _TIMED_SAMPLES = 64
 _THREADS = 1  # more would measure how many cores are free
 _GLANCE = 1.0  # seconds for the time of what is not judged, such as a storage format
