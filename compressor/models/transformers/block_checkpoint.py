@@ -97,7 +97,8 @@ class BlockCheckpoint(CheckpointCarrier):
             raise ModelError(
                 f"checkpoint {str(shard.path)!r}",
                 "is missing or has changed since its header was read",
-                "put it back and run the same command again: finished blocks are kept",
+                "put it back as it was (cp -p keeps its time) and run the same command again: "
+                "finished blocks are kept",
             )
 
     def graph_of_block(self, index: int) -> TorchCarrier:
