@@ -36,6 +36,7 @@ from compressor.types.rounded_inputs import InputScheme
 from compressor.types.statistics import Block, Request
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+_COMPARED = 4 << 20  # weights
 _SAMPLE_ROWS = 32  # the first ones: others would be seeks on a cold disk before anything streams
 
 
@@ -340,18 +341,20 @@ def compared(
     Args:
         before: rows of its weight, ``[rows, columns]``; the first ones where it is streamed.
     """
-    wide = before.to(torch.float32)
     sample = {"weight_sqnr_rows": len(before)} if len(before) < layer.rows else {}
     if isinstance(after, QuantizedTensor):
-        loss = sqnr_db(wide, after.dequantize())
+        loss = sqnr_db(before, after.dequantize())
         return LayerOutcome(layer.name, str(after.scheme), loss, sample)
-    changed = after.to(before.dtype).to(torch.float32)
-    size = wide.abs()
-    whole = float(size.sum(dtype=torch.float64))
-    kept = float(size.where(changed != 0, 0.0).sum(dtype=torch.float64))
+    changed = after.to(before.dtype)
+    whole = kept = 0.0
+    some = max(1, _COMPARED // max(before.shape[1], 1))  # rows: what is widened takes memory
+    for old, new in zip(before.split(some), changed.split(some), strict=True):
+        size = old.to(torch.float32).abs()
+        whole += float(size.sum(dtype=torch.float64))
+        kept += float(size.where(new != 0, 0.0).sum(dtype=torch.float64))
     details = {"kept_magnitude": kept / whole if whole else 1.0, **sample}
     scheme = f"{layer.dtype}, {treatment.action}"
-    return LayerOutcome(layer.name, scheme, sqnr_db(wide, changed), details)
+    return LayerOutcome(layer.name, scheme, sqnr_db(before, changed), details)
 
 
 def _checked(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -29,6 +30,7 @@ from compressor.types.statistics import Moments, Request
 Criterion: TypeAlias = Literal["magnitude", "wanda", "sparsegpt"]
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
+_AT_ONCE = 1 << 20  # weights that are sorted at once
 
 
 def requests_for(
@@ -97,7 +99,7 @@ class Pruner:
         order = self._order(layer, pattern)
         ordered = matrix if order is None else matrix[:, order]
         if request is None:
-            pruned = _masked(ordered, ordered.abs(), pattern)
+            pruned = _masked(ordered, torch.abs, pattern)
         else:
             observed = statistics.get(request.key)
             kind = Tensor if self.criterion == "wanda" and not self.solves else Moments
@@ -127,8 +129,8 @@ class Pruner:
     ) -> Tensor:
         if isinstance(observed, Tensor):
             norms = observed[group]
-            scores = wanda_scores(rows, norms if order is None else norms[order])
-            return _masked(rows, scores, pattern)
+            norms = norms if order is None else norms[order]
+            return _masked(rows, partial(wanda_scores, norms=norms), pattern)
         if self.solves:
             moment = observed.second[group]
             moment = moment if order is None else moment[order][:, order]
@@ -142,17 +144,17 @@ class Pruner:
         curved = self.last[2]
         # Where nothing flows in, no weight changes the output.
         if curved is None:
-            return _masked(rows, rows.abs(), pattern)
+            return _masked(rows, torch.abs, pattern)
         return sparsegpt(rows, curved, pattern)
 
     def _started(self, rows: Tensor, moment: Tensor, pattern: Pattern) -> Tensor:
         """Return rows with zeros, before what stays is solved."""
         if self.criterion == "wanda":
             norms = moment.diagonal().clamp(min=0.0).sqrt()
-            return _masked(rows, wanda_scores(rows, norms), pattern)
+            return _masked(rows, partial(wanda_scores, norms=norms), pattern)
         curved = curvature(moment) if self.criterion == "sparsegpt" else None
         return (
-            _masked(rows, rows.abs(), pattern)
+            _masked(rows, torch.abs, pattern)
             if curved is None
             else sparsegpt(rows, curved, pattern)
         )
@@ -169,5 +171,11 @@ class Pruner:
         return column_order(channels, positions(layer))
 
 
-def _masked(matrix: Tensor, scores: Tensor, pattern: Pattern) -> Tensor:
-    return matrix.where(pattern_mask(scores, pattern), 0.0)
+def _masked(matrix: Tensor, scores: Callable[[Tensor], Tensor], pattern: Pattern) -> Tensor:
+    """Put zeros where scores are low, some rows at a time: to sort takes several times their bytes.
+
+    Args:
+        scores: returns those of some rows.
+    """
+    parts = matrix.split(max(1, _AT_ONCE // max(matrix.shape[1], 1)))
+    return torch.cat([part.where(pattern_mask(scores(part), pattern), 0.0) for part in parts])

@@ -11,6 +11,7 @@ import torch
 
 from compressor.errors import DataError, SpecError
 from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.passes.prune.sparse import pruning
 from compressor.passes.prune.sparse.passes import PruneNm, PruneWanda
 from tests.compressor.passes.prune.sparse_models import (
     ANY,
@@ -136,3 +137,21 @@ def test_a_layer_without_statistics_is_an_error():
 
     with pytest.raises(DataError, match=r"layer 'up\.0': calibration found nothing about its"):
         wanda().apply(language(), replace(ANY, blocks=[Blind()]), {})  # type: ignore[arg-type]
+
+
+def test_rows_are_sorted_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The order of a large weight takes several times its bytes."""
+    whole = weights(applied(wanda(sparsity=0.6), language(), tmp_path).carrier)
+    seen: list[int] = []
+    mask = pruning.pattern_mask
+
+    def noted(scores: torch.Tensor, pattern: Any) -> torch.Tensor:
+        seen.append(scores.numel())
+        return mask(scores, pattern)
+
+    monkeypatch.setattr(pruning, "pattern_mask", noted)
+    monkeypatch.setattr(pruning, "_AT_ONCE", 200)
+    found = weights(applied(wanda(sparsity=0.6), language(), tmp_path).carrier)
+    assert max(seen) <= 200
+    assert len(seen) > len(whole)
+    assert all(torch.equal(found[name], whole[name]) for name in whole)
