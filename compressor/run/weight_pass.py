@@ -348,7 +348,7 @@ def compared(
     changed = after.to(before.dtype)
     whole = kept = 0.0
     some = max(1, _COMPARED // max(before.shape[1], 1))  # rows: what is widened takes memory
-    for old, new in zip(before.split(some), changed.split(some), strict=True):
+    for old, new in zip(torch.split(before, some), torch.split(changed, some), strict=True):
         size = old.to(torch.float32).abs()
         whole += float(size.sum(dtype=torch.float64))
         kept += float(size.where(new != 0, 0.0).sum(dtype=torch.float64))

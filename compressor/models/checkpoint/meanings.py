@@ -50,7 +50,7 @@ def mapped_floats(tensor: torch.Tensor, folder: Path | None = None) -> torch.Ten
     if tensor.dim() < _MATRIX or tensor.dtype == torch.float32 or not tensor.numel():
         return tensor.to(torch.float32)
     rows = max(1, _ELEMENTS * len(tensor) // tensor.numel())
-    parts = (part.to(torch.float32) for part in tensor.split(rows))
+    parts = (part.to(torch.float32) for part in torch.split(tensor, rows))
     return mapped(parts, tensor.shape, torch.float32, folder)
 
 

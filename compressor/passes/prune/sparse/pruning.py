@@ -177,5 +177,5 @@ def _masked(matrix: Tensor, scores: Callable[[Tensor], Tensor], pattern: Pattern
     Args:
         scores: returns those of some rows.
     """
-    parts = matrix.split(max(1, _AT_ONCE // max(matrix.shape[1], 1)))
+    parts = torch.split(matrix, max(1, _AT_ONCE // max(matrix.shape[1], 1)))
     return torch.cat([part.where(pattern_mask(scores(part), pattern), 0.0) for part in parts])
