@@ -25,14 +25,13 @@ from compressor.types.carrier import Carrier
 from compressor.types.tensors import TensorSpec
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.exporters.test_litert import (
-    FUNCTIONS,
     IMAGE,
-    MODULES,
     TARGET,
-    UNARY,
     Among,
     Function,
+    Many,
     Network,
+    compare_outputs,
     noise,
     opened,
 )
@@ -56,20 +55,6 @@ def share_lost(exact: np.ndarray, other: np.ndarray) -> float:
     return float(np.square(exact - other).sum() / np.square(exact).sum())
 
 
-class Many(nn.Module):
-    """Every operator on one image, each with an output of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        given = {**UNARY, **FUNCTIONS}
-        made = [*(Function(x) for x in given.values()), *(build() for build in MODULES.values())]
-        self.names = [*given, *MODULES]
-        self.parts = nn.ModuleList(made)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(part(x) for part in self.parts)
-
-
 @pytest.mark.slow
 def test_operators_compute_what_pytorch_does(tmp_path: Path):
     module = Many()
@@ -80,12 +65,8 @@ def test_operators_compute_what_pytorch_does(tmp_path: Path):
         ours = list(runner.run(given).values())
         with torch.no_grad():
             theirs = module(torch.from_numpy(given["x"]))
-        assert len(ours) == len(theirs)
         for name, mine, other in zip(module.names, ours, theirs, strict=True):
-            want = other.numpy()
-            np.testing.assert_allclose(
-                mine, want, rtol=1e-4, atol=1e-4 * np.abs(want).max(), err_msg=name
-            )
+            compare_outputs(mine, other, name)
 
 
 @pytest.fixture(scope="module")

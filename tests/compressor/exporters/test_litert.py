@@ -110,9 +110,48 @@ MODULES = {
     "prelu": lambda: nn.PReLU(6),
     "gated": lambda: nn.Sequential(nn.Conv2d(6, 6, 1), nn.ReLU6(), nn.Conv2d(6, 4, 3), nn.ReLU()),
 }  # fmt: skip
+APART = ("as it is", "relu", "flatten", "softmax of rows", "conv", "depthwise", "dense")
+"""Written alone by default, too: a graph's ends are laid out as what lies there wants it."""
+
+
+def on_images() -> dict[str, nn.Module]:
+    """Return all operators on an image by name."""
+    functions = {name: Function(function) for name, function in {**UNARY, **FUNCTIONS}.items()}
+    return functions | {name: build() for name, build in MODULES.items()}
+
+
+class Many(nn.Module):
+    """Every operator on one image, each with an output of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        named = on_images()
+        self.names = list(named)
+        self.parts = nn.ModuleList(named.values())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(part(x) for part in self.parts)
+
+
+def compare_outputs(ours: np.ndarray, theirs: torch.Tensor, name: str) -> None:
+    want = theirs.numpy()
+    np.testing.assert_allclose(ours, want, rtol=1e-4, atol=1e-4 * np.abs(want).max(), err_msg=name)
+
+
+def test_operators_compute_what_pytorch_does(tmp_path: Path):
+    module = Many()
+    runner = LitertExporter().open(written(opened(module, *IMAGE), tmp_path))
+    for count in (1, 3, 2):
+        given = noise(count, *IMAGE, seed=count)
+        ours = runner.run(given).values()
+        with torch.no_grad():
+            theirs = module(torch.from_numpy(given["x"]))
+        for name, mine, other in zip(module.names, ours, theirs, strict=True):
+            compare_outputs(mine, other, name)
+
+
 CASES = [
-    *((name, Function(function), IMAGE) for name, function in {**UNARY, **FUNCTIONS}.items()),
-    *((name, build(), IMAGE) for name, build in MODULES.items()),
+    *((name, module, IMAGE) for name, module in on_images().items()),
     ("sound", nn.Conv1d(6, 4, 5, stride=2, padding=2), SOUND),
     ("sound, dilated", nn.Conv1d(6, 6, 3, dilation=2, groups=6), SOUND),
     ("rows", nn.Sequential(nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 3)), ROWS),
@@ -120,8 +159,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "shape"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_an_operator_computes_what_pytorch_does(
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        pytest.param(
+            *case, id=name, marks=[pytest.mark.slow] * (case[1] == IMAGE and name not in APART)
+        )
+        for name, *case in CASES
+    ],
+)
+def test_an_operator_alone_computes_what_pytorch_does(
     module: nn.Module, shape: tuple[int, ...], tmp_path: Path
 ):
     carrier = opened(module, *shape)
@@ -130,8 +177,7 @@ def test_an_operator_computes_what_pytorch_does(
         given = noise(count, *shape, seed=count)
         (ours,) = runner.run(given).values()
         with torch.no_grad():
-            theirs = module(torch.from_numpy(given["x"])).numpy()
-        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())
+            compare_outputs(ours, module(torch.from_numpy(given["x"])), "alone")
 
 
 @pytest.mark.parametrize("pads", [(0, 0), (1, 0), (1, 1)])
