@@ -34,10 +34,10 @@ demo: $(VENV)/.base  ## compress the handwritten-digits sample and print the res
 	$(BIN)/compress run samples/digits/spec.yaml
 
 test: $(VENV)/.test  ## the tests that take seconds each
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(VENV)/.test  ## the slow tests too
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not benchmark and not zoo'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not benchmark and not zoo'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
