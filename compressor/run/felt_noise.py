@@ -74,11 +74,16 @@ def _decisions(outputs: Batch) -> Array:
 
 
 def _divergence(exact: Array, noisy: Array) -> float:
-    """Return the mean divergence of answers, in nats, from logarithms of probabilities."""
-    return max(0.0, float((np.exp(exact) * (exact - noisy)).sum(axis=-1).mean()))
+    """Return the mean divergence of answers, in nats, from logarithms of probabilities.
+
+    Args:
+        exact: ``[decisions, classes]``, as ``noisy``.
+    """
+    return max(0.0, float((np.exp(exact) * (exact - noisy)).sum(axis=1).mean()))
 
 
 def _log_softmax(logits: Array) -> Array:
+    """Return logarithms of probabilities, float64, of ``[decisions, classes]``."""
     shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+    shifted -= shifted.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

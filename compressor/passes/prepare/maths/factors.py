@@ -107,8 +107,9 @@ def _descent(parts: Sequence[Part], start: Tensor) -> list[Tensor]:
     logarithms = torch.cat([start, torch.zeros(1)]).to(torch.float64)
     mean, square, visited = torch.zeros_like(logarithms), torch.zeros_like(logarithms), []
     for done in range(1, _ROUNDS + 1):
-        errors, slopes = zip(*(each(logarithms) for each in soft), strict=True)
-        slope = sum(slopes) / sum(errors).clamp(min=_LEAST)
+        found = [each(logarithms) for each in soft]
+        error = torch.stack([error for error, _ in found]).sum()
+        slope = torch.stack([slope for _, slope in found]).sum(0) / error.clamp(min=_LEAST)
         slope[-1] = 0.0
         # Adam (Kingma and Ba 2015), with steps that shrink; torch's own takes seconds to import.
         mean, square = mean.lerp(slope, 0.1), square.lerp(slope.square(), 0.01)

@@ -37,9 +37,9 @@ def clip_pairs(codes: Tensor, positions: int) -> Tensor:
     if not len(rows):
         return codes
     given = (half[rows, places].to(torch.int16) for half in (first, second))
+    columns = torch.stack(pairs(codes.shape[1], positions)).to(codes.device)[:, places]
     changed = codes.clone()
-    for columns, clipped in zip(pairs(codes.shape[1], positions), _clipped(*given), strict=True):
-        changed[rows, columns.to(codes.device)[places]] = clipped.to(codes.dtype)
+    changed[rows, columns] = torch.stack(_clipped(*given)).to(codes.dtype)
     return changed
 
 
@@ -121,11 +121,16 @@ def _errors(halves: tuple[Tensor, ...], scale: Tensor, scheme: Scheme) -> Tensor
     if len(rows):
         clipped = _clipped(first[rows, places], second[rows, places])
         first[rows, places], second[rows, places] = clipped
-    squares = [
-        codes.mul_(scale).sub_(values).square_().sum(1, dtype=torch.float64)
-        for codes, values in zip((first, second, rest), halves, strict=True)
-    ]
-    return squares[0] + squares[1] + squares[2]
+    return (
+        _squares(first, halves[0], scale)
+        + _squares(second, halves[1], scale)
+        + _squares(rest, halves[2], scale)
+    )
+
+
+def _squares(codes: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """Return each row's sum, float64; the codes are used up."""
+    return codes.mul_(scale).sub_(values).square_().sum(1, dtype=torch.float64)
 
 
 @cache
