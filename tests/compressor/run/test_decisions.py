@@ -109,6 +109,7 @@ def test_each_sample_keeps_its_hardest_decision_whatever_the_class():
         flips = [[0, 1], [1, 0]] if places[1] == 0 else [[0, 1], [0, 1]]
         assert decisions.classes[:, 2:].tolist() == flips
         assert decisions.margins.tolist() == margins
+        assert decisions.choices == 2
         assert (decisions.classes.dtype, decisions.margins.dtype) == (np.int32, np.float32)
         assert decisions.labelled == (max(targets) >= 0)
         entry = flipped_entry(decisions, "model.onnx")

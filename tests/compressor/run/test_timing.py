@@ -140,6 +140,28 @@ def test_large_batches_are_halved_where_the_budget_is_short(
     assert max(log) == (1 if each > 1 else 16), "a run of all samples would take half a minute"
 
 
+def test_a_batch_is_asked_for_that_fits_if_samples_take_a_quarter_of_the_time_in_it(clock: Clock):
+    """64 of them would then take 24.5 seconds, and 16 take 6.1; so 8 are run, and no more."""
+    log: list[int] = []
+
+    def seconds(batch: Batch) -> float:
+        log.append(len(batch["x"]))
+        return 0.146 * (1 if log[-1] == 2 else log[-1] / 2 / 4)
+
+    sizes = [[{"x": np.zeros((size, 2))}] for size in (2, 64)]
+    measured = measure_sizes(already_open({"a": Timed(clock, seconds)}), sizes)
+    assert [times.batch for times in measured] == [2, 8]
+    assert set(log) == {2, 8}
+
+
+def test_a_batch_that_would_be_as_small_as_the_one_before_is_left_out(clock: Clock):
+    """16 samples would take 16.8 seconds, a quarter of them 4.2."""
+    log: list[int] = []
+    sizes = [[{"x": np.zeros((size, 2))}] for size in (4, 16)]
+    measured = measure_sizes({"a": sized(clock, log, 0.05)}, sizes)
+    assert [times.batch for times in measured] == [4]
+
+
 def test_a_slow_model_is_warmed_up_by_one_run(clock: Clock):
     log: list[int] = []
     measure({"a": sized(clock, log, 0.1)}, [BATCH], budget=0.0)
@@ -242,7 +264,8 @@ def test_larger_batches_are_warmed_up_by_two_runs_once_the_smallest_has_settled(
     runs = first.seconds["a"][0].shape[-1], second.seconds["a"][0].shape[-1]
     assert (first.batch, second.batch, *runs) == (1, 16, 6, 1)
     starts = [i for i, batch in enumerate(log) if not batch]
-    for start, end in pairwise(starts[1:]):  # the first finds out what fits
+    assert log[: starts[1]].count(16) == 6, "two runs find out what fits"
+    for start, end in pairwise(starts[1:]):
         opened = log[start + 1 : end]
         warm = opened.count(16) - 2  # and two cycles
         assert (opened[:6], warm) == ([1] * 6, 2)
