@@ -187,7 +187,9 @@ def test_a_size_is_judged_by_default_only_if_the_model_is_to_become_smaller():
     assert judged(limits, larger, shrinks=True) == [("size-ratio", 1.0, True, "failed")]
 
 
-@pytest.mark.parametrize(("guesses", "verdict"), [(10.0, "unknown"), (0.5, "passed")])
+@pytest.mark.parametrize(
+    ("guesses", "verdict"), [(10.0, "unknown"), (1.1, "passed"), (0.5, "passed")]
+)
 def test_labels_that_guesses_would_meet_more_often_prove_nothing(guesses: float, verdict: str):
     """Shifted labels: 0.2 % for both models, in green."""
     shifted = {**ACCURACY, "value": 0.2, "ci95": [0.0, 1.1]}
@@ -206,7 +208,13 @@ def test_labels_that_guesses_would_meet_more_often_prove_nothing(guesses: float,
 
 @pytest.mark.parametrize(
     ("sqnr_db", "drop", "verdict"),
-    [(None, 0.0, "passed"), (100.0, 0.1, "passed"), (99.9, 0.0, "unknown"), (None, 2.0, "unknown")],
+    [
+        (None, 0.0, "passed"),
+        (100.0, 0.1, "passed"),
+        (100.0, 1.0, "passed"),  # the limit itself
+        (99.9, 0.0, "unknown"),
+        (None, 2.0, "unknown"),
+    ],
 )
 def test_few_samples_show_that_a_model_computes_as_the_float_one(
     sqnr_db: float | None, drop: float, verdict: str
@@ -230,6 +238,14 @@ def test_one_sample_has_no_interval():
             LimitKeys(**{**OFF, "metric_drop": 0.5}), [{**one, **same}], alone, shrinks=True
         )
         assert only["verdict"] == "passed"
+
+
+def test_a_share_of_one_sample_has_an_interval():
+    alone = {**ACCURACY, "samples": 1}
+    one = entry(metric=alone, metric_drop_ci95=[-97.5, 97.5], max_abs_diff=0.1)
+    (only,) = judge(LimitKeys(**{**OFF, "metric_drop": 0.5}), [one], alone, shrinks=True)
+    assert (only["verdict"], only["ci95"]) == ("unknown", [-97.5, 97.5])
+    assert only["reason"] == "the 95 % interval contains the limit"
 
 
 @pytest.mark.parametrize(
