@@ -8,6 +8,7 @@ from torch import Tensor
 from compressor.types.layers import Scheme
 
 _OFF = 1e-3  # of a step: dequantized codes are off by float32's rounding, at most 2e-5
+_ROUGHLY = 2 * _OFF  # for what is asked again
 _GLANCED = 2  # values of a row, which tell most rows that lie on no grid
 _LOOKED_AT = 16  # greatest values of a row, which tell the others
 _FEWEST = 5  # values other than zero: by chance, five lie on one of 127 grids in 2e-9 of all rows
@@ -33,11 +34,11 @@ def kept_grids(matrix: Tensor, scale: Tensor, scheme: Scheme) -> Tensor:
     if not plain or scheme.granularity == "group" or not matrix.numel():
         return scale
     rows = matrix.reshape(len(scale), -1).to(torch.float32)
-    codes = torch.arange(scheme.high, 0, -1, dtype=torch.float32)
+    codes = torch.arange(scheme.high, 0, -1)
     glanced = rows[:, :: max(1, rows.shape[1] // _GLANCED)][:, :_GLANCED]
     inverse = codes / rows.abs().amax(1, keepdim=True)
-    likely = _on_grids(glanced[:, :, None], inverse[:, None], 2 * _OFF).any(1).nonzero().flatten()
-    sample = rows[likely].abs().topk(min(_LOOKED_AT, rows.shape[1]), dim=1).values
+    likely = _on_grids(glanced[:, :, None], inverse[:, None], _ROUGHLY).any(1).nonzero().flatten()
+    sample = rows[likely].abs().topk(min(_LOOKED_AT, rows.shape[1])).values
     fits = _on_grids(sample[:, :, None], codes / sample[:, :1, None])
     fits &= ((sample > 0).sum(1) >= _FEWEST)[:, None]
     kept = scale.clone()

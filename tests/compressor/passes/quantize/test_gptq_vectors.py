@@ -159,3 +159,15 @@ def test_inputs_have_to_fit() -> None:
     inputs[3, 2] = torch.inf
     with pytest.raises(ValueError, match="not finite"):
         gptq_from_vectors(matrix, inputs, scale, zero, Scheme(4))
+
+
+def test_damping_is_a_hundredth_of_the_mean_power_unless_said_otherwise() -> None:
+    matrix, inputs = problem(24, 40, 20)
+    scale, zero = absmax_parameters(matrix, Scheme(3))
+    usual = gptq_from_vectors(matrix, inputs, scale, zero, Scheme(3))
+    said, more = (
+        gptq_from_vectors(matrix, inputs, scale, zero, Scheme(3), damping)
+        for damping in (0.01, 1.01)
+    )
+    assert torch.equal(usual.codes, said.codes)
+    assert not torch.equal(usual.codes, more.codes)
