@@ -15,6 +15,7 @@ from compressor.lab.tune.solver import (
     beyond_the_expected,
     cost_of,
     expected_noise,
+    middle_of_the_gap,
     next_noise,
     noise_of,
     order_of_proof,
@@ -112,6 +113,38 @@ def test_the_next_noise_nears_the_limit_from_a_side_that_repeats():
     near = [Reached(1.0, 0.5), Reached(16.0, 2.0)]
     assert next_noise(near, 1.0, repeats=1) == pytest.approx(16 ** (1 / 3))
     assert next_noise(near[::-1], 1.0, repeats=1) == pytest.approx(16 ** (2 / 3))
+
+
+def test_the_other_side_counts_half_each_time_and_any_limit_will_do():
+    far = [Reached(16.0, 2.0), Reached(1.0, 0.5)]
+    assert next_noise(far, 1.0) == pytest.approx(4.0)
+    assert next_noise(far, 1.0, repeats=2) == pytest.approx(16**0.8)
+    halved = [Reached(16.0, 1.0), Reached(1.0, 0.25)]
+    assert next_noise(halved, 0.5) == pytest.approx(4.0)
+
+
+FOUND = [(300.0, 1.0), (200.0, 4.0), (190.0, 16.0)]
+
+
+@pytest.mark.parametrize(
+    ("found", "least", "middle"),
+    [
+        (FOUND, 0.05, 2.0),  # a third of the size; the next gap is a twentieth
+        (FOUND[::-1], 0.05, 2.0),
+        (FOUND, 1 / 3 + 1e-9, None),
+        (FOUND, 1 / 3 - 1e-9, 2.0),
+        ([*FOUND, (310.0, 2.0), (200.0, 5.0), (299.0, 1.0)], 0.05, 2.0),  # others beat these
+        ([*FOUND, (400.0, 0.0)], 0.05, 2.0),  # no noise has no power
+        ([*FOUND, (60.0, 64.0)], 0.05, 32.0),
+        ([(400.0, 0.25), *FOUND], 0.05, 2.0),  # a quarter
+        (FOUND[:1], 0.0, None),
+        ([], 0.0, None),
+    ],
+)
+def test_the_middle_of_the_gap(
+    found: list[tuple[float, float]], least: float, middle: float | None
+):
+    assert middle_of_the_gap(found, least) == (middle and pytest.approx(middle))
 
 
 def test_rounds_end_on_both_sides_of_the_limit_where_the_drop_is_no_power_of_the_noise():
@@ -255,3 +288,13 @@ def test_more_samples_narrow_the_interval_by_their_root():
     assert samples_to_prove(0.2, 1.0, 1000, 0.4) == 16000
     assert samples_to_prove(-0.2, 0.2, 1000, 0.4) == 445
     assert samples_to_prove(0.4, 0.5, 1000, 0.4) is None
+
+
+def test_the_largest_of_the_smaller_ones_is_proved_first():
+    found = [Standing(100, 0.0), Standing(50, 0.1), Standing(80, 0.2)]
+    assert order_of_proof(found, 0.5, 9) == [0, 2, 1]
+
+
+def test_what_loses_more_than_twice_the_limit_does_not_follow():
+    found = [Standing(90, 0.5), Standing(80, 1.0), Standing(70, 1.01)]
+    assert beyond_the_expected(found, 0.5, 100) == [1]

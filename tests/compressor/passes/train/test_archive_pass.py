@@ -246,3 +246,6 @@ def test_the_smallest_kept_round_is_the_result() -> None:
     assert best(rounds, 0.0) == 2
     assert best(rounds, 0.6) == 1
     assert best(rounds[1:2], 0.0) == -1
+    # What is kept on a first try is not after one that was near; one that was lost takes no try.
+    assert best([done(90.0, -0.065), done(80.0, -0.07)], 0.0) == -1
+    assert best([done(90.0, 0.17), done(80.0, -0.07)], 0.0) == 1
