@@ -87,11 +87,18 @@ def test_scores_may_be_large_and_unlike():
 
 def test_several_targets_belong_to_their_samples_too():
     """A run with a metric of several targets ended in an ``AttributeError``."""
-    targets = {"near": np.arange(6.0), "far": np.arange(6.0) + 1}
-    both = Metric("both", lambda out, target: out["y"] - target["near"] + target["far"], code=len)
-    exact = {"y": targets["near"][4:]}
-    feels = Feeling(both, targets).relative_to(exact, first=4)
-    assert feels(moved(exact, "y", np.ones(2))) == pytest.approx(2.0)
+    near = np.arange(12.0).reshape(6, 2)
+    targets = {"near": near, "far": near + 1}
+
+    def squares(outputs: Batch, target: dict[str, np.ndarray]) -> np.ndarray:
+        scale = target["far"] - target["near"]
+        return ((outputs["y"] - target["near"]) ** 2 * scale).sum(axis=1)
+
+    both = Metric("both", squares, code=len)
+    for first, rows in ((3, [3, 4]), (5, [5, 0])):  # samples beyond the last begin anew
+        exact = {"y": near[rows]}
+        feels = Feeling(both, targets).relative_to(exact, first=first)
+        assert feels(moved(exact, "y", np.ones((2, 2)))) == pytest.approx(4.0)
 
 
 def test_of_very_many_decisions_some_are_looked_at(monkeypatch: pytest.MonkeyPatch):
