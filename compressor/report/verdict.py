@@ -203,6 +203,9 @@ def next_step(report: Report, folder: str) -> str:
     if (report.get("advice") or {}).get("suggested"):
         # No file holds the spec of a Python program.
         return f"compress explain {folder}{'' if report.get('objects') else ' --apply'}"
+    costly = _costliest(report) if verdicts.get(_METRIC_DROP) == "failed" else ""
+    if costly:
+        return costly
     if "failed" in verdicts.values():
         slow = {row.key for row in limit_rows(report) if row.verdict == "failed"} == {_LATENCY}
         return f"compress inspect --roofline {folder}" if slow else f"compress explain {folder}"
@@ -221,6 +224,22 @@ def next_step(report: Report, folder: str) -> str:
     if verdicts:
         return f"measure longer: compress bench {folder}"
     return ""
+
+
+_REMOVE = ("prune-", "low-rank", "cluster", "early-exit")  # how passes are called that can do less
+
+
+def _costliest(report: Report) -> str:
+    """Return what to do about the pass that lost the most, if it is one that removes something."""
+    known = [(e["pass"], e["metric_drop"]) for e in report["passes"]]
+    known = [(name, float(drop)) for name, drop in known if drop is not None]
+    before = [0.0, *(drop for _, drop in known)]
+    losses = [(drop - start, name) for (name, drop), start in zip(known, before, strict=False)]
+    loss, name = max(losses, default=(0.0, ""))
+    if loss <= 0.0 or not name.startswith(_REMOVE):
+        return ""
+    words = formats.metric_change(loss, share=formats.is_share(report["baseline"]["metric"]))
+    return f"ask less of {name}, which lost {words}, or train longer after it"
 
 
 def _is_bare(report: Report) -> bool:

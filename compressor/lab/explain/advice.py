@@ -57,7 +57,7 @@ def advise(run: FinishedRun) -> Advice:
         return Advice(None, f"{_NOTHING}: the run {error.problem}")
     gain, reason = explanation.predicted, _unneeded(run.report)
     if not reason and gain is None:
-        reason = f"{_NOTHING}: no rule for a layer would remove much of the noise"
+        reason = "no rule for a layer would remove much of the noise"
     if not reason and explanation.doubt:
         reason = f"no gain can be predicted, since {explanation.doubt}; {_MEASURE}"
     if not reason and gain is not None and not _fits(run.report, gain.bytes):

@@ -119,6 +119,17 @@ def test_what_failed_is_explained(failed_report: Report):
     assert verdict.next_step(failed_report, "out/a") == "compress inspect --roofline out/a"
 
 
+def test_what_pruning_lost_no_rule_for_a_layer_wins_back(failed_report: Report):
+    failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    del failed_report["advice"]
+    pruning = {**failed_report["passes"][0], "pass": "prune-structured", "metric_drop": 7.25}
+    failed_report["passes"].insert(0, pruning)
+    words = "ask less of prune-structured, which lost 7.25 points, or train longer after it"
+    assert verdict.next_step(failed_report, "out/a") == words
+    pruning["metric_drop"] = -0.5  # then the other passes lost it
+    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
+
+
 def test_a_report_of_an_earlier_version_passed_or_failed(passed_report: Report):
     del passed_report["verdict"]
     for entry in passed_report["limits"]:
