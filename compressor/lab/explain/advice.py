@@ -59,7 +59,8 @@ def advise(run: FinishedRun) -> Advice:
     if not reason and gain is None:
         reason = "no rule for a layer would remove much of the noise"
     if not reason and explanation.doubt:
-        reason = f"no gain can be predicted, since {explanation.doubt}; {_MEASURE}"
+        how = f"; {_MEASURE}" if run.manifest.get("spec_file") else ""  # it runs the passes again
+        reason = f"no gain can be predicted, since {explanation.doubt}{how}"
     if not reason and gain is not None and not _fits(run.report, gain.bytes):
         reason = f"{_NOTHING}: the best rules for layers would break the limit size-ratio"
     if reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from ruamel.yaml import YAML
 
 from compressor.cli.application import application
 from compressor.errors import SpecError
+from compressor.lab.explain import advice
 from compressor.lab.explain.advice import advise, write_changed
-from compressor.lab.explain.by_sqnr import FinishedRun, doubts, finished_run
+from compressor.lab.explain.by_sqnr import FinishedRun, doubts, explain_by_sqnr, finished_run
 from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
 from tests.compressor.conftest import spine_of_tests
@@ -202,3 +204,15 @@ def test_what_cannot_be_known_is_said():
     assert "adds up to 0.25 times" in doubts(made([row(0.1)] * 10, "divergence", 13.98))
     unknown = made([{**row(0.0), "metric_noise": None}], "metric", 30.0)
     assert "is not known" in doubts(unknown)
+
+
+def test_a_doubt_names_the_command_that_measures_where_a_file_holds_the_spec(
+    spoiled: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = finished_run(spoiled)
+    doubtful = replace(explain_by_sqnr(run, 3), doubt="nobody knows")
+    monkeypatch.setattr(advice, "explain_by_sqnr", lambda *_: doubtful)
+    monkeypatch.setattr(advice, "_unneeded", lambda _: "")
+    assert "nobody knows; compress explain SPEC --method leave-one-out" in advise(run).reason
+    run.manifest["spec_file"] = None  # of compress quantize
+    assert advise(run).reason.endswith("since nobody knows")
