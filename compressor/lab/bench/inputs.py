@@ -22,6 +22,7 @@ from compressor.run.evaluate import made_up_batch
 from compressor.types.tensors import Array, Batch, TensorSpec, unstackable
 
 _MOST_INPUTS = 64
+_IMAGE_AXES, _SIDE = 4, 224  # of an example
 _TOKENS = TensorSpec("input_ids", ("batch", "sequence"), "int64")
 
 
@@ -194,7 +195,7 @@ def _narrowed(first: TensorSpec, second: TensorSpec) -> tuple[int | str | None, 
 
 
 def _fixed(spec: TensorSpec, shape: Sequence[int] | None) -> TensorSpec:
-    option = f"--shape {spec.name}={','.join(_example(d) for d in spec.shape)}"
+    option = f"--shape {spec.name}={','.join(map(str, _example(spec.shape)))}"
     if not hasattr(torch, spec.dtype):
         raise SpecError(
             f"input {spec.name!r}", f"is of type {spec.dtype}", "time a model that takes numbers"
@@ -210,13 +211,18 @@ def _fixed(spec: TensorSpec, shape: Sequence[int] | None) -> TensorSpec:
     )
     if not fits:
         shown = ",".join(str(d) for d in shape)
-        raise SpecError(f"--shape {spec.name}={shown}", f"does not fit {spec}", f"give {option}")
+        problem = f"does not fit {spec}"
+        if len(shape) != len(spec.shape):
+            problem = f"has {len(shape)} lengths, and {spec} takes {len(spec.shape)}, samples first"
+        raise SpecError(f"--shape {spec.name}={shown}", problem, f"give {option}")
     free = spec.shape and not isinstance(spec.shape[0], int)
     return replace(spec, shape=("batch", *shape[1:]) if free else tuple(shape))
 
 
-def _example(length: int | str | None) -> str:
-    return str(length) if isinstance(length, int) else "1"
+def _example(shape: Sequence[int | str | None]) -> list[int]:
+    """Return lengths that an input may have: of sides of images 224, of other open axes 1."""
+    open_side = _SIDE if len(shape) == _IMAGE_AXES else 1
+    return [d if isinstance(d, int) else open_side if i else 1 for i, d in enumerate(shape)]
 
 
 def _sized(spec: TensorSpec, size: int) -> TensorSpec:

@@ -67,6 +67,8 @@ def test_free_lengths_come_from_the_option():
     assert str(caught.value) == (
         "input ids int64[n, length]: has an unknown length; give --shape ids=1,1"
     )
+    with pytest.raises(CompressorError, match="give --shape page=1,3,224,224"):
+        fixed_shapes([TensorSpec("page", ("n", 3, "h", "w"), "float32")], {})
     fixed = fixed_shapes([IMAGE, TOKENS], parse_shapes(["ids=1,128"]))
     assert [s.shape for s in fixed] == [("batch", 3, 8, 8), ("batch", 128)]
     assert batch_sizes(fixed, []) == (1,)
@@ -84,7 +86,11 @@ def test_free_lengths_come_from_the_option():
         ("=1,2", "is not a name followed by lengths"),
         ("ids=1,x", "is not a name followed by lengths"),
         ("ids=0,4", "is not a name followed by lengths"),
-        ("ids=1,4,4", "--shape ids=1,4,4: does not fit ids int64[n, length]; give --shape ids=1,1"),
+        (
+            "ids=1,4,4",
+            "--shape ids=1,4,4: has 3 lengths, and ids int64[n, length] takes 2, samples first; "
+            "give --shape ids=1,1",
+        ),
         ("image=1,3,9,8", "--shape image=1,3,9,8: does not fit image float32[n, 3, 8, 8]"),
         ("audio=1,3", "--shape audio: is not an input; inputs are: image float32[n, 3, 8, 8], ids"),
     ],
