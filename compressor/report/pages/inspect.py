@@ -31,7 +31,7 @@ from compressor.report.page import (
 )
 from compressor.report.terminal import run_page
 
-_LONGEST = 80  # characters of a value of metadata, such as a chat template
+_LONGEST = 80  # characters of a value of metadata, such as a chat template, or of a tensor's name
 
 
 def contents_page(contents: Contents) -> Page:
@@ -63,11 +63,18 @@ def _model(contents: ModelContents) -> Page:
 
 
 def _metadata(metadata: Mapping[str, Any]) -> Table:
-    rows: list[list[Entry]] = [
-        [key, shorten(" ".join(str(value).split()), _LONGEST, placeholder=" …")]
-        for key, value in metadata.items()
-    ]
+    rows: list[list[Entry]] = [[key, _cut(value)] for key, value in metadata.items()]
     return Table(left("metadata", "value"), rows)
+
+
+def _cut(value: object) -> str:
+    """Return the first words of a value; of a word that is longer, its two ends."""
+    words = " ".join(str(value).split())
+    if len(words) <= _LONGEST:
+        return words
+    short = shorten(words, _LONGEST, placeholder=" …")
+    half = _LONGEST // 2
+    return short if len(short) > half else f"{words[: half - 1]}…{words[-half:]}"
 
 
 def _files(sizes: Mapping[str, int]) -> Line:
@@ -84,7 +91,7 @@ def _graph(graph: GraphFacts) -> list[str]:
     if graph.producer:
         lines.append(f"written by: {graph.producer}")
     if graph.metadata:
-        lines.append(f"metadata: {', '.join(f'{k}={v}' for k, v in graph.metadata.items())}")
+        lines.append(f"metadata: {', '.join(f'{k}={_cut(v)}' for k, v in graph.metadata.items())}")
     return lines
 
 
@@ -100,7 +107,7 @@ def _tensors(contents: ModelContents) -> Table:
     headings = (*left("tensor", "shape", "dtype"), *right("size", "zeros", "MACs"))
     rows = [
         [
-            row.name,
+            _cut(row.name),
             formats.shape(row.shape),
             row.dtype,
             formats.size(row.bytes),

@@ -247,3 +247,21 @@ def test_external_data_of_a_branch(tmp_path: Path) -> None:
     (tmp_path / "data" / "w.bin").write_bytes(content)
     with pytest.raises(ModelError, match=r"'data/w.bin' is missing or too short"):
         inspected(tmp_path / "m.onnx")
+
+
+def test_long_names_and_values_are_cut_on_the_page_alone(tmp_path: Path) -> None:
+    """Those of TensorFlow's fused operators take hundreds of characters, a dictionary thousands."""
+    name = "model/first/" + "x" * 300 + "/last"
+    add = helper.make_node("Add", ["x", name], ["y"])
+    save(tmp_path / "m.onnx", [add], {name: np.ones(4, np.float32)})
+    proto = onnx.load(tmp_path / "m.onnx")
+    proto.metadata_props.add(key="character", value="\n".join(f"c{i}" for i in range(500)))
+    onnx.save(proto, tmp_path / "m.onnx")
+    contents = inspected(tmp_path / "m.onnx")
+    assert list(rows(contents)) == [name]
+    lines = plain_text(contents_page(contents)).splitlines()
+    assert max(map(len, lines)) < 200
+    (row,) = (text for text in lines if text.startswith("model/first/xxx"))
+    assert "…" in row
+    assert "xxx/last " in row
+    assert any(text.startswith("metadata: character=c0 c1 c2") for text in lines)
