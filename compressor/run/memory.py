@@ -23,7 +23,8 @@ _COPIES = 2  # inside runtimes; those in files take memory only while they are r
 _RUNNING = 7  # values of the largest size: some sessions are open at once, each with an arena
 _LOOKED_AT = 3  # a portion that is run, one that is looked at, and the runtime's own
 _BLOCK_VALUES = 4  # values of the largest size that a block observes at once
-_OPEN_BLOCKS = 4  # of a checkpoint that is calibrated from its files: one, and work on its weights
+_OF_BLOCKS = 2  # of a checkpoint that is calibrated from its files: a moment and its factor
+_SCORES = 2  # of all tokens at the places of a batch: as they come, and as they are compared
 _STREAMED_BYTES = 250_000_000  # tensors on their way through, where none stays
 _FLOAT = 4
 _NO_WIDTH = (None, ir.DataType.UNDEFINED, ir.DataType.STRING)
@@ -42,9 +43,11 @@ def peak_memory(
             statistics that it gathers by itself.
     """
     if isinstance(carrier, BlockCheckpoint):
-        held = _OPEN_BLOCKS * carrier.decoder.largest_block if data else 0
-        held = max([held, *(gathered for _, _, gathered in passes)])
-        return _RUNTIME_BYTES + _TRANSFORMERS_BYTES + max(held, _STREAMED_BYTES)
+        needs = [_STREAMED_BYTES, _scores(carrier, data), *(gathered for _, _, gathered in passes)]
+        if any(r.observer == "second-moment" for requests, _, _ in passes for r in requests):
+            columns = max(layer.shape[1] for layer in carrier.layers() if len(layer.shape) > 1)
+            needs.append(_STREAMED_BYTES + _OF_BLOCKS * columns * columns * _FLOAT)
+        return _RUNTIME_BYTES + _TRANSFORMERS_BYTES + max(needs)
     if Capability.GRAPH not in carrier.offers:
         return _RUNTIME_BYTES + _STREAMED_BYTES
     # A batch is not larger than the data are.
@@ -66,6 +69,16 @@ def peak_memory(
     library = type(getattr(carrier, "module", None)).__module__.partition(".")[0]
     libraries = _RUNTIME_BYTES + (_TRANSFORMERS_BYTES if library == "transformers" else 0)
     return libraries + _COPIES * model_bytes(carrier) + max(needs)
+
+
+def _scores(carrier: BlockCheckpoint, data: Mapping[str, Data]) -> int:
+    """Return the bytes of what a decoder says of each place of a batch that it is judged on."""
+    if "evaluation" not in data:
+        return 0
+    judged = data["evaluation"]
+    places = max(prod(a.shape) for a in judged.first(1).values())
+    batch = min(judged.batch, judged.samples or judged.batch)
+    return _SCORES * batch * places * carrier.decoder.vocabulary * _FLOAT
 
 
 def _portion(sample: int, batch: int) -> int:

@@ -12,6 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from compressor.models.transformers.decoder import Decoder
+from compressor.run.plan import make_plan
+from compressor.spec.load import check_spec
+from compressor.spec.source_text import Document
+from tests.compressor.models.transformers_folders import save
 from tests.paths import ROOT
 
 HIDDEN, WIDE, LAYERS, WORDS = 768, 2048, 12, 32_000
@@ -108,3 +113,35 @@ def test_memory_holds_one_block(tmp_path: Path):
     assert size > 1.5 * BOUND, "of bfloat16; float32 would be twice that"
     assert BLOCK < found["growth"] < BOUND, found
     assert found["before"] + found["growth"] < found["predicted"], found
+
+
+@pytest.mark.parametrize(
+    ("method", "role", "predicted"),
+    [
+        ("rtn", None, 660_000_000),
+        ("gptq", "calibration", 960_000_000 + 2 * 4 * 48**2),  # a moment of the widest layer
+        (
+            "rtn",
+            "evaluation",
+            710_000_000 + 2 * 4 * 3 * 40_000_000,
+        ),  # scores of the words at three places
+    ],
+)
+def test_what_is_predicted_of_a_checkpoint(
+    method: str, role: str | None, predicted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    save(tmp_path / "llama", "llama")
+    np.savez(tmp_path / "tokens.npz", input_ids=np.zeros((4, 3), np.int64))
+    data = {"npz": "tokens.npz", "inputs": {"input_ids": "input_ids"}, "batch": 1}
+    monkeypatch.setattr(Decoder, "vocabulary", 40_000_000)
+    value = {
+        "version": 1,
+        "name": "llama",
+        "model": {"checkpoint": "llama"},
+        "data": {} if role is None else {role: data},
+        "passes": [{"pass": "quantize-weights", "preset": "int8", "method": method}],
+        "exports": [{"format": "safetensors", "layout": "compressed-tensors"}],
+        "output": "out",
+    }
+    plan = make_plan(check_spec(Document(tmp_path / "spec.yaml", value)))
+    assert plan.peak_memory == predicted
