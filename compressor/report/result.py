@@ -185,7 +185,8 @@ class RunResult:
         return f"<{type(self).__name__} {name}: {headline(self.report)}{file}>"
 
     def __str__(self) -> str:
-        return plain_text(run_page(self.report, str(self.output))).rstrip("\n")
+        folder = str(self.output) if self.kept is None else None  # gone with the program
+        return plain_text(run_page(self.report, folder)).rstrip("\n")
 
     def _repr_html_(self) -> str:
         """Return the report's first screen in a frame, so that its styles stay its own."""

@@ -118,6 +118,7 @@ def test_a_temporary_folder_lasts_as_long_as_the_result(tmp_path: Path):
     folder = result.output
     assert result.verdict == "unknown"  # nothing was evaluated
     assert (folder / "report.html").is_file()
+    assert str(folder) not in str(result)  # who reads that later finds nothing there
     del result
     gc.collect()
     assert not folder.exists()
