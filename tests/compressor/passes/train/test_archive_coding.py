@@ -69,7 +69,10 @@ def test_first_come_equal_steps_with_zero_among_them() -> None:
     decoded = coding.book[coding.codes.long()]
     assert torch.allclose((coding.weights - decoded).abs(), away)
     assert first_coding(torch.zeros(5), 3).book.abs().max() == 0.0
-    assert first_coding(gaussian(), 1).book.unique().numel() <= 3
+    assert first_coding(gaussian(), 1).book.tolist() == pytest.approx([-most, 0.0])
+    assert len(coding.book) == 8
+    assert coding.book.dtype == torch.float32
+    assert first_coding(torch.zeros(0), 3).codes.numel() == 0
 
 
 def test_a_value_that_few_weights_take_is_dear() -> None:
@@ -114,6 +117,32 @@ def test_no_other_value_costs_less(price: float, seed: int) -> None:
     costs = coding.sensitivity[:, None] / 2 * errors + price * lengths
     taken = costs.gather(1, codes[:, None])[:, 0]
     torch.testing.assert_close(taken, costs.min(1).values)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(1e-4, 1e-1), st.integers(0, 5))
+def test_a_row_or_column_stays_if_it_is_worth_its_bytes(price: float, seed: int) -> None:
+    """Weight by weight first, then the rows, then the columns of what is left."""
+    shape = (6, 10)
+    coding = first_coding(gaussian(60, seed).reshape(shape), 3)
+    coding = replace(coding, sensitivity=0.02 * gaussian(60, 9).abs().reshape(shape))
+    nothing, something, values = coding.lengths(coding.zero)
+    wanted = np.full(shape, coding.zero)
+    gains = np.zeros(shape)
+    used = [n for n, count in enumerate(coding.counts.tolist()) if count]
+    for place in np.ndindex(shape):
+        half, weight = float(coding.sensitivity[place]) / 2, float(coding.weights[place])
+        costs = {
+            n: half * (weight - float(coding.book[n])) ** 2
+            + price * float(nothing[place] if n == coding.zero else something[place] + values[n])
+            for n in used
+        }
+        best = min(costs, key=lambda n: costs[n])
+        wanted[place], gains[place] = best, half * weight**2 - costs[best]
+    vain = gains.sum(1) <= 0
+    wanted[vain], gains[vain] = coding.zero, 0.0
+    wanted[:, gains.sum(0) <= 0] = coding.zero
+    assert assigned(coding, price, coding.zero).tolist() == wanted.tolist()
 
 
 def test_dearer_bytes_are_fewer_and_sensitive_weights_keep_more() -> None:
