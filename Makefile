@@ -33,6 +33,9 @@ setup: $(VENV)/.dev  ## the environment, with all that development needs
 demo: $(VENV)/.base  ## compress the handwritten-digits sample and print the result table
 	$(BIN)/compress run samples/digits/spec.yaml
 
+# Hundreds of processes that tests start would compile the package each, where no bytecode is kept.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.test  ## the tests that take seconds each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
