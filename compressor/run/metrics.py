@@ -255,7 +255,8 @@ def check_finite(
                 raise DataError(
                     f"input {given!r}",
                     f"is NaN or infinite for {where}",
-                    "look at that sample in the file, and after its transform",
+                    "look at that sample in the file (from 0, of those that are used), and after "
+                    "its transform",
                 )
         raise DataError(
             f"output {name!r}",

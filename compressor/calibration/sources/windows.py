@@ -52,7 +52,7 @@ class Windows:
             raise DataError(
                 self.subject,
                 f"has {seen} tokens, but a sample needs {span}: {self.length} and the next one",
-                f"set length: {seen - 1}" if seen > 1 else "give a longer text",
+                f"take a length of {seen - 1} at most" if seen > 1 else "give a longer text",
             )
 
 

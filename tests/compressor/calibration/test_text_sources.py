@@ -217,7 +217,7 @@ print(large - small)
         (b'{"text": "\xff"}\n', "line 1: is not UTF-8"),
         (b"[" * 100_000 + b"\n", "line 1: is not JSON"),
         (b"", "has 0 tokens, but a sample needs 5"),
-        (b'{"text": "abcd"}', "has 4 tokens, but a sample needs 5.*; set length: 3"),
+        (b'{"text": "abcd"}', "has 4 tokens, but a sample needs 5.*; take a length of 3 at most"),
     ],
     ids=["cut", "list", "field", "number", "latin", "deep", "empty", "short"],
 )
