@@ -110,10 +110,10 @@ def test_a_killed_run_begins_again(folder: Path, tmp_path: Path, monkeypatch: py
     whole, _ = passed(folder, tmp_path / "whole", {"pass": "smooth"})
     opener = Decoder.open
 
-    def killed(self: Decoder, index: int) -> torch.nn.Module:
+    def killed(self: Decoder, index: int, folder: Path | None = None) -> torch.nn.Module:
         if index == BLOCKS - 1:
             raise KeyboardInterrupt
-        return opener(self, index)
+        return opener(self, index, folder)
 
     monkeypatch.setattr(Decoder, "open", killed)
     with pytest.raises(KeyboardInterrupt):
