@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,19 +105,19 @@ def _descent(parts: Sequence[Part], start: Tensor) -> list[Tensor]:
     shows all of them the way.
     """
     soft = [part.softened() for part in parts]
-    logarithms = torch.cat([start, torch.zeros(1)]).to(torch.float64)
-    mean, square, visited = torch.zeros_like(logarithms), torch.zeros_like(logarithms), []
+    logarithms = np.append(start.numpy().astype(np.float64), 0.0)
+    mean, square, visited = np.zeros_like(logarithms), np.zeros_like(logarithms), []
     for done in range(1, _ROUNDS + 1):
         found = [each(logarithms) for each in soft]
-        error = torch.stack([error for error, _ in found]).sum()
-        slope = torch.stack([slope for _, slope in found]).sum(0) / error.clamp(min=_LEAST)
+        error = sum(error for error, _ in found)
+        slope = np.sum([slope for _, slope in found], axis=0) / max(error, _LEAST)
         slope[-1] = 0.0
-        # Adam (Kingma and Ba 2015), with steps that shrink; torch's own takes seconds to import.
-        mean, square = mean.lerp(slope, 0.1), square.lerp(slope.square(), 0.01)
-        unbiased = (mean / (1 - 0.9**done)) / (square / (1 - 0.99**done)).sqrt().clamp(min=_LEAST)
+        # Adam (Kingma and Ba 2015), with steps that shrink.
+        mean, square = 0.9 * mean + 0.1 * slope, 0.99 * square + 0.01 * slope * slope
+        unbiased = (mean / (1 - 0.9**done)) / np.maximum(np.sqrt(square / (1 - 0.99**done)), _LEAST)
         logarithms = logarithms - _RATE * (1 - (done - 1) / _ROUNDS) * unbiased
         if done % _EVERY == 0:
-            visited.append(logarithms[:-1].to(torch.float32))
+            visited.append(torch.from_numpy(logarithms[:-1].astype(np.float32)))
     return visited
 
 

@@ -21,16 +21,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from compressor.types.tensors import Array
 
 _SHARP = 24  # exponent of the norm that stands for a maximum in descent
 _LEAST = 1e-300
 
-Soft: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+Soft: TypeAlias = Callable[[Array], tuple[float, Array]]
 """Takes binary logarithms of factors, float64, one a number, and a last one of 0 for channels that
-keep their scale; returns the predicted error with norms in place of maxima, a scalar, and its
-derivative by the natural logarithm of each factor."""
+keep their scale; returns the predicted error with norms in place of maxima, and its derivative by
+the natural logarithm of each factor. Arrays are numpy's: of few channels, torch's functions take
+several times as long."""
 
 
 class Part(Protocol):
@@ -69,22 +73,24 @@ class Span:
     def softened(self) -> Soft:
         """Return what computes the error and its derivative for a descent."""
         reach = self.reach.clamp(min=0)
-        greatest = reach.amax(1)
-        powers = _powers(reach, greatest[:, None])
+        greatest = reach.amax(1).numpy()
+        powers = _powers(reach, reach.amax(1, keepdim=True))
+        gain, index = self.gain.numpy(), self.index.numpy()
 
-        def soft(logarithms: Tensor) -> tuple[Tensor, Tensor]:
-            each = logarithms[self.index]
-            raised = powers * torch.exp2(-_SHARP * each)
-            totals = raised.sum(1).clamp(min=_LEAST)
-            ends = greatest * totals.pow(1 / _SHARP)
+        def soft(logarithms: Array) -> tuple[float, Array]:
+            each = logarithms[index]
+            raised = powers * np.exp2(-_SHARP * each)
+            totals = np.maximum(raised.sum(1), _LEAST)
+            ends = greatest * totals ** (1 / _SHARP)
             if self.symmetric:
-                ends = torch.where(ends == ends.amax(), 2 * ends / (ends == ends.amax()).sum(), 0)
-            noise = self.gain * torch.exp2(2 * each)
-            error = (ends.sum() / self.steps).square() / 12 * noise.sum()
+                widest = ends == ends.max()
+                ends = np.where(widest, 2 * ends / widest.sum(), 0)
+            noise = gain * np.exp2(2 * each)
+            error = (ends.sum() / self.steps) ** 2 / 12 * noise.sum()
             # Of a value that is always zero, the product is too small for float64.
-            shares = ends / (ends.sum() * totals).clamp(min=_LEAST)
-            moved = noise / noise.sum().clamp(min=_LEAST) - shares @ raised
-            return error, _gathered(2 * error * moved, self.index, logarithms)
+            shares = ends / np.maximum(ends.sum() * totals, _LEAST)
+            moved = noise / max(noise.sum(), _LEAST) - shares @ raised
+            return float(error), _gathered(2 * error * moved, index, len(logarithms))
 
         return soft
 
@@ -113,22 +119,25 @@ class Columns:
         """Return what computes the error and its derivative for a descent."""
         greatest = self.peaks.amax((0, 1, 2) if self.shared else 2, True)
         powers = _powers(self.peaks, greatest)
-        first = self.gain.to(torch.float64) * (2 * greatest[..., 0] / self.steps).square() / 12
+        steps = (2 * greatest[..., 0] / self.steps).square()
+        first = (self.gain.to(torch.float64) * steps / 12).numpy()
         if self.shared:
-            powers, first = powers.sum(1, keepdim=True), first.sum(1, keepdim=True)
+            powers, first = powers.sum(1, keepdims=True), first.sum(1, keepdims=True)
+        power, index = self.power.numpy(), self.index.numpy()
 
-        def soft(logarithms: Tensor) -> tuple[Tensor, Tensor]:
-            each = logarithms[self.index]
-            raised = torch.exp2(_SHARP * each)
+        def soft(logarithms: Array) -> tuple[float, Array]:
+            each = logarithms[index]
+            raised = np.exp2(_SHARP * each)
             totals = (powers @ raised[:, :, None])[:, :, 0]
-            totals = (totals.sum() if self.shared else totals).clamp(min=_LEAST)
-            rounding = first * totals.pow(2 / _SHARP)
-            noise = self.power * torch.exp2(-2 * each)
-            behind, every = noise.sum(1, keepdim=True), rounding.sum(1, keepdim=True)
+            totals = np.maximum(totals.sum() if self.shared else totals, _LEAST)
+            rounding = first * totals ** (2 / _SHARP)
+            noise = power * np.exp2(-2 * each)
+            behind, every = noise.sum(1, keepdims=True), rounding.sum(1, keepdims=True)
             error = (every * behind).sum()
-            pull = error.expand_as(first) if self.shared else rounding * behind
+            pull = np.broadcast_to(error, first.shape) if self.shared else rounding * behind
             grown = raised * ((pull / totals)[:, None, :] @ powers)[:, 0]
-            return error, _gathered(2 * (grown - every * noise), self.index, logarithms)
+            slopes = _gathered(2 * (grown - every * noise), index, len(logarithms))
+            return float(error), slopes
 
         return soft
 
@@ -158,13 +167,14 @@ class Rows:
         return Span(reach, self.gain * self.power, self.index, self.steps, True)
 
 
-def _powers(sizes: Tensor, greatest: Tensor) -> Tensor:
-    """Return the powers of sizes over the greatest, which is 0 only where all are."""
+def _powers(sizes: Tensor, greatest: Tensor) -> Array:
+    """Return the powers of sizes over the greatest, which is 0 only where all are; float64."""
     shares = (sizes / greatest.clamp(min=torch.finfo(sizes.dtype).tiny)).to(torch.float64)
-    return shares.square_().square_().square_().pow_(_SHARP // 8)
+    powers: Array = shares.square_().square_().square_().pow_(_SHARP // 8).numpy()
+    return powers
 
 
-def _gathered(slopes: Tensor, index: Tensor, like: Tensor) -> Tensor:
+def _gathered(slopes: Array, index: Array, count: int) -> Array:
     """Return the sum of the slopes of each number; channels without a factor have the last."""
-    places = torch.where(index < 0, len(like) - 1, index)
-    return torch.zeros_like(like).index_add_(0, places.flatten(), slopes.flatten())
+    places = np.where(index < 0, count - 1, index)
+    return np.bincount(places.ravel(), slopes.ravel(), count)
