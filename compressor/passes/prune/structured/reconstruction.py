@@ -27,23 +27,15 @@ from compressor.graph.channels.slicing import Kept
 from compressor.graph.residuals import ResidualBlock
 from compressor.models.element_types import from_numpy
 from compressor.models.onnx.ort_runner import graph_runner
-from compressor.passes.prune.maths.least_squares import (
-    Fit,
-    Start,
-    Sums,
-    clipped_targets,
-    pairs,
-    solve,
-    solved_again,
-)
+from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, pairs, solve
 from compressor.passes.prune.structured.consumers import (
-    Bounds,
     Consumer,
     changed_layers,
     possible_consumers,
     upstream,
 )
 from compressor.passes.prune.structured.counterparts import Ends, common_blocks, stand_ins
+from compressor.passes.prune.structured.solving import FOLDS, Seen, Task
 from compressor.run.blockwise import Activations
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup
@@ -52,11 +44,11 @@ from compressor.types.tensors import Array, Batch, samples_in
 _PLACES = 64  # of a feature map or a sequence that are looked at in each sample at least
 _ROWS_PER_COLUMN = 16  # of all samples together, if they have as many places
 _ROWS = 1 << 15  # of all samples together at least: of few samples, all places tell something
-_FOLDS = 2
 _ROUNDS = 8  # of solving a layer that an activation clips
-_GAIN = 0.02  # share of its error that another round must have gained
 _DOUBLE = 8  # bytes
 _WORKING = 4  # matrices that are there while one layer is solved
+_SINGLE = 4  # bytes
+_HELD = 128 << 20  # bytes of pairs that are kept where layers are solved more than once
 
 
 @dataclass
@@ -148,42 +140,13 @@ def planned(carrier: Carrier, groups: Sequence[ChannelGroup]) -> tuple[tuple[str
     squares = {c.layer.weight: _DOUBLE * c.layer.columns**2 for c in consumers}
     blocks = partition(carrier.graph(), past_sizes=True)
     together = (sum(squares.get(name, 0) for name in block.weights) for block in blocks)
-    bound = _FOLDS * max(together, default=0) + _WORKING * max(squares.values(), default=0)
-    return notes, bound
-
-
-@dataclass(eq=False)
-class _Task:
-    """A layer while it is solved."""
-
-    layer: Consumer
-    ends: Ends
-    scale: Tensor
-    offset: Tensor
-    start: Start
-    fit: Fit | None = None
-    sums: list[Sums] = field(init=False)
-
-    def __post_init__(self) -> None:
-        columns, rows = self.layer.layer.columns, self.layer.layer.rows
-        self.sums = [Sums(columns, rows) for _ in range(_FOLDS)]
-
-    @property
-    def bounds(self) -> Bounds | None:
-        """Those of the activation behind it, if all that is added before is known."""
-        known = self.layer.total is None or self.ends.beside
-        return self.layer.bounds if known else None
-
-    @property
-    def clips(self) -> bool:
-        """Whether it was solved, and not all that is left of its error may make a difference."""
-        return self.bounds is not None and self.fit is not None and self.fit.penalty is not None
-
-    def improved(self) -> bool:
-        """Solve again, if that is better; return whether it was so by enough to go on."""
-        assert self.fit is not None
-        before, self.fit = self.fit, solved_again(self.start, self.sums, self.fit)
-        return self.fit.after < (1 - _GAIN) * before.after
+    bound = FOLDS * max(together, default=0) + _WORKING * max(squares.values(), default=0)
+    held = sum(
+        _SINGLE * _rows(c.layer.columns) * (c.layer.columns + c.layer.rows)
+        for c in consumers
+        if c.bounds is not None
+    )
+    return notes, bound + min(held, _HELD)
 
 
 class _Walk:
@@ -271,7 +234,7 @@ class _Walk:
 
     def _solve(self, pair: Sequence[GraphBlock], level: Sequence[Consumer]) -> None:
         """Solve some layers; again where an activation behind them clips, until it gains little."""
-        tasks = [_Task(c, self._ends(c), c.scale(), c.offset(), self._start(c)) for c in level]
+        tasks = [Task(c, self._ends(c), c.scale(), c.offset(), self._start(c)) for c in level]
         self._gather(pair, tasks)
         for task in tasks:
             _check_finite(task.layer, task.sums)
@@ -282,19 +245,26 @@ class _Walk:
                 break
             for task in again:
                 task.sums = [sums.again() for sums in task.sums]
-            self._gather(pair, again)
+                for seen, number in task.held or ():
+                    task.add(seen, number)
+            self._gather(pair, [task for task in again if task.held is None])
             again = [task for task in again if task.improved()]
         for task in tasks:
             self._keep(task)
 
-    def _gather(self, pair: Sequence[GraphBlock], tasks: Sequence[_Task]) -> None:
+    def _gather(self, pair: Sequence[GraphBlock], tasks: Sequence[Task]) -> None:
         """Run a block of both models over the samples for the moments of some layers."""
+        if not tasks:
+            return
+        left = _HELD
         targets = [name for task in tasks for name in (task.layer.layer.output, *task.ends.whole)]
         sources = [name for task in tasks for name in (task.layer.input, *task.ends.beside)]
         runs = zip(self._run(0, pair[0], targets), self._run(1, pair[1], sources), strict=True)
         for number, (exact, given) in enumerate(runs):
             for task in tasks:
-                _add(task.sums, *self._pairs(task, exact, given), number)
+                seen = self._seen(task, exact, given)
+                left -= task.hold(seen, number, left)
+                task.add(seen, number)
 
     def _ends(self, c: Consumer) -> Ends:
         """Return what a layer makes up for at the sum in which it ends."""
@@ -305,25 +275,20 @@ class _Walk:
             return Ends((beside, self._counterparts[c.total]), (c.total,), (c.beside,))
         return Ends((beside,), (), (c.beside,))
 
-    def _pairs(self, task: _Task, exact: Batch, given: Batch) -> tuple[Tensor, Tensor]:
-        """Return what a layer reads, and what it is to give there: ``[batch, places, n]``."""
+    def _seen(self, task: Task, exact: Batch, given: Batch) -> Seen:
+        """Return what a layer reads in a batch, and what it is to give there."""
         c, ends = task.layer, task.ends
         outputs = [_chosen(c, exact[name]) for name in (c.layer.output, *ends.whole)]
         outputs += [_tensor(given[name]) for name in ends.beside]
-        rows = max(_ROWS, _ROWS_PER_COLUMN * c.layer.columns)
-        wanted = max(_PLACES, -(-rows // self._solved.samples))
+        wanted = max(_PLACES, -(-_rows(c.layer.columns) // self._solved.samples))
         inputs, (target, *others) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
         beside = torch.zeros(())
         if others:
             factor, beside = task.scale.to(target.dtype), others[-1]
             missing = sum(others[: len(ends.plus)]) - sum(others[len(ends.plus) :])
             target = target + torch.where(factor == 0, 0.0, missing / factor)
-        if task.fit is None or task.bounds is None:
-            return inputs, target
-        kind = inputs.dtype
-        now = inputs @ task.fit.weight.T.to(kind) + task.fit.bias.to(kind)
-        offset = task.offset.to(kind) + beside
-        return inputs, clipped_targets(target, now, task.scale.to(kind), offset, *task.bounds)
+        # A part of a larger array would keep all of it.
+        return Seen(inputs.contiguous(), target.contiguous(), beside.contiguous())
 
     def _start(self, c: Consumer) -> Start:
         weight = c.layer.canonical(self._parameter(c.layer.weight)).to(torch.float64)
@@ -333,7 +298,7 @@ class _Walk:
             bias = self._parameter(value.name or "").to(torch.float64)
         return Start(weight, bias, c.shift is not None, c.scale().square())
 
-    def _keep(self, task: _Task) -> None:
+    def _keep(self, task: Task) -> None:
         solved, c, fit = self._solved, task.layer, task.fit
         assert fit is not None
         solved.fits[c.layer.name] = fit
@@ -365,6 +330,11 @@ def _same_places(c: Consumer, before: ir.Shape | None, after: ir.Shape | None) -
     return all(a == b for a, b in known if isinstance(a, int) and isinstance(b, int))
 
 
+def _rows(columns: int) -> int:
+    """Return how many pairs of all samples are looked at for so many columns."""
+    return max(_ROWS, _ROWS_PER_COLUMN * columns)
+
+
 def _given(block: GraphBlock) -> list[str]:
     return [*([block.entry] if block.entry else []), *block.inputs]
 
@@ -387,10 +357,3 @@ def _check_finite(c: Consumer, folds: Sequence[Sums]) -> None:
             "is not finite on the calibration data",
             "look for NaN and very large values in the data, or set reconstruct: false",
         )
-
-
-def _add(folds: Sequence[Sums], inputs: Tensor, target: Tensor, number: int) -> None:
-    """Add one half of a batch's samples to either part; a single sample by turns."""
-    half = len(inputs) // 2
-    for fold, part in enumerate((slice(None, half), slice(half, None))):
-        folds[(fold + number) % _FOLDS].add(inputs[part].flatten(0, 1), target[part].flatten(0, 1))

@@ -182,6 +182,29 @@ def test_what_a_relu_cuts_off_does_not_count(monkeypatch):
     assert fits(again)["second"][1] < 0.9 * fits(once)["second"][1]
 
 
+def test_what_is_kept_for_another_round_changes_nothing(monkeypatch):
+    model, given = carrier(Plain()), data(6)
+    runs: list[int] = []
+    run = reconstruction._Walk._run
+
+    def counted(walk, place, *rest):
+        runs[-1] += place
+        return run(walk, place, *rest)
+
+    monkeypatch.setattr(reconstruction._Walk, "_run", counted)
+    found = []
+    for most in (1 << 30, 200_000, 0):  # all of it, some batches and then none, none
+        monkeypatch.setattr(reconstruction, "_HELD", most)
+        runs.append(0)
+        found.append(pruned(HALF, model, given))
+    assert runs[0] < runs[1] == runs[2]
+    for other in found[1:]:
+        assert fits(other) == fits(found[0])
+        np.testing.assert_array_equal(
+            output(other.carrier, given.data[0]), output(found[0].carrier, given.data[0])
+        )
+
+
 class Chain(nn.Module):
     """Blocks that are added to a stream, the second of them with or without a ReLU behind it."""
 
