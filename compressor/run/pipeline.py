@@ -175,7 +175,7 @@ def _compute(workspace: Workspace, task: _Task) -> None:
     if isinstance(task.declared, TrainPass):
         outcome = _trained(workspace, task, task.declared, survey)
     else:
-        outcome = apply_pass(workspace, task.declared, task.carrier, survey)
+        outcome = apply_pass(workspace, task.declared, task.carrier, survey, task.parts["upstream"])
     seconds = time.perf_counter() - start
     if not workspace.first:
         return
@@ -246,14 +246,13 @@ def apply_pass(
     declared: Pass,
     carrier: Carrier,
     survey: Survey,
-    statistics: Mapping[str, Any] | None = None,
+    upstream: str,
 ) -> Outcome:
     """Apply a pass that does not train, with the run's data.
 
     Args:
         survey: what the pass found in that model.
-        statistics: what it asked for, where that has been collected; not for passes by blocks,
-            whose statistics depend on what they did to earlier blocks.
+        upstream: key of that model; what was gathered of it before is not gathered again.
     """
     direct, context = _direct(declared), _watched(workspace)
     data = workspace.plan.data.get("calibration")
@@ -261,8 +260,8 @@ def apply_pass(
         samples = RunSamples(carrier.inputs, data, context.seed, carrier=carrier)
         with block_run(workspace, declared.name, carrier, survey.requests) as blocks:
             return direct.apply(carrier, replace(context, blocks=blocks, samples=samples), {})
-    if statistics is None:
-        statistics = calibrate(workspace, declared.name, carrier, survey.requests)
+    collect = partial(calibrate, workspace, declared.name, carrier)
+    statistics = workspace.collected.of((upstream, declared.name), survey.requests, collect)
     replays = declared.replays or declared.replays_given
     total = data.runs if data is not None and replays else None
     again = partial(calibrate, workspace, declared.name) if survey.requests else None

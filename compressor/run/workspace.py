@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from compressor.calibration.collected import Collected
 from compressor.graph.costs import batch_macs, cannot_run
 from compressor.graph.output_parts import OutputParts
 from compressor.models.resident_memory import return_freed_memory
@@ -58,6 +59,7 @@ class Workspace:
         proves: an artifact that is not run here is shown to the program that will serve it.
         loop: trains in place of the passes' own loop.
         callbacks: functions of the program that are told of each step of a training.
+        collected: statistics of calibration data; shared by workspaces of variants of one recipe.
     """
 
     plan: Plan
@@ -69,6 +71,7 @@ class Workspace:
     proves: bool = True
     loop: OwnLoop | None = None
     callbacks: Sequence[Callable[[TrainingStep], None]] = ()
+    collected: Collected = field(default_factory=lambda: Collected(most=0))
     _loaded: bool = field(default=False, init=False)
     _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
     _alike: dict[str, str] = field(default_factory=dict, init=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from compressor.calibration.collected import Collected
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.costs import model_bytes
 from compressor.lab.explain.by_sqnr import FinishedRun, suspects
@@ -26,15 +28,14 @@ from compressor.report import formats
 from compressor.run.evaluate import Evaluation
 from compressor.run.judged import judged_parts
 from compressor.run.metrics import resolve_metric
-from compressor.run.pipeline import Step, apply_pass, calibrate, pass_parts, run_passes
+from compressor.run.pipeline import Step, apply_pass, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
 from compressor.run.statistics import paired_difference
 from compressor.run.store import Store, result_key, store_of
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.passes import Pass, Survey
-from compressor.types.statistics import Request
+from compressor.types.passes import Pass
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Variants:
 
     workspace: Workspace
     steps: Sequence[Step]
-    _collected: dict[int, dict[str, tuple[Request, Any]]] = field(default_factory=dict)
+    _collected: Collected = field(default_factory=lambda: Collected(math.inf))
 
     def key(self, changes: Sequence[Change]) -> str:
         """Return the key of a variant, without making it: the same that a run would give it.
@@ -75,42 +76,29 @@ class Variants:
         carrier = workspace.plan.model.carrier if before is None else before.carrier
         for index in range(first, len(passes)):
             planned = workspace.plan.passes[index]
-            key = result_key("pass", key, **pass_parts(workspace, index, planned))
+            upstream, key = key, result_key("pass", key, **pass_parts(workspace, index, planned))
             if make:
-                carrier = self._applied(workspace, index, carrier)
+                carrier = self._applied(workspace, index, carrier, upstream)
         return key, carrier if make else None
 
     def _with(self, passes: Sequence[Pass]) -> Workspace:
         """Return a workspace for other options of the passes; the model's key is known."""
         plan = self.workspace.plan
         other = replace(plan, spec=replace(plan.spec, passes=tuple(passes)))
-        workspace = Workspace(other, self.workspace.store, self.workspace.progress)
+        workspace = Workspace(
+            other, self.workspace.store, self.workspace.progress, collected=self._collected
+        )
         workspace.source_key = self.workspace.source_key
         return workspace
 
-    def _applied(self, workspace: Workspace, index: int, carrier: Carrier) -> Carrier:
+    def _applied(
+        self, workspace: Workspace, index: int, carrier: Carrier, upstream: str
+    ) -> Carrier:
         declared = workspace.plan.spec.passes[index]
         torch.manual_seed(workspace.plan.spec.seed)
         adapted = declared.adapted(carrier, workspace.plan.context)
         survey = declared.survey(adapted, workspace.plan.context)
-        statistics = None
-        if not declared.by_block:
-            statistics = self._statistics(workspace, index, carrier, survey)
-        return apply_pass(workspace, declared, adapted, survey, statistics).carrier
-
-    def _statistics(
-        self, workspace: Workspace, index: int, carrier: Carrier, survey: Survey
-    ) -> Mapping[str, Any]:
-        """Collect what no earlier variant has collected from the same model."""
-        before = self.steps[index - 1].carrier if index else workspace.plan.model.carrier
-        # After a changed pass activations differ, so nothing collected before can be used.
-        collected = self._collected.setdefault(index, {}) if carrier is before else {}
-        missing = [r for r in survey.requests if collected.get(r.key, (None,))[0] != r]
-        declared = workspace.plan.spec.passes[index]
-        adapted = declared.adapted(carrier, workspace.plan.context)
-        statistics = calibrate(workspace, declared.name, adapted, tuple(missing))
-        collected.update({r.key: (r, statistics[r.key]) for r in missing})
-        return {r.key: collected[r.key][1] for r in survey.requests}
+        return apply_pass(workspace, declared, adapted, survey, upstream).carrier
 
 
 def obstacle(plans: Sequence[PassPlan], index: int) -> str:

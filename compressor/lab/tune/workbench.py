@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from compressor.calibration.collected import Collected
 from compressor.errors import SpecError
 from compressor.graph.costs import layer_bytes
 from compressor.lab.tune.answer import Objective
@@ -129,6 +130,7 @@ class Workbench:
     watch: Watch = field(default_factory=Watch)
     made: dict[str, Candidate] = field(default_factory=dict)
     evaluations: int = 0
+    collected: Collected = field(default_factory=Collected)
 
     @cached_property
     def base(self) -> Workspace:
@@ -208,7 +210,7 @@ class Workbench:
         return next((i for i in runs if not exports[i].not_judged), runs[0])
 
     def _workspace(self, plan: Plan) -> Workspace:
-        workspace = Workspace(plan, self.store, _SILENT)
+        workspace = Workspace(plan, self.store, _SILENT, collected=self.collected)
         workspace.source_key = self.base.source_key
         workspace.baseline_runner = self.base.baseline_runner
         return workspace

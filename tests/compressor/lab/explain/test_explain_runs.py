@@ -188,16 +188,16 @@ def test_what_was_measured_is_not_measured_again(
 
 
 def test_statistics_are_collected_once(quantized: Project, monkeypatch: pytest.MonkeyPatch):
-    from compressor.lab.explain import leave_one_out as variants
+    from compressor.run import pipeline
 
     asked: list[int] = []
-    collect = variants.calibrate
+    collect = pipeline.calibrate
 
     def counting(workspace: Any, label: str, carrier: Any, requests: Any) -> Any:
         asked.append(len(requests))
         return collect(workspace, label, carrier, requests)
 
-    monkeypatch.setattr(variants, "calibrate", counting)
+    monkeypatch.setattr(pipeline, "calibrate", counting)
     document(quantized.path, *MEASURE)
     assert sum(1 for count in asked if count) <= 2  # the rest, where the first variant lacked some
 
