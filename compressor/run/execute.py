@@ -114,6 +114,13 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
+def settle() -> None:
+    """Within :func:`settled`, let the collector pass by what there is now; it stays to the end."""
+    if gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
+
+
 @contextmanager
 def computing_for(exports: Sequence[Exporter]) -> Iterator[None]:
     """Let graphs with codes compute as the exports' targets do, if none of them saturates."""

@@ -32,6 +32,7 @@ from compressor.run.artifacts import (
 )
 from compressor.run.attribution import attribution
 from compressor.run.evaluate import Evaluation
+from compressor.run.execute import settle
 from compressor.run.pipeline import FUSE, Step, run_passes
 from compressor.run.plan import Plan, make_plan
 from compressor.run.statistics import Difference, paired_difference
@@ -171,6 +172,7 @@ class Workbench:
             size, _ = float_file(workspace, artifact.exporter)
         made = Candidate(name, recipe, choice, plan, steps, written, artifact, workspace, size)
         self.made[key] = made
+        settle()  # it stays to the end of the search
         return made
 
     def _run(self, plan: Plan) -> tuple[Workspace, list[Step]]:
@@ -215,9 +217,9 @@ class Workbench:
         workspace.baseline_runner = self.base.baseline_runner
         return workspace
 
-    def searching(self, candidate: Candidate) -> Workspace:
-        """Return a candidate's workspace in which the search data are what is evaluated."""
-        data = {**candidate.plan.data, "evaluation": self.search.parts[0]}
+    def searching(self, candidate: Candidate, part: int = 0) -> Workspace:
+        """Return a candidate's workspace in which a part of the search data is evaluated."""
+        data = {**candidate.plan.data, "evaluation": self.search.parts[part]}
         return self._workspace(replace(candidate.plan, data=data, metric=self.search.metric))
 
     def searched(self, candidate: Candidate) -> Searched:
@@ -230,10 +232,8 @@ class Workbench:
     def _searched(self, candidate: Candidate) -> Searched:
         pairs: list[tuple[Evaluation, Evaluation]] = []
         stopped = False
-        for part in self.search.parts:
-            data = {**candidate.plan.data, "evaluation": part}
-            plan = replace(candidate.plan, data=data, metric=self.search.metric)
-            workspace = self._workspace(plan)
+        for part in range(len(self.search.parts)):
+            workspace = self.searching(candidate, part)
             ours = artifact_evaluation(workspace, candidate.artifact)
             theirs = workspace.baseline_evaluation
             assert ours is not None
