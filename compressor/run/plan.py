@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from compressor.calibration.collect import make_observer
-from compressor.errors import CompressorError, SpecError, located
+from compressor.errors import SpecError, located
 from compressor.graph.costs import model_bytes, model_macs, model_parameters
 from compressor.models.layer_uses import input_limits
 from compressor.run.causal import window_doubts
@@ -17,6 +18,7 @@ from compressor.run.data_doubts import (
     data_doubts,
     why_foreign,
 )
+from compressor.run.export_plan import ExportPlan, plan_exports
 from compressor.run.judged import judged_parts
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
@@ -61,36 +63,13 @@ class PassPlan:
 
 
 @dataclass(frozen=True)
-class ExportPlan:
-    """What one exporter will write.
-
-    Attributes:
-        at_most: the files may take less, which shows once the weights are coded.
-        estimate: they may take less or more, which shows in the run.
-        float_bytes: what they will be compared with: the size of the user's own files, or of the
-            float model in this format; ``None`` where that is not predicted.
-    """
-
-    format: str
-    bytes: int
-    at_most: bool = False
-    estimate: bool = False
-    float_bytes: int | None = None
-
-    @property
-    def size_ratio(self) -> float | None:
-        """The predicted size over that of the float model."""
-        return self.bytes / self.float_bytes if self.float_bytes else None
-
-
-@dataclass(frozen=True)
 class Plan:
     """A spec that has been checked from end to end.
 
     Attributes:
         model: the float model, its weights not read yet.
         context: what passes are told about the spec.
-        final: the model after all passes, with weights that mean nothing.
+        previews: the model after each pass, with weights that mean nothing.
         bytes: of the float model's tensors.
         macs: multiply-accumulates for one sample; ``None`` without a graph.
         warnings: limits that the prediction says will not hold, and artifacts that cannot be
@@ -108,7 +87,7 @@ class Plan:
     passes: tuple[PassPlan, ...]
     exports: tuple[ExportPlan, ...]
     rows: tuple[LayerRow, ...]
-    final: Carrier
+    previews: tuple[Carrier, ...]
     bytes: int
     parameters: int
     macs: int | None
@@ -116,6 +95,11 @@ class Plan:
     warnings: tuple[str, ...]
     doubts: tuple[str, ...] = ()
     training_metric: Metric | None = None
+
+    @property
+    def final(self) -> Carrier:
+        """The model after all passes, with weights that mean nothing."""
+        return self.previews[-1] if self.previews else self.model.carrier
 
     @property
     def shrinks(self) -> bool:
@@ -129,7 +113,8 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     Reads headers, one sample of each data source, and the model's structure.
 
     Args:
-        like: the plan of a spec with the same model and data, which are not opened again.
+        like: the plan of a spec with the same model and data, which are not opened again; nor are
+            the same first passes planned again.
 
     Raises:
         CompressorError: anything that would make the run fail, as far as it can be known.
@@ -154,18 +139,24 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         {name: array.shape for name, array in samples.get("calibration", {}).items()},
     )
     passes: list[PassPlan] = []
+    previews: list[Carrier] = []
+    known = 0 if like is None else _planned_before(spec, context, like)
     float_model, guessed = carrier, False
     leaves_graph = ""  # the pass that made a graph of a module
     for index, step in enumerate(spec.passes):
-        with located(spec.where("passes", index)):
-            plan, after = _plan_pass(step, carrier, context, data, leaves_graph)
-            _check_named(spec, index, carrier)
+        if like is not None and index < known:
+            plan, after = like.passes[index], like.previews[index]
+        else:
+            with located(spec.where("passes", index)):
+                plan, after = _plan_pass(step, carrier, context, data, leaves_graph)
+                _check_named(spec, index, carrier)
+        previews.append(after)
         guessed = guessed or step.estimated
         passes.append(replace(plan, estimate=guessed))
         if Capability.TRAIN in carrier.offers - after.offers:
             leaves_graph = step.name
         carrier = after
-    exports = _plan_exports(spec, model, carrier, guessed=guessed)
+    exports = plan_exports(spec, model, carrier, guessed=guessed)
     _check_exports(spec, spec.exports)
     _check_judged(spec)
     size = model_bytes(float_model)
@@ -179,7 +170,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         passes=tuple(passes),
         exports=tuple(exports),
         rows=layer_rows(float_model, carrier, [step.layers for step in passes]),
-        final=carrier,
+        previews=tuple(previews),
         bytes=size,
         parameters=model_parameters(float_model),
         macs=model_macs(float_model),
@@ -190,6 +181,14 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         doubts=doubts,
         training_metric=training_metric,
     )
+
+
+def _planned_before(spec: Spec, context: PassContext, like: Plan) -> int:
+    """Return how many passes another plan begins with as well."""
+    if context != like.context:
+        return 0
+    both = zip(spec.passes, like.spec.passes, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
 
 def _check_judged(spec: Spec) -> None:
@@ -211,36 +210,6 @@ def _limits_metric(spec: Spec) -> bool:
 
 def _shrinks(passes: Sequence[PassPlan], size: int) -> bool:
     return bool(passes) and passes[-1].bytes <= _SMALLER * size
-
-
-def _plan_exports(
-    spec: Spec, model: OpenedModel, carrier: Carrier, *, guessed: bool
-) -> list[ExportPlan]:
-    exports = []
-    for index, exporter in enumerate(spec.exports):
-        with located(spec.where("exports", index)):
-            exporter.check(carrier)
-            plan = ExportPlan(
-                exporter.format,
-                exporter.predict(carrier),
-                exporter.bound,
-                guessed or exporter.estimated,
-                _float_bytes(exporter, model),
-            )
-        exports.append(plan)
-    return exports
-
-
-def _float_bytes(exporter: Exporter, model: OpenedModel) -> int | None:
-    """Return the size that a run will compare an artifact with, as far as it is known cheaply."""
-    own = model.own_bytes(exporter.format)
-    if own is not None or exporter.estimated:
-        return own
-    try:
-        exporter.check(model.carrier)
-        return exporter.predict(model.carrier)
-    except CompressorError:  # options that only a compressed model can have
-        return model_bytes(model.carrier)
 
 
 def _warnings(

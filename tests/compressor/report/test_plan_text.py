@@ -9,8 +9,9 @@ import pytest
 
 from compressor.report.pages.plan import NARROW, plan_json, plan_page
 from compressor.report.terminal import plain_text
+from compressor.run.export_plan import ExportPlan
 from compressor.run.layer_rows import LayerRow
-from compressor.run.plan import ExportPlan, PassPlan, Plan
+from compressor.run.plan import PassPlan, Plan
 from compressor.types.passes import LayerPlan
 from compressor.types.statistics import Request
 from compressor.types.tensors import TensorSpec
@@ -65,7 +66,7 @@ def make_plan(**changes: Any) -> Plan:
                 2_600,
             ),
         ),
-        "final": stand_in(),
+        "previews": (),
         "bytes": 1_089_032,
         "parameters": 269_722,
         "macs": 40_813_184,
