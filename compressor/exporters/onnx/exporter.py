@@ -128,13 +128,12 @@ class OnnxExporter(Exporter):
         raised = model.opset_imports.get("", opset) < opset
         opsets.check_opset(opsets.convert(model, opset) if raised else model, opset)
         layout = self._layout(carrier, USUAL)
-        wrong = check_message(layout.proto)
+        wrong = check_message(layout)
         if wrong is not None:
-            raise SpecError(
-                "the graph",
-                f"is not valid in opset {opset} ({wrong})",
-                f"set opset: {model.opset_imports.get('', opset)}",
+            remedy = (
+                f"set opset: {model.opset_imports['']}" if raised else "report it, with the model"
             )
+            raise SpecError("the graph", f"is not valid in opset {opset} ({wrong})", remedy)
         if layout.model_bytes >= PROTOBUF_LIMIT:
             raise SpecError(
                 "external-data",

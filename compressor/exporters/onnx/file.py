@@ -132,15 +132,25 @@ def described(proto: onnx.ModelProto) -> dict[str, Described]:
     return {t.name: (t.data_type, tuple(t.dims)) for t in all_initializers(proto.graph)}
 
 
-def check_message(proto: onnx.ModelProto) -> str | None:
+def check_message(layout: Layout) -> str | None:
     """Return what onnx's checker, with strict shape inference, refuses, or ``None``.
 
-    No weight is needed: initializers become inputs.
+    No weight is needed: initializers become inputs, but for short ones of int64. These are axes and
+    lengths; where a slice of a shape has none, onnx infers that nothing is left of it.
     """
     probe = onnx.ModelProto()
-    probe.CopyFrom(proto)
-    _make_inputs(probe, described(probe))
+    probe.CopyFrom(layout.proto)
+    weights = {name for name in described(probe) if not _is_lengths(layout.tensors[name])}
+    for tensor in all_initializers(probe.graph):
+        if tensor.name not in weights:
+            tensor.raw_data = layout.tensors[tensor.name].tobytes()
+    _make_inputs(probe, weights)
     return _checked(probe)
+
+
+def _is_lengths(tensor: ir.TensorProtocol) -> bool:
+    known = not isinstance(tensor, ir.LazyTensor)
+    return known and tensor.dtype == ir.DataType.INT64 and tensor.nbytes < _EXTERNAL_FROM
 
 
 def _make_inputs(model: onnx.ModelProto, names: Collection[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnx_ir as ir
 import pytest
 from google.protobuf.message import DecodeError
@@ -131,7 +132,7 @@ def test_large_weights_of_a_branch_are_checked_without_their_data(tmp_path: Path
     inside = {t.name for t in all_initializers(layout.proto.graph)}
     inside -= {t.name for t in layout.proto.graph.initializer}
     assert inside & {n for n, size in layout.inline.items() if size >= LEAST}
-    assert check_message(layout.proto) is None
+    assert check_message(layout) is None
     (path,) = write_layout(layout, tmp_path)
     check_file(path, layout.proto.opset_import[0].version, expected)
 
@@ -158,3 +159,31 @@ def test_the_memory_is_that_of_one_tensor() -> None:
         tracemalloc.stop()
     assert peak < 3 * size
     assert {t.data_type for t in layout.proto.graph.initializer} == {TensorProto.FLOAT}
+
+
+UPSAMPLED = """
+<ir_version: 8, opset_import: ["" : 17]>
+upsampled (float[batch, 3, 8, 8] image) => (float[batch, 3, height, width] y)
+<int64 row = {2}, int64 column = {3}, int64 twice = {2}, int64[1] none = {0}, int64[1] two = {2}>
+{
+    shape = Shape (image)
+    rows = Gather <axis = 0> (shape, row)
+    columns = Gather <axis = 0> (shape, column)
+    height = Mul (rows, twice)
+    width = Mul (columns, twice)
+    first = Unsqueeze (height, none)
+    second = Unsqueeze (width, none)
+    samples = Slice (shape, none, two, none)
+    sizes = Concat <axis = 0> (samples, first, second)
+    y = Resize <mode = "nearest"> (image, , , sizes)
+}
+"""
+
+
+def test_sizes_that_are_sliced_from_a_shape_are_taken() -> None:
+    """So PyTorch writes the upsampling of a decoder for any number of samples."""
+    layout = lay_out(skeleton(ir.from_proto(onnx.parser.parse_model(UPSAMPLED))), external=False)
+    assert check_message(layout) is None
+    wrong = UPSAMPLED.replace("(samples, first, second)", "(samples, first)")
+    layout = lay_out(skeleton(ir.from_proto(onnx.parser.parse_model(wrong))), external=False)
+    assert "must be same as rank of input 'X'" in (check_message(layout) or "")
