@@ -171,7 +171,8 @@ def _with_next_tokens(plan: Plan, data: Data, target: str | None) -> Data:
         return data
     if target is None or entry is None:
         return data
-    labelled: Any = source.model_copy(update={"fields": {**source.fields, target: target}})
+    fields = {**source.fields, target: target} if source.fields else {}  # none stands for all
+    labelled: Any = source.model_copy(update={"fields": fields})
     whole = labelled if held is None else replace(held, source=labelled)
     return replace(data, source=whole, target=target)
 
