@@ -200,15 +200,21 @@ def next_step(report: Report, folder: str) -> str:
     verdicts = {row.key: row.verdict for row in limit_rows(report) if row.verdict != "passed"}
     if not all(check.ok for check in check_rows(report)):
         return f"read the failed checks in {folder}/report.md"
-    if (report.get("advice") or {}).get("suggested"):
+    # Rules for layers win back what the metric lost; they mend no other limit.
+    felt = _METRIC_DROP in verdicts or not verdicts
+    if felt and (report.get("advice") or {}).get("suggested"):
         # No file holds the spec of a Python program.
         return f"compress explain {folder}{'' if report.get('objects') else ' --apply'}"
     costly = _costliest(report) if verdicts.get(_METRIC_DROP) == "failed" else ""
     if costly:
         return costly
     if "failed" in verdicts.values():
-        slow = {row.key for row in limit_rows(report) if row.verdict == "failed"} == {_LATENCY}
-        return f"compress inspect --roofline {folder}" if slow else f"compress explain {folder}"
+        failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
+        if _METRIC_DROP in failed:
+            return f"compress explain {folder}"
+        if failed == {_LATENCY}:
+            return f"compress inspect --roofline {folder}"
+        return "take fewer bits or channels, or allow more with limits.size-ratio"
     if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
         if report.get("objects"):
             return "to measure quality, give data to evaluate on"

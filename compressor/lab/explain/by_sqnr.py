@@ -85,9 +85,11 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
     report, manifest = read_mapping(folder / REPORT), opened.content
     _check(subject, report, manifest)
     if spec is not None and manifest["spec"] != json.loads(json.dumps(spec.resolved)):
-        raise SpecError(
-            f"spec {str(path)!r}", "has changed since it was run", f"compress run {path} first"
-        )
+        made_by = (folder / str(manifest.get("spec_file") or path.resolve())).resolve()
+        problem = "has changed since it was run"
+        if made_by != path.resolve():
+            problem = f"is not what was run last into {str(folder)!r}: that was {made_by.name!r}"
+        raise SpecError(f"spec {str(path)!r}", problem, f"compress run {path} first")
     return FinishedRun(folder, report, manifest, spec)
 
 
@@ -165,17 +167,30 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
 
 
 def _predicted(report: Mapping[str, Any], layers: Sequence[LayerCost]) -> Gain:
-    """Return what changes would bring together; the metric's loss goes as what it feels goes."""
+    """Return what changes would bring together; the metric's loss goes as what it feels goes.
+
+    What other passes lost, such as those that train, stays.
+    """
     gain = together([cost.gain for cost in layers])
-    drop = report["passes"][-1]["metric_drop"]
-    if gain.metric_share is None or drop is None:
+    own = _own_drop(report["passes"])
+    if gain.metric_share is None or own is None:
         return gain
-    return replace(gain, metric=gain.metric_share / 100 * max(0.0, float(drop)))
+    return replace(gain, metric=gain.metric_share / 100 * max(0.0, own))
+
+
+def _own_drop(passes: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return by how much the passes with rules for layers made the metric worse."""
+    drops = [entry["metric_drop"] for entry in passes]
+    if any(drop is None for drop in drops):
+        return None
+    steps = zip([0.0, *drops], drops, passes, strict=False)
+    return sum(float(drop - before) for before, drop, entry in steps if entry["attribution"])
 
 
 _WORTHWHILE = 10.0  # percent of the noise, by which suggestions together reduce it at least
 _LEAST_LAYERS, _LEAST_SHARE = 3, 0.25
 _MOST_APART = 2.0
+_MOST_LOST = 0.5  # share of the metric's loss that passes with rules have at least
 
 
 def doubts(report: Mapping[str, Any]) -> str:
@@ -183,7 +198,7 @@ def doubts(report: Mapping[str, Any]) -> str:
     passes = report["passes"]
     entries = [entry["attribution"] for entry in passes if entry["attribution"]]
     sqnr, trained = passes[-1]["sqnr_db"], any(entry.get("training") for entry in passes)
-    reason = _unfelt(passes[-1]["metric"], entries)
+    reason = _unfelt(passes[-1]["metric"], entries) or _lost_before(passes) or _twice(passes)
     if reason or sqnr is None or trained or any(e["basis"] != "outputs" for e in entries):
         return reason
     found = sum(_whole(entry) for entry in entries) * 10.0 ** (float(sqnr) / 10.0)
@@ -192,6 +207,32 @@ def doubts(report: Mapping[str, Any]) -> str:
             f"the noise of single layers adds up to {found:.2g} times that in the model's output: "
             "they amplify or dampen each other's, or other samples have more"
         )
+    return ""
+
+
+def _lost_before(passes: Sequence[Mapping[str, Any]]) -> str:
+    """Return which pass without rules lost most of the metric; empty where none did."""
+    drop, own = passes[-1]["metric_drop"], _own_drop(passes)
+    if own is None or drop <= 0 or own >= _MOST_LOST * drop:
+        return ""
+    drops = [float(entry["metric_drop"]) for entry in passes]
+    lost = [drop - before for before, drop in zip([0.0, *drops], drops, strict=False)]
+    most = max(range(len(passes)), key=lambda i: 0.0 if passes[i]["attribution"] else lost[i])
+    name, metric = passes[most]["pass"], passes[-1]["metric"]["name"]
+    return f"most of what {metric} lost was lost by {name}, which has no rules for single layers"
+
+
+def _twice(passes: Sequence[Mapping[str, Any]]) -> str:
+    """Return which pass rounds again what an earlier one changed; empty where none does."""
+    changed: dict[str, str] = {}
+    for entry in passes:
+        for row in (entry["attribution"] or {"layers": ()})["layers"]:
+            before = changed.setdefault(str(row["name"]), str(entry["pass"]))
+            if before != entry["pass"]:
+                return (
+                    f"{entry['pass']} changes layers behind {before}, and what a layer loses by "
+                    "one of them depends on the other"
+                )
     return ""
 
 

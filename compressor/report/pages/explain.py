@@ -38,11 +38,13 @@ def explanation_page(explanation: Explanation, written: Path | None = None) -> P
     page.append(GAP)
     if explanation.doubt:
         page.append(line(f"What that would gain cannot be predicted: {explanation.doubt}.", "open"))
-    for word, gain in (("predicted", explanation.predicted), ("measured", explanation.measured)):
+    predicted = None if explanation.doubt else explanation.predicted
+    for word, gain in (("predicted", predicted), ("measured", explanation.measured)):
         if gain is not None:
             page.append(line(f"Together, {word}: {_sum(explanation, gain)}"))
     if written is not None:
         page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
+        page.append(line("It replaces the results of this run; with --set output=DIR both stay."))
     return page
 
 

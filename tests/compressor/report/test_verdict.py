@@ -119,6 +119,24 @@ def test_what_failed_is_explained(failed_report: Report):
     assert verdict.next_step(failed_report, "out/a") == "compress inspect --roofline out/a"
 
 
+@pytest.mark.parametrize(
+    ("limit", "step"),
+    [
+        ("metric-drop", "compress explain out/a --apply"),
+        ("latency-ratio", "compress inspect --roofline out/a"),
+        ("size-ratio", "take fewer bits or channels, or allow more with limits.size-ratio"),
+    ],
+)
+def test_rules_for_layers_are_no_remedy_for_time_and_bytes(
+    failed_report: Report, limit: str, step: str
+):
+    failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    for entry in failed_report["limits"]:
+        entry["verdict"] = "failed" if entry["name"] == limit else "passed"
+        entry["ok"] = entry["name"] != limit
+    assert verdict.next_step(failed_report, "out/a") == step
+
+
 def test_what_pruning_lost_no_rule_for_a_layer_wins_back(failed_report: Report):
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
     del failed_report["advice"]

@@ -152,7 +152,7 @@ def test_no_file_is_overwritten(spoiled: Path):
     for _ in range(2):
         result = explained(spoiled, "--apply")
         assert result.exit_code == 0, result.stderr
-        names.append(result.stdout.splitlines()[-1])
+        names.append(result.stdout.splitlines()[-2])
     assert "our.next.yaml. Next: compress run" in names[0]
     assert "our.next2.yaml. Next: compress run" in names[1]
 
@@ -189,7 +189,8 @@ def made(rows: list[dict[str, Any]], basis: str, sqnr: float) -> dict[str, Any]:
         "layers": rows,
     }
     metric = {"name": "f1", "value": 1.0}
-    return {"passes": [{"attribution": entry, "metric": metric, "sqnr_db": sqnr}]}
+    given = {"pass": "round", "attribution": entry, "metric": metric, "metric_drop": 1.0}
+    return {"passes": [{**given, "sqnr_db": sqnr}]}
 
 
 def test_what_cannot_be_known_is_said():
@@ -204,6 +205,27 @@ def test_what_cannot_be_known_is_said():
     assert "adds up to 0.25 times" in doubts(made([row(0.1)] * 10, "divergence", 13.98))
     unknown = made([{**row(0.0), "metric_noise": None}], "metric", 30.0)
     assert "is not known" in doubts(unknown)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "doubted"),
+    [(0.4, 1.0, False), (0.6, 1.0, True), (1.2, 1.0, True), (0.0, 0.0, False), (-0.5, 0.2, False)],
+)
+def test_what_a_pass_without_rules_lost_is_not_won_back(before, after, doubted):
+    (rounding,) = made([row(0.1)], "divergence", 30.0)["passes"]
+    trained = {"pass": "finetune", "attribution": None, "metric_drop": before}
+    report = {"passes": [trained, {**rounding, "metric_drop": after}]}
+    words = "most of what f1 lost was lost by finetune, which has no rules for single layers"
+    assert doubts(report) == (words if doubted else "")
+
+
+def test_layers_that_two_passes_change_are_not_foreseen():
+    (rounding,) = made([row(0.1)], "divergence", 30.0)["passes"]
+    other = {**rounding, "attribution": {**rounding["attribution"], "layers": []}}
+    first, second = ({**rounding, "pass": name, "metric_drop": 0.5} for name in ("cut", "round"))
+    words = "round changes layers behind cut, and what a layer loses by one of them depends on"
+    assert doubts({"passes": [first, {**second, "metric_drop": 1.0}]}).startswith(words)
+    assert words not in doubts({"passes": [{**other, "metric_drop": 0.5}, second]})
 
 
 def test_a_doubt_names_the_command_that_measures_where_a_file_holds_the_spec(

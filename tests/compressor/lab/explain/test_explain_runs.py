@@ -272,6 +272,10 @@ def test_bad_input(quantized: Project, tmp_path: Path):
     refused(2, "add --method leave-one-out", folder, "--layers", "2")
     refused(2, "--set: changes a spec, and a run is named", folder, "--set", "seed=1")
     refused(2, "has changed since it was run; compress run", quantized.path, "--set", "seed=1")
+    other = quantized.path.with_name("other.yaml")
+    other.write_text(json.dumps({**json.loads(quantized.path.read_text()), "seed": 1}))
+    words = f"run last into '{quantized.output}': that was '{quantized.path.name}'; compress run"
+    refused(2, words, other)
     document = quantized.report()
     report.write_text("{")
     refused(3, "report.json does not match manifest.json: it was edited", folder)
