@@ -146,7 +146,7 @@ def untied(carrier: Carrier) -> Carrier:
     The scales of the last norm go into the output layer. With the table's weight they would go into
     the table, too, and what it gives to the first block would not be the turned stream.
     """
-    if not isinstance(carrier, CheckpointCarrier) or not _is_tied(carrier):
+    if not isinstance(carrier, CheckpointCarrier) or not is_tied(carrier):
         return carrier
     table = carrier.tensors()[f"{TABLE}.weight"]
     if table.codes is not None or carrier.config.get("model_type") not in FAMILIES:
@@ -165,7 +165,8 @@ def added_by_untying(carrier: Carrier) -> tuple[str, ...]:
     )
 
 
-def _is_tied(carrier: Carrier) -> bool:
+def is_tied(carrier: Carrier) -> bool:
+    """Return whether a decoder's output layer has the weight of its table of tokens."""
     tensors = carrier.tensors()
     shared = f"{OUTPUT}.weight" not in tensors or _config(carrier).get("tie_word_embeddings")
     return f"{TABLE}.weight" in tensors and bool(shared)
@@ -188,7 +189,7 @@ def parts_of(carrier: Carrier) -> dict[str, Layer]:
     coded = sorted(name for name, tensor in tensors.items() if tensor.codes is not None)
     if coded:
         raise _refused(f"turns float weights, and {coded[0]!r} is codes", "put it before the pass")
-    if _is_tied(carrier):
+    if is_tied(carrier):
         raise _refused(
             f"cannot turn a module's tied embeddings: the scales of {LAST_NORM} go into the "
             "output layer, and not into the table of tokens",

@@ -1,4 +1,4 @@
-"""Orthogonal matrices that spread a vector over all of its channels.
+"""Orthogonal matrices that spread a vector over all of its channels, or sort them by their power.
 
 A randomized Hadamard matrix is ``diag(signs) @ H / sqrt(n)``; QuIP# (Tseng et al. 2024,
 arXiv:2402.04396) and QuaRot (Ashkboos et al. 2024, arXiv:2404.00456) rotate weights and activations
@@ -82,6 +82,28 @@ class DenseRotation:
     def turned_rows(self, matrix: Tensor) -> Tensor:
         """Return ``R.T @ matrix``, for a matrix ``[n, columns]``."""
         return self.matrix.T @ matrix.to(self.dtype)
+
+
+def principal_components(moment: Tensor) -> tuple[DenseRotation, Tensor]:
+    """Return the basis in which channels are uncorrelated, and what each then has of the power.
+
+    Of all bases, the first ``k`` channels of this one have the most power together, for each ``k``
+    (Hotelling 1933). Signs are such that the largest entry of each component is positive.
+
+    >>> turn, powers = principal_components(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
+    >>> turn.times(torch.tensor([0.0, 2.0])).tolist(), powers.tolist()
+    ([2.0, 0.0], [4.0, 1.0])
+
+    Args:
+        moment: the second moment ``Σ x xᵀ`` of what flows, ``[n, n]``.
+
+    Returns:
+        The matrix, float64, with components as columns, and their powers, float64 ``[n]``, falling.
+    """
+    powers, components = torch.linalg.eigh(moment.to(torch.float64))
+    powers, components = powers.flip(0).clamp(min=0), components.flip(1)
+    largest = components.gather(0, components.abs().argmax(0, keepdim=True))
+    return DenseRotation(components * largest.sign()), powers
 
 
 def rotation(size: int, seed: int) -> Rotation:

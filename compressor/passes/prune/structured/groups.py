@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from pydantic import Field
 
-from compressor.errors import listed
+from compressor.errors import SpecError, listed
 from compressor.graph.costs import parameters
 from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
 from compressor.types.carrier import Carrier
@@ -25,7 +25,14 @@ from compressor.types.passes import LayerOutcome, LayerRule, PassContext
 _LAYOUT = "compressed-tensors"
 
 Criterion: TypeAlias = Literal[
-    "l2", "l1", "batch-norm", "taylor", "activation", "reconstruction", "random"
+    "l2",
+    "l1",
+    "batch-norm",
+    "taylor",
+    "activation",
+    "reconstruction",
+    "principal-components",
+    "random",
 ]
 Scope: TypeAlias = Literal["global", "local", "sensitivity"]
 Minimum: TypeAlias = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
@@ -55,6 +62,19 @@ class Target(OneOf):
     def key(self) -> str:
         """The option's key in a spec, such as ``target.macs``."""
         return f"target.{self.kind}"
+
+    def check(self, scope: Scope | None) -> None:
+        """Check that it is spread over groups, if it is said how.
+
+        Raises:
+            SpecError: it is not.
+        """
+        if scope is not None and self.kind == "ratio":
+            raise SpecError(
+                "scope",
+                f"is {scope}, but a ratio applies to each group by itself",
+                "remove scope, or set target macs, parameters or latency",
+            )
 
 
 class StructuredRule(LayerRule):

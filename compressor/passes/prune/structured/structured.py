@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import lcm
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from compressor.graph.residuals import ResidualBlock
 from compressor.models.threads import on_threads
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.criteria import Queue, Scores, normalized
-from compressor.passes.prune.structured import groups, latency, reconstruction, scores
+from compressor.passes.prune.structured import groups, latency, principal, reconstruction, scores
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import remaining_scores
 from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal, became_notes
@@ -33,6 +34,7 @@ from compressor.types.passes import GraphPass, Outcome, PassContext, Survey
 from compressor.types.tensors import Batch
 
 _SCAN_SAMPLES = 32
+_FROM_DATA = ("taylor", "reconstruction", "principal-components")
 _ANY = PassContext()
 _TENSORRT_MULTIPLE = 8  # of channels that its kernels for float16 are made for
 
@@ -52,8 +54,9 @@ class PruneStructured(GraphPass):
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
-        "2024 (arXiv:2403.12983) for criteria; Luo et al. 2017 (arXiv:1707.06342), He et al. 2017 "
-        "(arXiv:1707.06168), Zhang et al. 2015 (arXiv:1505.06798) for reconstruction"
+        "2024 (arXiv:2403.12983), Ashkboos et al. 2024 (arXiv:2401.15024) for criteria; Luo et al. "
+        "2017 (arXiv:1707.06342), He et al. 2017 (arXiv:1707.06168), Zhang et al. 2015 "
+        "(arXiv:1505.06798) for reconstruction"
     )
 
     target: groups.Target = Field(description="how much to remove")
@@ -63,8 +66,9 @@ class PruneStructured(GraphPass):
         "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
         "to the outputs to first order (taylor), by mean absolute activations (activation), by "
         "the error that remains once the layers that read them are solved (reconstruction; l2 "
-        "where none can be), or at random as a baseline; taylor, activation and reconstruction "
-        "read the calibration data",
+        "where none can be), by their power once a decoder's residual stream is turned to its "
+        "principal components (principal-components; l2 for all other channels), or at random as "
+        "a baseline; l2, l1, batch-norm and random need no calibration data",
     )
     scope: groups.Scope | None = Field(
         default=None,
@@ -115,7 +119,7 @@ class PruneStructured(GraphPass):
     def replays(self) -> str:
         """What calibration data are run for."""
         purposes = {
-            f"to score by {self.criterion}": self.criterion in ("taylor", "reconstruction"),
+            f"to score by {self.criterion}": self.criterion in _FROM_DATA,
             "to measure sensitivity": self.sensitivity or self.scope == "sensitivity",
             "to weigh what is lost against the time": self.target.kind == "latency",
             "to re-estimate batch-norm statistics": self.re_estimate,
@@ -154,6 +158,8 @@ class PruneStructured(GraphPass):
                     reasons[layer.name] = f"the target leaves its {before} channels whole"
         rows = plan_layers(self.name, actions, reasons)
         selector.check()
+        if self.criterion == "principal-components":
+            principal.check(carrier, choice)
         removable = [p.group for p in choice.prunable]
         requests = (
             scores.activation_requests(choice.channels, removable)
@@ -197,12 +203,7 @@ class PruneStructured(GraphPass):
         return carrier.with_channels(smaller, kept, planned=True)
 
     def _check(self, graph: ir.Model) -> None:
-        if self.scope is not None and self.target.kind == "ratio":
-            raise SpecError(
-                "scope",
-                f"is {self.scope}, but a ratio applies to each group by itself",
-                "remove scope, or set target macs, parameters or latency",
-            )
+        self.target.check(self.scope)
         if self.re_estimate and next(batch_norms(graph), None) is None:
             raise SpecError(
                 "re-estimate",
@@ -255,10 +256,15 @@ class _Pruning:
     _samples: Samples | None
 
     def __post_init__(self) -> None:
+        options = self._options
+        self._turned: principal.Turned | None = None
+        if options.criterion == "principal-components":
+            assert self._samples is not None
+            self._turned = principal.to_components(self._carrier, self._samples)
+            self._carrier = self._turned.carrier
         self._graph = self._carrier.graph()
         self._analysis = analyse(self._graph)
         self._channels = self._analysis.channels
-        options = self._options
         self._selector = options.selector(self._carrier, self._channels, self._context)
         self._blocks = options.blocks(self._carrier, self._selector.choice)
         self._removal = Removal(self._carrier, self._analysis, self._blocks)
@@ -274,15 +280,19 @@ class _Pruning:
             after = self._carrier.with_trainable_graph(smaller, (), probe=probe)
         else:
             after = self._carrier.with_channels(smaller, kept, probe=probe)
+        if self._turned is not None:
+            after = self._turned.scaled(after, variant.removed)
+            self._notes.append(self._turned.note(variant.removed))
         self._notes += became_notes(self._carrier, after, dropped=bool(variant.dropped))
         self._notes += self._removal.proof(variant, smaller, self._samples)
         details: dict[str, dict[str, Any]] = {}
         if self._solves:
             assert self._samples is not None
-            graphs, data = (self._graph, smaller), self._samples.batches()
-            required = self._options.reconstruct is True
+            graphs, data = (self._graph, after.graph()), self._samples.batches()
             dropped = [self._blocks[i] for i in sorted(variant.dropped)]
-            after, solved = reconstructed(after, graphs, kept, dropped, data, required=required)
+            after, solved = reconstructed(
+                after, graphs, kept, dropped, data, required=self._options.reconstruct is True
+            )
             details = solved.details()
             self._notes.append(solved.note())
         elif self._options.re_estimate and self._samples is not None:
@@ -317,17 +327,19 @@ class _Pruning:
         graph, channels = self._graph, self._channels
         removable = [p.group for p in self._selector.prunable]
         weighed = scores.weighed_members(graph, removable)
+        sized = partial(scores.magnitude_scores, graph, channels, removable)
         match self._options.criterion:
             case "l1" | "l2" as norm:
-                return scores.magnitude_scores(graph, channels, removable, weighed, int(norm[1]))
+                return sized(weighed, int(norm[1]))
             case "reconstruction":
                 assert self._samples is not None
-                plain = scores.magnitude_scores(graph, channels, removable, weighed, 2)
-                batches = self._samples.batches
+                batches, plain = self._samples.batches, sized(weighed, 2)
                 return remaining_scores(self._carrier, channels, removable, batches, plain)
+            case "principal-components":
+                assert self._turned is not None
+                return self._turned.scores(removable, sized(weighed, 2))
             case "batch-norm":
-                scales = scores.norm_scales(removable)
-                return scores.magnitude_scores(graph, channels, removable, scales, 1)
+                return sized(scores.norm_scales(removable), 1)
             case "activation":
                 return scores.activation_scores(channels, removable, self._statistics)
             case "random":

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.passes.prepare.maths.rotation import paley, rotation
+from compressor.passes.prepare.maths.rotation import paley, principal_components, rotation
 
 
 @pytest.mark.parametrize("size", [4, 12, 20, 24, 28, 36, 44, 60, 76])
@@ -52,3 +52,21 @@ def test_a_single_channel_is_spread_over_all(size: int, small: int) -> None:
     spread = made.times(torch.eye(size))
     assert torch.allclose(spread.abs(), torch.full_like(spread, size**-0.5))
     assert len(made.small) == small  # Paley's smallest, and Sylvester's around it
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 40), rank=st.integers(1, 40), seed=st.integers(0, 5))
+def test_principal_components_are_uncorrelated_and_sorted(size: int, rank: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn((rank, size), generator=generator, dtype=torch.float64)
+    moment = rows.T @ rows
+    turn, powers = principal_components(moment)
+    one = torch.eye(size, dtype=torch.float64)
+    assert torch.allclose(turn.matrix @ turn.matrix.T, one, atol=1e-10)
+    seen = turn.times(rows)
+    assert torch.allclose(seen.T @ seen, torch.diag(powers), atol=1e-8)
+    assert (powers >= 0).all()
+    assert (powers.diff() <= 0).all()
+    assert (powers[rank:] < 1e-9 * powers[0]).all()
+    largest = turn.matrix.abs().argmax(0, keepdim=True)
+    assert (turn.matrix.gather(0, largest) > 0).all()
