@@ -2,8 +2,10 @@
 
 Tables, no assertions. Only the stream is cut: heads and MLPs keep their widths. What remains is
 solved on calibration text (``reconstruct``) but for two rows. Each network is written as a
-directory of its class and judged as transformers opens that. Losses are means over 64 windows of
-held-out text, each minus the float model's; the interval is that of the mean over windows.
+directory of its class and judged as transformers opens that. Then all channels are cut together to
+a share of the weights, by the default scope; layers differ in width, and the module is judged.
+Losses are means over 64 windows of held-out text, each minus the float model's; the interval is
+that of the mean over windows.
 
 Two networks: the Llama of the samples, and a Qwen3 of another width, which is trained here with
 tied embeddings; its output layer gets a weight of its own first.
@@ -38,6 +40,7 @@ WINDOWS = 64  # 16,384 characters, at even distances
 TEXTS, BATCH = 128, 8
 RATIOS = (0.1, 0.2, 0.3)
 KEPT = [{"match": f"*{name}_proj", "skip": True} for name in ("q", "k", "v", "gate", "up")]
+WEIGHTS, WHOLE = 0.7, ("l2", "reconstruction", "principal-components")
 WAYS: tuple[tuple[str, bool], ...] = (
     ("random", True),
     ("l2", True),
@@ -78,21 +81,23 @@ def test_hidden_size(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     def judged(place: Path) -> Tensor:
         return nats(Logits(transformers.AutoModelForCausalLM.from_pretrained(place)), windows)
 
+    def pruned(**options: Any) -> Any:
+        given = {**options, "round_to": heads}
+        return PruneStructured.model_validate(given, strict=False).apply(carrier, context, {})
+
+    def shown(lost: Tensor) -> str:
+        return f"{float(lost.mean()):.4f} ± {1.96 * float(lost.std()) / len(lost) ** 0.5:.4f}"
+
     def cut(ratio: float, criterion: str, reconstruct: bool) -> str:
-        options = {"target": {"ratio": ratio}, "layers": KEPT, "round_to": heads}
-        step = PruneStructured.model_validate(
-            {**options, "criterion": criterion, "reconstruct": reconstruct}, strict=False
-        )
+        options = {"target": {"ratio": ratio}, "layers": KEPT}
         begun = time.process_time()
-        after = step.apply(carrier, context, {}).carrier
+        after = pruned(**options, criterion=criterion, reconstruct=reconstruct).carrier
         seconds = time.process_time() - begun
         out = tmp_path / f"{criterion}-{ratio}-{reconstruct}"
         out.mkdir()
         SafetensorsExporter(layout="compressed-tensors").write(after, out, USUAL)
-        lost = judged(out) - reference
         width = transformers.AutoConfig.from_pretrained(out).hidden_size
-        interval = 1.96 * float(lost.std()) / len(lost) ** 0.5
-        return f"{width}: {float(lost.mean()):.4f} ± {interval:.4f} ({seconds:.0f} s)"
+        return f"{width}: {shown(judged(out) - reference)} ({seconds:.0f} s)"
 
     # transformers wants the width of a Llama to be a multiple of the number of heads.
     carrier = open_pretrained("AutoModelForCausalLM", folder, {}, ())
@@ -103,3 +108,9 @@ def test_hidden_size(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
             title = criterion + ("" if reconstruct else ", as cut")
             found = [cut(ratio, criterion, reconstruct) for ratio in RATIOS]
             print(f"{title:32}" + "".join(f"{each:>30}" for each in found), flush=True)
+        print(f"all channels, {WEIGHTS:g} of the weights")
+        for criterion in WHOLE:
+            outcome = pruned(target={"parameters": WEIGHTS}, criterion=criterion)
+            lost = nats(Logits(outcome.carrier.module), windows) - reference
+            width = outcome.carrier.tensors()["lm_head.weight"].shape[1]
+            print(f"{criterion:32}{width}: {shown(lost)}", flush=True)
