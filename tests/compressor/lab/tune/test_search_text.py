@@ -49,9 +49,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("keys", [{}, {"inputs": {"input_ids": "input_ids"}}], ids=["all", "named"])
-@pytest.mark.parametrize("samples", [64, 320], ids=["samples beyond", "some held back"])
+@pytest.mark.parametrize(
+    ("samples", "words"),
+    [
+        (64, "samples 65 to 399 of the calibration source"),
+        (320, "the last 80 of 320 calibration samples, which do not calibrate"),
+    ],
+)
 def test_samples_have_the_inputs_and_the_tokens_that_follow(
-    folder: Path, keys: dict[str, Any], samples: int
+    folder: Path, keys: dict[str, Any], samples: int, words: str
 ):
     text = {"tokenizer": "tokenizer.json", "length": LENGTH, "batch": 4}
     spec = {
@@ -70,6 +76,7 @@ def test_samples_have_the_inputs_and_the_tokens_that_follow(
         YAML().dump(spec, stream)
     found = search_data(make_plan(load_spec(folder / "spec.yaml")))
     assert found.same
+    assert found.words == words
     first = next(iter(found.parts[0].batches()))
     assert {"input_ids", "labels"} <= first.keys()
     np.testing.assert_array_equal(first["input_ids"][:, 1:], first["labels"][:, :-1])
