@@ -133,7 +133,9 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
     recipe, inputs = recipe_for(carrier), carrier.inputs
     first = ONNX.format(model=scalar(relative), inputs=_listed(inputs))
     calibrated = recipe.calibrated
-    why = _why_feeds(inputs, stacked=given.found is not None and given.found.stacked)
+    why = _why_feeds(
+        inputs, carrier.outputs, stacked=given.found is not None and given.found.stacked
+    )
     scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
     metric = AGREEMENT if scores_classes(carrier) else COSINE
     data = given.part(inputs, calibrated=calibrated, scored=scored, metric=metric)
@@ -191,11 +193,18 @@ def _images(inputs: Sequence[TensorSpec]) -> str:
     return ""
 
 
-def _why_feeds(inputs: Sequence[TensorSpec], *, stacked: bool) -> str:
+def _why_feeds(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], *, stacked: bool
+) -> str:
     """Return why samples are whole feeds; empty if arrays can hold them, or do (``stacked``)."""
     given = unstackable(inputs)
     if given is not None:
         return f"An input does not begin with an axis for samples: {printable(str(given))}"
+    states = _states(inputs, outputs) if _of_one_sample(inputs) and not stacked else {}
+    if states:
+        name, output = next(iter(states.items()))
+        names = f"{printable(output)!r} of input {printable(name)!r}"
+        return f"An output has the shape and the name of an input, as a state has: {names}"
     if inputs and not stacked and _is_image_of_any_size(inputs[0].shape):
         return f"Samples may differ in size: {printable(str(inputs[0]))}"
     return ""
@@ -230,12 +239,18 @@ def _feeds(
     )
 
 
+def _of_one_sample(inputs: Sequence[TensorSpec]) -> bool:
+    return all(spec.shape and spec.shape[0] == 1 for spec in inputs)
+
+
 def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
     """Return outputs that look like the next value of an input without an axis of samples.
 
-    They have its shape and type; of several, one whose name contains the input's comes first.
+    They have its shape and type; of several, one whose name begins or ends with the input's comes
+    first. Where all inputs are of one sample, others are none.
     """
     states: dict[str, str] = {}
+    single = _of_one_sample(inputs)
     stacked = {i.name for i in inputs if i.shape and not isinstance(i.shape[0], int)}
     for spec in inputs:
         like = [
@@ -246,8 +261,9 @@ def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict
             and output.name not in states.values()
         ]
         if spec.shape and spec.name not in stacked and like:
-            named = [name for name in like if spec.name in name]
-            states[spec.name] = (named or like)[0]
+            named = [n for n in like if n.startswith(spec.name) or n.endswith(spec.name)]
+            if named or not single:
+                states[spec.name] = (named or like)[0]
     return states if len(states) < len(inputs) else {}
 
 

@@ -38,17 +38,19 @@ def check_consumer(
     """
     usual = layout == "compressed-tensors"
     presets = "int8-w8a8, fp8-w8a8, int4-g128 or int4-g32" if usual else "int4-g128 or int4-g32"
+    usually = f"use preset {presets}, or skip the layer"
     for tensor in tensors:
         codes = tensor.codes
-        problem = "" if codes is None else _problem(consumer, layout, codes)
+        problem, remedy = "" if codes is None else _problem(consumer, layout, codes), usually
         if consumer == "transformers" and lost_experts([tensor], layout, stacked):
             problem = f"reads no codes of single experts from layout {layout}"
+            remedy = "use layout compressed-tensors, or skip the layer"
         if codes is not None and problem:
             inputs = "" if codes.inputs is None else f" with {codes.inputs}"
             raise SpecError(
                 f"layer {codes.layer.name!r}",
                 f"would be {codes.scheme}{inputs}, and {consumer} {problem}",
-                f"use preset {presets}, or skip the layer",
+                remedy,
             )
 
 

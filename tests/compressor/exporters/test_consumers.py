@@ -97,7 +97,10 @@ def test_transformers_reads_no_single_experts_from_the_layouts_of_gptq_and_awq()
     expert = stored("int4-g32")
     for layout in ("gptq", "awq"):
         assert lost_experts([expert], layout, {expert.name})
-        with pytest.raises(SpecError, match=f"no codes of single experts from layout {layout}"):
+        with pytest.raises(
+            SpecError,
+            match=f"no codes of single experts from layout {layout}; use layout compressed-tensors",
+        ):
             check_consumer("transformers", [expert], layout, {expert.name})
         check_consumer("vllm", [expert], layout, {expert.name})
         assert not lost_experts([expert], layout, {"another"})

@@ -118,6 +118,28 @@ def test_of_a_model_with_a_state(tmp_path: Path) -> None:
     assert voice.plan().data.keys() == {"calibration", "evaluation"}
 
 
+@pytest.mark.parametrize(
+    ("samples", "output", "state"),
+    [(1, "h_next", {"h": "h_next"}), (1, "other", {}), (4, "h_next", {})],
+)
+def test_of_a_state_for_one_sample(
+    tmp_path: Path, samples: int, output: str, state: dict[str, str]
+) -> None:
+    """Its axes tell nothing; its name does."""
+    value = helper.make_tensor_value_info
+    inputs = [value(name, TensorProto.FLOAT, [samples, n]) for name, n in (("x", 1), ("h", 6))]
+    node = helper.make_node("Add", ["x", "h"], [output])
+    graph = helper.make_graph([node], "g", inputs, [value(output, TensorProto.FLOAT, [samples, 6])])
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml")
+    (tmp_path / "evaluation").mkdir()
+    np.savez(tmp_path / "evaluation.npz", x=np.zeros((samples, 1)))
+    keys = load_spec(tmp_path / "spec.yaml").data["evaluation"].keys
+    assert keys.state == state
+    assert keys.samples == ("feeds" if state else None)
+
+
 def test_of_a_model_with_a_scalar_and_no_state(tmp_path: Path) -> None:
     value = helper.make_tensor_value_info
     inputs = [value("x", TensorProto.FLOAT, ["n", 4]), value("gain", TensorProto.FLOAT, [])]
