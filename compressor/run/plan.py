@@ -137,6 +137,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         targets,
         None if training_metric is None else training_metric.name,
         {name: array.shape for name, array in samples.get("calibration", {}).items()},
+        carrier,
     )
     passes: list[PassPlan] = []
     previews: list[Carrier] = []

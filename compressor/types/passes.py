@@ -71,6 +71,7 @@ class PassContext:
         targets: targets of the exports that follow, such as ``ort-cpu``.
         metric: name of the metric, if there is one.
         shapes: those of the model's inputs in a sample of the calibration data, by name.
+        source: the float model before the first pass, which predictions compare with.
         progress: shows how far a pass is that takes long by itself; what it waits for, such as
             statistics, is shown by whoever runs it.
         samples: the calibration data, for a pass that :attr:`Pass.replays` them; a plan has none.
@@ -86,6 +87,7 @@ class PassContext:
     targets: frozenset[str] = frozenset()
     metric: str | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    source: Carrier | None = field(default=None, compare=False, repr=False)
     progress: Progress = field(default=_SILENT, compare=False, repr=False)
     samples: Samples | None = field(default=None, compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)

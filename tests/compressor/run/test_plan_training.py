@@ -1,5 +1,6 @@
 """What planning says of passes that train, and of what their options name."""
 
+import re
 import shutil
 from typing import Any
 
@@ -131,3 +132,30 @@ def test_a_teacher_s_checkpoint_must_fit_its_factory(on_torch: Project):
     lines = on_torch.path.read_text().splitlines()
     _, line = (n for n, text in enumerate(lines, 1) if CHECKPOINT in text)
     assert found.startswith(f"FOLDER/spec.yaml:{line}: checkpoint 'FOLDER/tiny.pt': has 'conv1")
+
+
+CPU = re.compile(r"(\d\.\d\d) x on CPUs with VNNI")
+
+
+def predicted(project: Project, target: float, name: str) -> list[float]:
+    """Return the predicted latencies that a pass has behind one that prunes; first all integers."""
+    project.spec["passes"] = [{"pass": name}]
+    if target < 1:
+        project.spec["passes"].insert(0, {"pass": "prune-structured", "target": {"ratio": target}})
+    project.spec["data"]["training"] = dict(TRAINING)
+    project.spec["exports"] = [{"format": "onnx", "target": "ort-cpu"}]
+    (note,) = (note for note in project.plan().passes[-1].notes if "predicted latency" in note)
+    assert "predicted latency in ONNX Runtime over the float model's: " in note
+    found = [float(ratio) for ratio in CPU.findall(note)]
+    return found if name == "qat" else found[::-1]
+
+
+@pytest.mark.parametrize("name", ["qat", "quantize-static"])
+def test_predicted_latency_counts_what_was_pruned_before(on_torch: Project, name: str):
+    _, floats = predicted(on_torch, 1, name)
+    assert floats == 1
+    on_torch.spec["model"]["config"] = {"width": 32}
+    del on_torch.spec["model"]["checkpoint"]
+    integers, floats = predicted(on_torch, 0.75, name)
+    assert floats < 0.7
+    assert integers < 1.1

@@ -31,7 +31,7 @@ class Choice:
         nodes: nodes without a weight that compute on codes, or move them.
         floats: names of the layers that stay, each with the predicted time of its part of the
             network as integers, over that as floats.
-        ratios: the predicted time of the network over the float model's, by kind of CPU.
+        ratios: the predicted time of the network over its own in floats, by kind of CPU.
         integer_ratios: the same, if all layers were integer.
     """
 
@@ -44,11 +44,6 @@ class Choice:
         """Return the same choice for a copy of the graph, whose nodes have the same order."""
         places = dict(zip(graph, copy, strict=True))
         return replace(self, nodes=frozenset(places[node] for node in self.nodes))
-
-
-def predicted(ratios: Mapping[str, float]) -> str:
-    """Return predicted times over the float model's, by kind of CPU, as words."""
-    return " and ".join(f"{ratio:.2f} x on CPUs {cpu}" for cpu, ratio in ratios.items())
 
 
 def choose(

@@ -15,7 +15,7 @@ from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
 from compressor.models.layer_uses import paired_positions, small_table
 from compressor.passes.quantize.maths.affine import activation_parameters
-from compressor.passes.quantize.static.islands import Choice, choose, predicted
+from compressor.passes.quantize.static.islands import Choice, choose
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
     QuantizeRule,
@@ -39,8 +39,11 @@ from compressor.passes.quantize.static.placement import (
     place,
     why_not_placed,
 )
+from compressor.passes.quantize.static.predictions import base_of
+from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import by_layer_name, resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer, Scheme
+from compressor.types.passes import PassContext
 from compressor.types.statistics import ChannelGrid, Moments, Request
 
 _STEEP = "a root or a logarithm of its output makes what rounding adds to small values large"
@@ -221,18 +224,17 @@ class Decision:
         """Names of the layers that stay floats because they are faster so."""
         return () if self.choice is None else self.choice.floats
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the choice of layers is predicted to bring, and which have 8 bits unasked."""
+    def notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
+        """Return what the choice of layers is predicted to bring, and which have 8 bits unasked."""
         notes: list[str] = []
         if self.choice is not None and self.choice.floats:
-            chosen = self.schemes.keys() | self.choice.floats.keys()
-            integers = len(chosen) - len(self.choice.floats)
+            integers, floats = len(self.schemes), len(self.choice.floats)
+            base = base_of(carrier, context)
             notes.append(
-                f"{integers:,} of {len(chosen):,} layers compute with integers, since floats are "
-                "faster (the rule {match: '*'} takes integers for all): predicted latency in ONNX "
-                f"Runtime over the float model's: {predicted(self.choice.ratios)}; if all layers "
-                f"computed with integers, {predicted(self.choice.integer_ratios)}"
+                f"{integers:,} of {integers + floats:,} layers compute with integers, since floats "
+                "are faster (the rule {match: '*'} takes integers for all): predicted latency in "
+                f"ONNX Runtime over {base.name}: {base.times(self.choice.ratios)}; if all layers "
+                f"computed with integers, {base.times(self.choice.integer_ratios)}"
             )
         settings = self.settings
         wide = [x for x in self.schemes if x in settings.ends and settings.input_bits(x) == _BYTE]

@@ -142,7 +142,7 @@ class QuantizeStatic(GraphPass):
         asked = [*self._moment_requests(decision).values(), *decision.requests()]
         notes = [
             *kernel_notes(context.targets, settings.symmetric),
-            *decision.notes,
+            *decision.notes(carrier, context),
             *self._choice_notes(decision),
         ]
         rows = tuple(

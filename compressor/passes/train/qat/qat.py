@@ -13,13 +13,13 @@ from compressor.models.element_types import from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
-from compressor.passes.quantize.static.islands import predicted
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
     QuantizeRule,
     WeightSettings,
 )
 from compressor.passes.quantize.static.placement import kernel_notes, profile_for
+from compressor.passes.quantize.static.predictions import base_of
 from compressor.passes.quantize.static.settings import Decision, StaticSettings
 from compressor.passes.quantize.static.writing import LeastScale, write_static_codes
 from compressor.passes.train.distill.distilling import (
@@ -171,9 +171,8 @@ class Qat(Recipe):
             note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
         notes = kernel_notes(context.targets, settings.symmetric)
         faster = replace(settings, faster=True, samples=context.shapes).decide(networks.folded)
-        return Survey(
-            rows, notes=(note, *notes, *self.pruned_notes(context), *_faster_as_floats(faster))
-        )
+        gain = _faster_as_floats(faster, carrier, context)
+        return Survey(rows, notes=(note, *notes, *self.pruned_notes(context), *gain))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Calibrate, train, and quantize.
@@ -298,13 +297,16 @@ class Qat(Recipe):
         )
 
 
-def _faster_as_floats(decision: Decision) -> tuple[str, ...]:
+def _faster_as_floats(
+    decision: Decision, carrier: Carrier, context: PassContext
+) -> tuple[str, ...]:
     """Return which layers `quantize-static` would leave floats; they are trained as integers."""
     choice = decision.choice
     if choice is None or not choice.floats:
         return ()
+    base = base_of(carrier, context)
     return (
-        "predicted latency in ONNX Runtime over the float model's: "
-        f"{predicted(choice.integer_ratios)}; "
-        f"{predicted(choice.ratios)} with skip: true for {listed(list(choice.floats))}",
+        f"predicted latency in ONNX Runtime over {base.name}: "
+        f"{base.times(choice.integer_ratios)}; "
+        f"{base.times(choice.ratios)} with skip: true for {listed(list(choice.floats))}",
     )
