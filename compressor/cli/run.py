@@ -70,9 +70,10 @@ def run(
 @click.command()
 @spec_argument
 @set_option
+@force_option
 @json_option
 @click.option("--layers", is_flag=True, help="List every layer, not those of one kind together.")
-def plan(spec: Path, settings: tuple[str, ...], as_json: bool, layers: bool) -> None:
+def plan(spec: Path, settings: tuple[str, ...], force: bool, as_json: bool, layers: bool) -> None:
     """Check SPEC from end to end, and show what a run will do.
 
     For layers of one kind, or for each: what happens to them, their bytes before and after, and
@@ -83,12 +84,15 @@ def plan(spec: Path, settings: tuple[str, ...], as_json: bool, layers: bool) -> 
     from sys import stdout
 
     from compressor.report.pages.plan import NARROW, plan_json, plan_page
+    from compressor.report.result import check_free
     from compressor.run.plan import make_plan
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
     with importable([Path.cwd()]), shown_progress() as progress, progress.stage("plan"):
-        made = make_plan(load_spec(spec, settings))
+        loaded = load_spec(spec, settings)
+        check_free(loaded.output, force=force)
+        made = make_plan(loaded)
         made.model.keep_graph(progress.note)
     width = max(NARROW, get_terminal_size().columns) if stdout.isatty() else NARROW
     print_result(

@@ -131,6 +131,17 @@ def test_plan_for_people_and_programs() -> None:
     assert [layer["kind"] for layer in document["layers"]] == ["Conv", "Gemm"]
 
 
+def test_plan_refuses_the_folder_that_run_would_refuse(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    output = ("--set", f"output={tmp_path}")
+    results = [invoke(command, "spec.yaml", *output) for command in ("plan", "run")]
+    assert {(result.exit_code, result.stdout) for result in results} == {(2, "")}
+    assert results[0].stderr == results[1].stderr
+    assert "holds files that no run of compressor made" in results[0].stderr
+    assert invoke("plan", "spec.yaml", *output, "--force").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
 def test_inspect_an_output_folder() -> None:
     result = invoke("inspect", "out")
     assert (result.exit_code, result.stderr) == (0, "")
