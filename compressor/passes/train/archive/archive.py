@@ -18,7 +18,6 @@ from compressor.passes.train.archive.rounds import best
 from compressor.passes.train.archive.search import Search, summary
 from compressor.passes.train.distill.distilling import (
     Distillation,
-    matched_outputs,
     opened_teacher,
 )
 from compressor.passes.train.finetune import check_smoothing, loss_name
@@ -108,7 +107,7 @@ class Archive(Recipe):
             SpecError: they do not fit.
         """
         for other in others.values():
-            matched_outputs(carrier.outputs, other.outputs, self.distill.outputs)
+            self.distill.check_teacher(carrier, other)
 
     @property
     def labelled(self) -> bool:
@@ -145,6 +144,7 @@ class Archive(Recipe):
             f"at most {self.rounds} rounds, the first of {self._length}: each takes bytes away and "
             f"trains; one is kept if the metric on data.search is for sure at most {unit}",
             "the bytes are found by the search; the prediction is that of its start",
+            *self.distill.planned_notes(carrier, carrier),
         )
         return Survey(rows, notes=notes)
 

@@ -57,18 +57,7 @@ def adapted(
         SpecError: it is wanted, and the teacher has no batch normalization.
         DataError: the training data cannot be read, or give statistics that are not finite.
     """
-    if wanted is False or (wanted is None and hard is None):
-        return teacher, ""
-    first = teacher.inputs[0].shape if teacher.inputs else ()
-    fixed = bool(first) and isinstance(first[0], int)
-    if fixed or next(batch_norms(teacher.graph()), None) is None:
-        if wanted:
-            raise SpecError(
-                "adapt-teacher",
-                "is true, but the teacher "
-                + ("takes a fixed batch" if fixed else "has no batch normalization to adapt"),
-                "leave it out",
-            )
+    if wanted is False or (wanted is None and hard is None) or not adaptable(wanted, teacher):
         return teacher, ""
     judged = min(_JUDGED, course.order.steps_in_epoch // 3)
     if not wanted and not judged:
@@ -94,6 +83,26 @@ def adapted(
         f"{note}: its loss on {len(gain):,} other samples of them is {after.mean():.4g}, and was "
         f"{before.mean():.4g}"
     )
+
+
+def adaptable(wanted: bool | None, teacher: Carrier) -> bool:
+    """Return whether a teacher has statistics that can be estimated anew.
+
+    Raises:
+        SpecError: they are to be, and it has none.
+    """
+    first = teacher.inputs[0].shape if teacher.inputs else ()
+    fixed = bool(first) and isinstance(first[0], int)
+    if not fixed and next(batch_norms(teacher.graph()), None) is not None:
+        return True
+    if wanted:
+        raise SpecError(
+            "adapt-teacher",
+            "is true, but the teacher "
+            + ("takes a fixed batch" if fixed else "has no batch normalization to adapt"),
+            "leave it out",
+        )
+    return False
 
 
 def _samples(course: Course, steps: range) -> Iterator[Micro]:

@@ -19,7 +19,6 @@ from compressor.files import json_text
 from compressor.passes.train.distill.distilling import (
     Distillation,
     distilled_loss,
-    matched_outputs,
     model_keys,
     opened_teacher,
 )
@@ -111,7 +110,7 @@ class Distill(Recipe, Distillation):
             SpecError: they do not fit.
         """
         for other in others.values():
-            matched_outputs(carrier.outputs, other.outputs, self.outputs)
+            self.check_teacher(carrier, other)
         last = f"assistants.{len(self.assistants) - 1}" if self.assistants else "teacher"
         if last in others:
             self._check_layers(others[last], "teacher")
@@ -132,7 +131,7 @@ class Distill(Recipe, Distillation):
         hard = loss_name(self.loss, context.metric) if self.labelled else None
         check_smoothing(self, hard)
         soft = self.soft_loss(self.loss, context.metric)
-        matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
+        adapts = self.planned_notes(carrier, context.source)
         self._check_layers(carrier, "student")
         name = (
             f"the divergence from the teacher's probabilities at temperature {self.temperature:g}"
@@ -141,7 +140,7 @@ class Distill(Recipe, Distillation):
             name = "the squared difference to the teacher's outputs"
         target = f", {self.alpha:g} {hard}" if hard else ""
         note = f"{1 - self.alpha:g} of the loss is {name}{target}"
-        return Survey(self.plan(carrier), notes=(note, *self.pruned_notes(context)))
+        return Survey(self.plan(carrier), notes=(note, *adapts, *self.pruned_notes(context)))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Train assistants, then the model."""

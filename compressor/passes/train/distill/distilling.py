@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compressor.errors import SpecError, suggestion
-from compressor.passes.train.distill.adaptation import adapted
+from compressor.passes.train.distill.adaptation import adaptable, adapted
 from compressor.passes.train.distill.taps import (
     ATTENTION,
     Pairs,
@@ -99,6 +99,40 @@ class Distillation(Options):
     def named_models(self) -> dict[str, Mapping[str, Any]]:
         """Models that these options name, by option; see ``Pass.other_models``."""
         return {} if self.teacher is None else {"teacher": model_keys(self.teacher)}
+
+    def check_teacher(self, carrier: Carrier, teacher: Carrier) -> None:
+        """Compare a teacher that the options name with the student.
+
+        Raises:
+            SpecError: outputs do not fit, or it cannot be adapted as asked.
+        """
+        matched_outputs(carrier.outputs, teacher.outputs, self.outputs)
+        if self.adapt_teacher:
+            adaptable(True, teacher)
+
+    def planned_notes(self, carrier: Carrier, unnamed: Carrier | None) -> tuple[str, ...]:
+        """Return what will be done to the teacher, for plans.
+
+        Args:
+            carrier: the student.
+            unnamed: what teaches where the options name no teacher; ``None`` if it is not known.
+
+        Raises:
+            SpecError: there is no such output, or ``unnamed`` cannot be adapted as asked.
+        """
+        compared = matched_outputs(carrier.outputs, carrier.outputs, self.outputs)
+        judged = self.alpha > 0 and len(compared) == len(carrier.outputs)
+        if self.adapt_teacher is False or (self.adapt_teacher is None and not judged):
+            return ()
+        known = unnamed if self.teacher is None else None
+        if known is not None and not adaptable(self.adapt_teacher, known):
+            return ()
+        note = "the teacher's batch-norm statistics are estimated anew on the training data"
+        if self.adapt_teacher is None:
+            note += (
+                " if its loss against the target falls by that (adapt-teacher: false keeps them)"
+            )
+        return (note,)
 
     def soft_loss(self, loss: str | None, metric: str | None) -> Soft:
         """Return how outputs are compared with the teacher's."""

@@ -26,7 +26,6 @@ from compressor.passes.train.distill.distilling import (
     Distillation,
     DistilledLoss,
     distilled_loss,
-    matched_outputs,
     opened_teacher,
 )
 from compressor.passes.train.engine import train
@@ -135,16 +134,14 @@ class Qat(Recipe):
         Raises:
             SpecError: they do not fit.
         """
-        compared = None if self.distill is None else self.distill.outputs
-        for other in others.values():
-            matched_outputs(carrier.outputs, other.outputs, compared)
+        for other in others.values() if self.distill else ():
+            self.distill.check_teacher(carrier, other)
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Choose the layers; check the loss, the options and the operators."""
         name = loss_name(self.loss, context.metric) if self.labelled else None
         check_smoothing(self, name)
-        if self.distill is not None:
-            matched_outputs(carrier.outputs, carrier.outputs, self.distill.outputs)
+        adapts = self.distill.planned_notes(carrier, context.source) if self.distill else ()
         settings = self._settings(context)
         settings.check()
         networks = make_networks(carrier, live=self._live, evaluate=False)
@@ -172,7 +169,7 @@ class Qat(Recipe):
         notes = kernel_notes(context.targets, settings.symmetric)
         faster = replace(settings, faster=True, samples=context.shapes).decide(networks.folded)
         gain = _faster_as_floats(faster, carrier, context)
-        return Survey(rows, notes=(note, *notes, *self.pruned_notes(context), *gain))
+        return Survey(rows, notes=(note, *adapts, *notes, *self.pruned_notes(context), *gain))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:
         """Calibrate, train, and quantize.

@@ -125,3 +125,34 @@ def test_a_resumed_training_ends_in_the_same_bytes(tmp_path: Path, knowing: Torc
     resumed = taught(tmp_path / "broken", strange, save_every=2)
     assert noted(resumed)
     assert same(resumed, whole)
+
+
+PLANNED = "the teacher's batch-norm statistics are estimated anew on the training data"
+
+
+def planned(source: TorchCarrier, **options: Any) -> str:
+    """Return what a plan says of the teacher."""
+    context = PassContext(seed=1, metric="accuracy", source=source)
+    notes = Distill.model_validate(options).survey(student(), context).notes
+    return next((n for n in notes if n.startswith(PLANNED)), "")
+
+
+def test_the_plan_says_that_a_teacher_may_be_adapted() -> None:
+    assert planned(student()) == (
+        f"{PLANNED} if its loss against the target falls by that (adapt-teacher: false keeps them)"
+    )
+    assert planned(student(), adapt_teacher=True, alpha=0.0) == PLANNED
+    named = {"factory": "models:large"}
+    assert planned(block(), teacher=named)  # it is not opened yet
+    assert not planned(block())
+    assert not planned(student(), adapt_teacher=False)
+    assert not planned(student(), alpha=0.0)
+
+
+def test_the_plan_refuses_a_teacher_that_cannot_be_adapted() -> None:
+    with pytest.raises(SpecError, match="has no batch normalization to adapt"):
+        planned(block(), adapt_teacher=True)
+    wished = Distill.model_validate({"adapt_teacher": True, "teacher": {"onnx": "large.onnx"}})
+    wished.check_models(student(), {"teacher": student()})
+    with pytest.raises(SpecError, match="has no batch normalization to adapt"):
+        wished.check_models(student(), {"teacher": block()})
