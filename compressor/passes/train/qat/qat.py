@@ -134,7 +134,9 @@ class Qat(Recipe):
         Raises:
             SpecError: they do not fit.
         """
-        for other in others.values() if self.distill else ():
+        if self.distill is None:
+            return
+        for other in others.values():
             self.distill.check_teacher(carrier, other)
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
