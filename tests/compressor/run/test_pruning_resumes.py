@@ -10,6 +10,7 @@ import pytest
 
 import compressor
 from compressor.passes.prune.structured.structured import PruneStructured
+from compressor.passes.train.finetune import Finetune
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import MODULE, NETWORK, WIDTH, Project
 
@@ -60,7 +61,7 @@ def unbroken(killed: Project, folder: Path) -> dict[str, bytes]:
     shutil.copytree(killed.folder, folder, ignore=shutil.ignore_patterns("out"))
     whole = Project(folder, {})
     whole.spec = killed.spec
-    assert [entry["cached"] for entry in whole.run().report["passes"]] == [False, False]
+    assert not any(entry["cached"] for entry in whole.run().report["passes"])
     return whole.artifacts()
 
 
@@ -108,3 +109,28 @@ def test_killed_while_the_smaller_model_is_stored_it_prunes_again(
     assert [entry["cached"] for entry in report["passes"]] == [False, False]
     assert killed.artifacts() == whole
     assert not list(killed.output.rglob(".staging-*"))
+
+
+@pytest.mark.slow
+def test_killed_after_rounds_of_pruning_and_training_it_does_none_again(
+    on_torch: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    killed = project(on_torch, NETWORK)
+    killed.spec["data"]["training"] = {**killed.spec["data"]["evaluation"], "batch": 8}
+    training = {"pass": "finetune", "steps": 2}
+    killed.spec["passes"] = [PRUNED, training, PRUNED, training, {"pass": "strike"}]
+    command = ("-m", "compressor", "run", "spec.yaml")
+    process = in_another_process(killed, tmp_path / "site", *command, deadly="SIGKILL")
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    whole = unbroken(killed, tmp_path / "whole")
+
+    def again(*_: object) -> None:
+        raise AssertionError("pruned or trained again")
+
+    monkeypatch.setattr(PruneStructured, "apply", again)
+    monkeypatch.setattr(Finetune, "apply_training", again)
+    report = killed.run().report
+    assert [entry["cached"] for entry in report["passes"]] == [True] * 4 + [False]
+    assert killed.artifacts() == whole
+    narrow = compressor.load(killed.output).state_dict()["conv2.weight"]
+    assert narrow.shape == (KEPT // 2, KEPT // 2, 3, 3)  # half of what was left
