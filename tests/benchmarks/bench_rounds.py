@@ -194,9 +194,9 @@ def test_channels_of_resnet20(tmp_path: Path) -> None:
     compare("ResNet-20 at half of its MACs, 2 epochs in all", case, found)
 
 
-def test_zeros_of_the_digits_network(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epochs", [8.0, 24.0])
+def test_zeros_of_the_digits_network(tmp_path: Path, epochs: float) -> None:
     torch.set_num_threads(1)
-    epochs = 8.0
     case = digits(tmp_path, 1.0, epochs)
     schedules: dict[str, dict[str, Any]] = {
         "gradually": {},
