@@ -154,11 +154,11 @@ def tune(
     of the calibration source that do not calibrate); the best are then proved on the evaluation
     data in a fixed order.
 
-    Writes tuned.yaml, which compress run runs to the same bytes, tuned.json and tuned.md. With
-    --max-size-ratio alone, the answer loses as little as fits. If the command is stopped, running
-    it again resumes, and the best artifact so far is there. Where the evaluation data are too few
-    to prove any, the answer is the smallest that keeps the limit as measured, and is called not
-    proved. The exit code is 1 where there is none.
+    Writes tuned.yaml, which compress run runs to the same bytes, and tuned.json, tuned.md and
+    tuned.html. With --max-size-ratio alone, the answer loses as little as fits. If the command is
+    stopped, running it again resumes, and the best artifact so far is there. Where the evaluation
+    data are too few to prove any, the answer is the smallest that keeps the limit as measured, and
+    is called not proved. The exit code is 1 where there is none.
     """
     from compressor.errors import ExitCode
     from compressor.lab.tune.answer import Goal
