@@ -154,9 +154,20 @@ def _shares(works: Sequence[Work]) -> list[float]:
     return [w.flops / whole if whole else 1 / len(works) for w in works]
 
 
+# Products between codes that ONNX Runtime has no integer kernel for, such as codes of 4 bits.
+_FLOAT_KERNELS = frozenset(
+    {
+        *("Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose"),
+        *("Gemm", "FusedGemm", "MatMul", "FusedMatMul"),
+    }
+)
+
+
 def _with(work: Work, kernel: Kernel, share: float) -> Work:
+    floats = work.type == "int8" and kernel.op in _FLOAT_KERNELS
     return replace(
         work,
+        type="float32" if floats else work.type,
         kernels=(*work.kernels, kernel.op),
         seconds=(work.seconds or 0.0) + share * kernel.seconds,
     )

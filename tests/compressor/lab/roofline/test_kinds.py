@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
 import pytest
 
 from compressor.graph.costs import Traffic
-from compressor.lab.roofline.measuring import Peaks
-from compressor.lab.roofline.work import KINDS, Prospect, Work, prospects
+from compressor.lab.roofline.measuring import Kernel, Peaks
+from compressor.lab.roofline.work import KINDS, Prospect, Work, prospects, timed
 
 PEAKS = Peaks(1, {"float32": 100.0, "float16": 50.0, "int8": 400.0}, 10.0, 1)
 COMPUTE = Work("c", "Conv", True, 1e6, Traffic(100, 400.0, 100, 400.0), seconds=1.0)
@@ -44,6 +45,18 @@ def test_the_rest_of_the_time_stays():
     assert found.share == pytest.approx(25.0)
     assert found.speedup == pytest.approx(4 / (3 + 1 / 4))
     assert found.limit == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "computed"),
+    [("FusedConv", "float32"), ("QLinearConv", "int8"), ("FusedGemm", "float32")],
+)
+def test_the_kernel_tells_what_a_product_of_codes_is_computed_with(op: str, computed: str):
+    """Codes of 4 bits are dequantized for a kernel of floats."""
+    node = ir.node("Conv", [ir.val("x"), ir.val("w")])
+    work = Work("c", "Conv", True, 1e6, Traffic(100, 50.0, 100, 50.0, True), "int8")
+    (found,) = timed([(node, work)], [Kernel("k", op, 1.0, ("x",), ("y",))], {"k": [node]})
+    assert (found.type, found.seconds) == (computed, 1.0)
 
 
 def test_what_is_int8_already_gains_nothing():
