@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.blocks import values_read
 from compressor.graph.layers import activation_input
 from compressor.graph.operators import Kernel, Target, names, operator
 from compressor.graph.pools import counts_beyond
@@ -150,6 +149,7 @@ class Placement:
     # for values to quantize, the names of the layers that read their codes
     readers: Mapping[str, tuple[str, ...]]
     joins: frozenset[ir.Node]  # nodes without a weight that become integer
+    joined: Mapping[str, str]  # for parts of a quantized Concat, the value whose step they have
 
 
 class _Placer:
@@ -182,6 +182,7 @@ class _Placer:
             gates={v.name or "": g for v in self.wanted if (g := _gate(v)) is not None},
             readers={name: tuple(layers) for name, layers in self.readers.items()},
             joins=frozenset(n for n in joins if n in self.integer),
+            joined=_joined_values(self.wanted, self._moves, self._absorbing),
         )
 
     def _want_layer(self, node: ir.Node, layer: Layer) -> None:
@@ -194,11 +195,11 @@ class _Placer:
         self.integer.add(node)
         self.layers.append((layer, value.name or ""))
         if self.profile.kernel(node) == "layer-to-codes":
-            self.wanted.add(absorbing(node, self.profile))
+            self.wanted.add(self._absorbing(node))
 
     def _want_join(self, node: ir.Node) -> bool:
         """Make a join integer where its output is to be quantized and its inputs can be."""
-        if origin(absorbing(node, self.profile), self._moves) not in self.wanted:
+        if origin(self._absorbing(node), self._moves) not in self.wanted:
             return False
         roots = [origin(v, self._moves) for v in node.inputs if v is not None]
         if not all(r in self.wanted or self._can_emit(r) for r in roots):
@@ -207,7 +208,7 @@ class _Placer:
         return True
 
     def _make_integer(self, node: ir.Node) -> None:
-        for value in (*node.inputs, absorbing(node, self.profile)):
+        for value in (*node.inputs, self._absorbing(node)):
             if value is not None:
                 self._want(origin(value, self._moves))
         self.integer.add(node)
@@ -237,6 +238,9 @@ class _Placer:
         filled = None if fill is None else constant_array(fill)
         zero = fill is None or (filled is not None and not np.any(filled))
         return mode != "constant" or zero
+
+    def _absorbing(self, node: ir.Node) -> ir.Value:
+        return absorbing(node, self.profile)
 
     def _carried(self) -> set[ir.Node]:
         """Return the nodes between quantized values and integer nodes: they only move elements."""
@@ -269,70 +273,45 @@ def place(
     return _Placer(model, profile, chosen).run(names, readers)
 
 
-def end_layers(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> frozenset[str]:
-    """Return the layers that no other one comes before, and those that none comes after.
+def _joined_values(
+    wanted: Collection[ir.Value],
+    moves: Callable[[ir.Node], bool],
+    absorbing: Callable[[ir.Node], ir.Value],
+) -> dict[str, str]:
+    """Return values that nothing but a ``Concat`` reads whose output is quantized, with that.
+
+    The output has one step for all of its parts. A part with a finer step of its own is rounded
+    twice, and gains nothing; and where later samples leave the part's range, it is clipped at
+    values that the output would hold.
 
     Args:
-        model: sorted topologically, as ONNX wants it.
-        readers: the layer that each node multiplies with; tables are no layers here.
+        wanted: the values that are quantized.
+        moves: whether a node only moves elements of codes.
+        absorbing: returns what a node writes, after the activation that its kernel takes in.
     """
-    nodes = list(model.graph)
-    names = {node: x.name for node, x in readers.items() if not x.is_table}
-    ends: set[str] = set()
-    for ordered, read, written in (
-        (nodes, lambda node: set(values_read(node)), lambda node: set(node.outputs)),
-        (nodes[::-1], lambda node: set(node.outputs), lambda node: set(values_read(node))),
-    ):
-        passed: set[ir.Value] = set()
-        for node in ordered:
-            follows = not passed.isdisjoint(read(node))
-            if node in names and not follows:
-                ends.add(names[node])
-            if node in names or follows:
-                passed |= written(node)
-    return frozenset(ends)
+
+    def output(value: ir.Value) -> ir.Value | None:
+        reader = sole_reader(value)
+        while reader is not None and moves(reader) and reader.inputs[0] is value:
+            value = reader.outputs[0]
+            reader = sole_reader(value)
+        if reader is None or operator(reader).family != "concat":
+            return None
+        whole = absorbing(reader)
+        return whole if whole in wanted else None
+
+    found = dict[str, str]()
+    for value in wanted:
+        whole = output(value)
+        while whole is not None:  # a part of a part has the step of the last whole
+            found[value.name or ""] = whole.name or ""
+            whole = output(whole)
+    return found
 
 
-def feeds_steep(node: ir.Node) -> bool:
-    """Whether all that a layer gives ends, through squares and sums, in a root or a logarithm.
-
-    So magnitudes of a spectrum are computed. Roundings cancel out in the sums of a later layer, but
-    their squares do not: small values are lifted, and a root or a logarithm makes that large.
-    """
-    known: dict[tuple[ir.Value, bool], bool] = {}
-
-    def ends(value: ir.Value, squared: bool) -> bool:
-        if (value, squared) not in known:
-            readers = {use.node for use in value.uses()}
-            goes_on = bool(readers) and not value.is_graph_output()
-            known[value, squared] = goes_on and all(passes(r, squared) for r in readers)
-        return known[value, squared]
-
-    def passes(reader: ir.Node, squared: bool) -> bool:
-        row, computed = operator(reader), _computed(reader)
-        if row.steep:
-            return True
-        one = len(computed) == 1
-        row_squares = row.squares or (row.arithmetic == "*" and one and _is_alone(reader))
-        if row.family == "binary":
-            keeps = row.arithmetic in ("+", "-") or one
-        elif row.is_product:
-            keeps = squared and one
-        else:
-            keeps = bool(row.moves) or row.zeros == "bounds" or row.rectifies
-            keeps = keeps or (not row.activation and (row.adds or row.passes_factor))
-        return keeps and all(ends(v, squared or row_squares) for v in reader.outputs)
-
-    return all(ends(value, False) for value in node.outputs)
-
-
-def _computed(node: ir.Node) -> set[ir.Value]:
+def computed_inputs(node: ir.Node) -> set[ir.Value]:
+    """Return what a node reads that is no constant."""
     return {v for v in node.inputs if v is not None and constant_of(v) is None}
-
-
-def _is_alone(node: ir.Node) -> bool:
-    """Whether a node's inputs are one value."""
-    return len(set(node.inputs)) == 1
 
 
 def absorbing(node: ir.Node, profile: Profile) -> ir.Value:
@@ -347,7 +326,7 @@ def absorbing(node: ir.Node, profile: Profile) -> ir.Value:
 def computes_join(node: ir.Node) -> bool:
     """Whether a node that may be integer can be: all that it reads are floats that are computed."""
     inputs = {v for v in node.inputs if v is not None}
-    computed = inputs == _computed(node) and all(map(_is_float, inputs))
+    computed = inputs == computed_inputs(node) and all(map(_is_float, inputs))
     return computed and not counts_beyond(node)
 
 

@@ -41,6 +41,7 @@ def rounding_of(decision: Decision) -> Rounding:
     steps = {
         name: 2 ** decision.value_bits(name) - (2 if symmetric else 1)
         for name in decision.placement.values
+        if name not in decision.placement.joined  # rounded once, as what it is joined to
     }
     return Rounding({name: (n, symmetric) for name, n in steps.items()}, schemes_of(decision))
 

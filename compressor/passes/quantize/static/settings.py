@@ -15,6 +15,7 @@ from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
 from compressor.graph.values import INTEGER_CODES, constant_of
 from compressor.models.layer_uses import paired_positions, small_table
 from compressor.passes.quantize.maths.affine import activation_parameters
+from compressor.passes.quantize.static.ends import end_layers, feeds_steep
 from compressor.passes.quantize.static.islands import Choice, choose
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
@@ -33,8 +34,6 @@ from compressor.passes.quantize.static.placement import (
     ActivationCode,
     Placement,
     Profile,
-    end_layers,
-    feeds_steep,
     float_input,
     place,
     why_not_placed,
@@ -284,7 +283,7 @@ class Decision:
 
     def value_bits(self, value: str) -> int:
         """Return the width of a value: the widest that any of its readers is to have."""
-        settings = self.settings
+        settings, value = self.settings, self.placement.joined.get(value, value)
         widths = [settings.input_bits(layer) for layer in self.placement.readers.get(value, ())]
         return max(widths, default=settings.activations.bits)
 
@@ -294,8 +293,8 @@ class Decision:
         return replace(scheme, narrow=scheme.narrow and scheme.bits < _BYTE)
 
     def range_requests(self, value: str) -> tuple[Request, ...]:
-        """Ask for the range of a value, from each observer that may be chosen."""
-        activations = self.settings.activations
+        """Ask for the range that a value is rounded in, from each observer that may be chosen."""
+        activations, value = self.settings.activations, self.placement.joined.get(value, value)
         options = {
             "bits": self.value_bits(value),
             "symmetric": self.settings.symmetric,
