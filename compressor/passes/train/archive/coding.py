@@ -76,7 +76,7 @@ class Coding:
         share = expected(away)
         others = self.counts.double().index_fill(0, torch.tensor([zero]), 0)
         taken = others.clamp(min=0.5)
-        values = -(taken / others.sum().clamp(min=1)).clamp(max=1).log2() / _BYTE + _VALUE / taken
+        values = -(taken / others.sum().clamp(min=1)).log2() / _BYTE + _VALUE / taken
         return (
             -torch.log2(1 - share) / _BYTE,
             -torch.log2(share) / _BYTE,

@@ -45,6 +45,36 @@ def test_bytes_are_the_entropy_and_the_values() -> None:
     assert nothing == pytest.approx(2.0, abs=0.2)
 
 
+def test_bytes_of_a_few_weights_are_those_of_an_adaptive_coder() -> None:
+    """Half a weight more is not zero, of one more in all (Krichevsky and Trofimov, 1981)."""
+    few = coded(torch.tensor([0, 0, 0, 0, 1, 1, 2]), torch.tensor([0.0, 1.0, 2.0]))
+    where = -3 * np.log2(3.5 / 8) - 4 * np.log2(4.5 / 8)
+    assert few.nbytes == pytest.approx((where + 2 * np.log2(3 / 2) + np.log2(3)) / 8 + 3 * 2)
+    single = coded(torch.tensor([0, 0, 0, 0, 0, 0, 1]), torch.tensor([0.0, 1.0]))
+    where = -np.log2(1.5 / 8) - 6 * np.log2(6.5 / 8)
+    assert single.nbytes == pytest.approx(where / 8 + 2 * 2)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 15), (2, 16), (15, 2), (16, 2), (40, 6)])
+def test_rows_and_columns_of_sixteen_weights_have_their_own_share(rows: int, columns: int) -> None:
+    away = torch.zeros(rows, columns, dtype=torch.bool)
+    away[0] = True
+    share = expected(away)
+    assert bool((share[0, 1] > share[1, 1] + 0.01) == (columns >= 16))
+    away = torch.zeros(rows, columns, dtype=torch.bool)
+    away[:, 0] = True
+    share = expected(away)
+    assert bool((share[1, 0] > share[1, 1] + 0.01) == (rows >= 16))
+
+
+def test_places_in_a_kernel_are_one_axis() -> None:
+    away = torch.rand(5, 4, 3, 6, generator=torch.Generator().manual_seed(0)) < 0.3
+    away[..., 2, 5] = True
+    share = expected(away)
+    assert torch.equal(share, expected(away.reshape(5, 4, 18)).reshape(away.shape))
+    assert share[..., 2, 5].min() > share[..., 2, 4].max(), "not only its column of the kernel"
+
+
 def test_rows_and_columns_say_where_the_others_are() -> None:
     away = torch.zeros(40, 60, dtype=torch.bool)
     away[:4, :30] = True
@@ -94,6 +124,16 @@ def test_values_move_to_the_weighted_mean_and_zero_is_zero(monkeypatch) -> None:
     found = relaxed(coding, 0.0)
     assert found.codes.tolist() == [0, 1, 1, 1]  # 0.6 is nearer to 1.1 than to 0
     assert found.book.tolist() == pytest.approx([0.0, 1.75, 9.0])
+
+
+def test_what_is_taken_for_zero_costs_as_zero() -> None:
+    """A row stays that is worth its bytes, though its zeros are nearer to 0 than to 0.4."""
+    weights, codes = torch.zeros(1, 11), torch.zeros(1, 11, dtype=torch.uint8)
+    weights[0, 0], codes[0, 0] = 1.0, 1
+    coding = Coding(weights, torch.tensor([0.4, 1.0]), codes, torch.ones(1, 11))
+    assert torch.equal(relaxed(coding, 1e-3).codes, codes)
+    nothing = coded(torch.zeros(3, 4), torch.tensor([0.0, 1.0]))
+    assert not relaxed(nothing, 1e-3).codes.any()
 
 
 def test_without_a_price_each_weight_takes_the_nearest_value() -> None:
