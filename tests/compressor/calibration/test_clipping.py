@@ -72,6 +72,15 @@ def test_a_percentage_on_one_side(least):
     assert found == (pytest.approx(-2.625), 0)
 
 
+def test_a_percentage_looks_as_far_to_the_left_as_to_the_right():
+    far = {SIDE - 1: 3, SIDE - 2: 2, 0: 4}
+    right, left = histogram(far, 0.0, 1.0), histogram({-j: n for j, n in far.items()}, -1.0, 0.0)
+    low, high = percentile_affine(right, 80)
+    assert (low, high) == (0, pytest.approx(SIDE - 1 + 1.2 / 3))
+    assert percentile_affine(left, 80) == (-high, 0)
+    assert percentile_symmetric(left, 80) == percentile_symmetric(right, 80) == (-high, high)
+
+
 @pytest.mark.parametrize(
     ("bins", "mass", "first"),
     [
@@ -243,3 +252,14 @@ def test_a_range_is_no_wider_than_the_extrema_if_all_competes():
     spread = Density(torch.tensor([8.0, 8.0], dtype=torch.float64), -1, 1)
     low, high = mse_affine(spread, (-1.0, 1.0), 2)
     assert expected_error(spread, (low, high), 3) <= expected_error(spread, snap((-1, 1), 3), 3)
+
+
+@pytest.mark.parametrize("extrema", [(-99.5, 0.0), (0.0, 99.5), (-99.5, 3.0), (-3.0, 99.5)])
+def test_the_larger_extremum_competes_on_either_side(extrema):
+    """It is the middle of the only bin, which the search by shares comes near to, and no more."""
+    mass = torch.zeros(100, dtype=torch.float64)
+    mass[99] = 8.0
+    spread = Density(mass, 0, 100)
+    if extrema[0] < -3.0:
+        spread = mirror(spread)
+    assert mse_symmetric(spread, extrema, 2) == (-99.5, 99.5)

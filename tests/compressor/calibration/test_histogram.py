@@ -125,6 +125,18 @@ def test_float64_beyond_float32_and_both_in_one_stream():
     assert state.counts[SIDE] == 3
 
 
+def test_a_processor_that_flushes_denormals_counts_the_same():
+    wide = observe(empty(), torch.tensor([2.0**138], dtype=torch.float64))
+    assert wide.exponent == 127, "its inverse is no normal float32"
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("this processor cannot flush denormals")
+        counted = observe(wide, torch.tensor([3e38]))
+    finally:
+        torch.set_flush_denormal(False)
+    assert counted.counts[SIDE + 1] == 1
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_refuses_what_is_not_finite(bad):
     with pytest.raises(ValueError, match="not finite"):

@@ -270,7 +270,6 @@ def test_vectors_that_waited_are_summed_some_at_a_time(monkeypatch: pytest.Monke
     observer, state = SecondMoment(), None
     for part in values.split(50):
         state = observer.absorb(state, part)
-    assert sum(seen) == 1050
-    assert max(seen) <= 1024 // 8 + 50
+    assert seen == [150] * 7  # the least that is an eighth of the columns
     found = observer.result(state)
     torch.testing.assert_close(found.second[0], values.T @ values, rtol=1e-4, atol=1e-3)
