@@ -137,9 +137,14 @@ class Form:
             raise ValueError(f"a mixed chunk has {nbytes} bytes")
         if not self.columns:
             return np.frombuffer(read_bytes(stream, nbytes, self.bits // _BYTE), np.uint8)
-        count = (nbytes + -nbytes % self.bits) * _BYTE // self.bits
+        count = self.symbols_of(nbytes)
         symbols = read_symbols(stream, count, self.bits, self.columns, self.kernel)
         return symbols if self.bits == _BYTE else _packed(symbols, self.bits)[:nbytes]
+
+    def symbols_of(self, nbytes: int) -> int:
+        """Return how many symbols a chunk of so many bytes has; of narrow ones to a whole byte."""
+        padded = nbytes + -nbytes % self.bits if self.bits < _BYTE else nbytes
+        return padded * _BYTE // self.bits
 
     def fits(self, nbytes: int) -> bool:
         """Whether a chunk of so many bytes may be mixed."""
@@ -176,8 +181,7 @@ class Reader:
         self._form = form
         self._nbytes = nbytes
         self._width = max(1, form.bits // _BYTE)
-        padded = nbytes + -nbytes % form.bits if form.bits < _BYTE else nbytes
-        self._count = padded * _BYTE // form.bits
+        self._count = form.symbols_of(nbytes)
         self._streams: list[Array] = []
         self._places: Array | None = None  # of the symbols that are not the common one
 

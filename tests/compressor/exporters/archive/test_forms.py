@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.exporters.archive.coder import compressed, decode, decompressed, encode
+from compressor.exporters.archive.contexts import MOST_BYTES, MOST_SYMBOLS
 from compressor.exporters.archive.forms import _NAMES, Form, Reader, candidates, entropy
 from compressor.models.codec.bit_stream import pack_bits
 from tests.compressor.exporters.archive.packed_files import rng
@@ -69,6 +70,38 @@ def test_names_tell_forms_apart() -> None:
     assert len(_NAMES) == len(set(FORMS))
     with pytest.raises(ValueError, match="there is no form 'zip'"):
         Form.named("zip")
+
+
+MIXED = [
+    *(Form(bits, mixed=True) for bits in (8, 16, 32, 64)),
+    *(Form(bits, mixed=True, columns=6, kernel=3) for bits in (1, 3, 7)),
+    Form(8, mixed=True, columns=5, kernel=1),
+]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.binary(max_size=24), st.sampled_from(MIXED))
+def test_mixed_forms_are_undone_and_named(data, form):
+    """Of any number of bytes, whether they hold whole symbols or not."""
+    stream = form.mixed_stream(np.frombuffer(data, np.uint8))
+    assert form.mixed_chunk(stream, len(data)).tobytes() == data
+    assert Form.named(str(form)) == form
+
+
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [
+        (Form(8, mixed=True), MOST_BYTES),
+        (Form(8, mixed=True, columns=64, kernel=1), MOST_SYMBOLS - 64),
+        (Form(4, mixed=True, columns=64, kernel=2), (MOST_SYMBOLS - 64) // 2),
+        (Form(3, mixed=True, columns=48, kernel=1), (MOST_SYMBOLS // 48 - 1) * 48 * 3 // 8),
+    ],
+    ids=str,
+)
+def test_as_many_symbols_are_mixed_as_there_may_be(form: Form, most: int) -> None:
+    """A matrix has whole rows, and one more."""
+    assert form.fits(most)
+    assert not form.fits(most + 1)
 
 
 def best(data: np.ndarray, width: int = 1, floating: bool = False) -> tuple[int, Form]:
