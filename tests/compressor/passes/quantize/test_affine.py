@@ -185,11 +185,11 @@ def test_scales_round_neither_to_zero_nor_to_infinity(
 @pytest.mark.parametrize("find", [absmax_parameters, mse_parameters])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rows_in_pieces_are_the_same(find: Any, dtype: torch.dtype) -> None:
-    matrix = torch.randn(22, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
+    matrix = torch.randn(6, 96, generator=torch.Generator().manual_seed(2)).to(dtype)
     for symmetric in (True, False):
         scheme = Scheme(4, symmetric, symmetric, "group", 32, scale_type="bfloat16", narrow=False)
         whole = quantize(matrix, *find(matrix, scheme), scheme)
-        for size in (1, 8, 21):
+        for size in (1, 4, 5):
             parts = [quantize(p, *find(p, scheme), scheme) for p in matrix.split(size)]
             for field in ("codes", "scale", "zero_point"):
                 joined = torch.cat([getattr(part, field) for part in parts])

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from compressor.passes.quantize.maths import descent as maths
+from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.descent import (
     better_rows,
     descend,
@@ -60,6 +62,17 @@ def test_every_sweep_lowers_the_error_of_every_row(scheme: Scheme) -> None:
     assert bool((found.scale > 0).all())
 
 
+@pytest.mark.parametrize("scheme", SCHEMES[:6], ids=str)
+def test_codes_end_at_the_ends_of_their_range(scheme: Scheme) -> None:
+    """Scales are so small that most codes would lie beyond."""
+    matrix, moment = problem()
+    scale, zero = absmax_parameters(matrix, scheme)
+    start = quantize(matrix, 0.1 * scale, zero, scheme)
+    found = descend(matrix, moment, start, 2)
+    assert (int(found.codes.min()), int(found.codes.max())) == (scheme.low, scheme.high)
+    assert torch.all(row_errors(matrix, found, moment) < row_errors(matrix, start, moment))
+
+
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_scales_alone_lower_it_and_leave_codes(scheme: Scheme) -> None:
     matrix, moment = problem()
@@ -69,6 +82,8 @@ def test_scales_alone_lower_it_and_leave_codes(scheme: Scheme) -> None:
     assert torch.all(
         row_errors(matrix, found, moment) <= row_errors(matrix, start, moment) * 1.0001
     )
+    better = row_errors(matrix, descend(matrix, moment, start), moment).sum()
+    assert better < 0.9 * row_errors(matrix, found, moment).sum(), "codes lower it further"
     changed = not torch.equal(found.scale, start.scale)
     assert changed != (scheme.granularity == "tensor" or scheme.scale_type == "e8m0")
 
@@ -106,6 +121,30 @@ def test_scales_that_cannot_be_stored_are_not_taken(scheme: Scheme, factor: floa
     before = row_errors(factor * matrix, start, moment)
     assert torch.all(row_errors(factor * matrix, found, moment) <= before * 1.0001)
     assert bool((found.scale > 0).all())  # though the best may be negative
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_any_multiple_of_the_moment_gives_the_same_weights(scheme: Scheme) -> None:
+    """Powers of two change no digit; the scales of the start suit other weights."""
+    matrix, moment = problem()
+    start = round_to_nearest(matrix, scheme)
+    for factor, codes in product((1.0, 1.42), (True, False)):
+        first = descend(factor * matrix, moment, start, 2, codes)
+        assert same(first, descend(factor * matrix, moment * 2.0**-24, start, 2, codes))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[1:4] + SCHEMES[-2:], ids=str)
+@pytest.mark.parametrize("block", [1, 96, 1024])
+def test_blocks_see_each_others_changes_whatever_their_size(
+    scheme: Scheme, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, moment = problem()
+    start = round_to_nearest(matrix, scheme)
+    usual = descend(matrix, moment, start)
+    monkeypatch.setattr(maths, "_BLOCK", block)
+    found = descend(matrix, moment, start)
+    assert (found.values() == usual.values()).double().mean() > 0.99
+    torch.testing.assert_close(found.scale, usual.scale, rtol=0.02, atol=0)
 
 
 def test_scales_end_where_least_squares_puts_them() -> None:

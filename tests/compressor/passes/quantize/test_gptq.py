@@ -291,6 +291,10 @@ def test_a_moment_with_its_factor_gives_the_same_codes():
     once = gptq(weight, moment, scale, zero, scheme, damping=0.05)
     shared = gptq(weight, FactoredMoment.of(moment, 0.05), scale, zero, scheme)
     assert torch.equal(once.codes, shared.codes)
+    usual = gptq(weight, moment, scale, zero, scheme)
+    shared = gptq(weight, FactoredMoment.of(moment), scale, zero, scheme)
+    assert torch.equal(usual.codes, shared.codes)
+    assert not torch.equal(once.codes, usual.codes), "damping shows"
     with pytest.raises(ValueError, match="does not fit 95 columns"):
         gptq(weight[:, 1:], FactoredMoment.of(moment), scale, zero, scheme)
     with pytest.raises(ValueError, match="not finite"):

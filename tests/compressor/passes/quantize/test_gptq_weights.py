@@ -9,7 +9,13 @@ from compressor.passes.quantize.maths import gptq as maths
 from compressor.passes.quantize.maths.affine import absmax_parameters
 from compressor.passes.quantize.maths.descent import row_errors
 from compressor.passes.quantize.maths.floating import round_to_nearest
-from compressor.passes.quantize.maths.gptq import gptq, gptq_weights, output_error
+from compressor.passes.quantize.maths.gptq import (
+    gptq,
+    gptq_weights,
+    join_rows,
+    output_error,
+    split_rows,
+)
 from compressor.types.layers import Scheme
 from tests.compressor.passes.quantize.test_gptq import correlated
 
@@ -158,6 +164,61 @@ def test_large_weights_are_rounded_a_few_rows_at_a_time(
     assert parts.tensor_scale is None or torch.equal(parts.tensor_scale, whole.tensor_scale)
     first, second = (output_error(matrix, q, moment) for q in (parts, whole))
     assert first == pytest.approx(second, rel=0.02)
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY, ids=str)
+def test_damping_far_above_the_inputs_leaves_the_nearest_codes(scheme: Scheme) -> None:
+    """All columns weigh the same then, and none compensates another."""
+    matrix, moment = correlated(8, 64)
+    found = gptq_weights(matrix, moment, scheme, "min-max", damping=1e6)
+    nearest = round_to_nearest(matrix, scheme)
+    assert torch.equal(found.codes.view(torch.uint8), nearest.codes.view(torch.uint8))
+
+
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY, ids=str)
+def test_pieces_of_rows_start_from_the_scales_of_the_whole_weight(
+    scheme: Scheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, moment = correlated(13, 64)
+    matrix[:5] *= 0.01  # the first piece alone would have another scale of the tensor
+    monkeypatch.setattr(maths, "_AT_ONCE", 5 * 64)
+    nearest = round_to_nearest(matrix, scheme)
+    unseen = gptq_weights(matrix, torch.zeros(64, 64), scheme)
+    assert torch.equal(unseen.codes.view(torch.uint8), nearest.codes.view(torch.uint8))
+    for found in (unseen, gptq_weights(matrix, moment, scheme, "min-max", sweeps=0)):
+        assert torch.equal(found.scale, nearest.scale)
+        assert torch.equal(found.zero_point, nearest.zero_point)
+        assert found.tensor_scale == nearest.tensor_scale
+
+
+@pytest.mark.parametrize("rows", [[6], [2, 4], [1, 3, 2]], ids=str)
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY[1:3] + WEIGHT_ONLY[-1:], ids=str)
+def test_rows_that_are_cut_and_joined_are_what_they_were(scheme: Scheme, rows: list[int]) -> None:
+    whole = round_to_nearest(correlated(6, 64)[0], scheme)
+    parts = split_rows(whole, rows)
+    cut = whole.dequantize().split(rows)
+    for part, expected in zip(parts, cut, strict=True):
+        assert torch.equal(part.dequantize(), expected)
+        if len(rows) > 1:
+            for tensor in (part.codes, part.scale, part.zero_point):
+                assert tensor.untyped_storage().nbytes() == tensor.nbytes, "no view of the whole"
+    joined = join_rows(parts)
+    assert torch.equal(joined.codes.view(torch.uint8), whole.codes.view(torch.uint8))
+    assert torch.equal(joined.dequantize(), whole.dequantize())
+
+
+def test_what_errors_cost_is_computed_some_columns_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranges are found by it, so that scales show it."""
+    matrix, moment = correlated(8, 64)
+    whole = gptq_weights(matrix, moment, WEIGHT_ONLY[1], sweeps=0)
+    monkeypatch.setattr(maths, "_INVERTED", 20)
+    parts = gptq_weights(matrix, moment, WEIGHT_ONLY[1], sweeps=0)
+    assert torch.equal(parts.scale, whole.scale)
+    assert (parts.codes == whole.codes).float().mean() > 0.99
+    plain = gptq_weights(matrix, moment, WEIGHT_ONLY[1], "min-max", sweeps=0)
+    assert not torch.equal(plain.scale, whole.scale)
 
 
 def test_weights_without_rows() -> None:
