@@ -85,8 +85,8 @@ class Form:
                 columns,
                 kernel,
             ]:
-                sizes = (int(columns), int(kernel)) if f"{columns}{kernel}".isdecimal() else (0, 0)
-                if min(sizes) > 0 and not sizes[0] % sizes[1]:
+                sizes = [int(size) for size in (columns, kernel) if size.isdecimal()]
+                if len(sizes) == 2 and min(sizes) > 0 and not sizes[0] % sizes[1]:
                     return cls(int(bits), mixed=True, columns=sizes[0], kernel=sizes[1])
             case [("8" | "16" | "32" | "64") as bits, "mixed"]:
                 return cls(int(bits), mixed=True)

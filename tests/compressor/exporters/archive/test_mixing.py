@@ -144,7 +144,18 @@ def test_chunks_are_no_longer_than_any_that_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["3-mixed", "3-mixed-0-1", "3-mixed-10-3", "9-mixed-2-1", "3-mixed-2", "32-mixed-2-1"]
+    "name",
+    [
+        "3-mixed",
+        "3-mixed-0-1",
+        "3-mixed-10-3",
+        "9-mixed-2-1",
+        "3-mixed-2",
+        "32-mixed-2-1",
+        "3-mixed--1",
+        "3-mixed-2-",
+        "3-mixed-a-1",
+    ],
 )
 def test_names_of_no_form(name: str) -> None:
     with pytest.raises(ValueError, match=r"there is no form"):
