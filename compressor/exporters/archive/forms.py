@@ -304,7 +304,7 @@ def entropy(data: Array, bits: int = 8) -> float:
     return float(-(taken * np.log2(taken)).sum() * (data.size * _BYTE // bits) / _BYTE)
 
 
-def shares(data: Array, bits: int = 8) -> Array:
+def shares(data: Array, bits: int) -> Array:
     """Return how often each symbol occurs, of all that there are.
 
     Args:

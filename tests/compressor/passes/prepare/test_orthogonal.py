@@ -35,6 +35,15 @@ def test_the_angle_is_how_far_axes_turn() -> None:
     assert float(moved) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_momentum_is_a_mean_and_is_taken_up_again() -> None:
+    """A mean of equal gradients is one of them."""
+    matrix, gradient = random_rotation(6, 1), random_rotation(6, 2)
+    product = gradient @ matrix.T
+    descent = OrthogonalDescent(matrix, product - product.T)
+    descent.step(gradient, 0.1)
+    assert torch.allclose(descent.momentum, product - product.T)
+
+
 def test_without_a_gradient_nothing_moves() -> None:
     descent = OrthogonalDescent(before := random_rotation(4, 3))
     descent.step(torch.zeros(4, 4), 0.1)
@@ -43,9 +52,13 @@ def test_without_a_gradient_nothing_moves() -> None:
 
 @pytest.mark.parametrize("group", [None, 4])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_errors_grow_with_the_range_of_their_group(group: int | None, symmetric: bool) -> None:
+@pytest.mark.parametrize("middle", [0.0, 5.0])  # around zero, and all above it
+def test_errors_grow_with_the_range_of_their_group(
+    group: int | None, symmetric: bool, middle: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    values = torch.randn(3, 8, generator=generator, dtype=torch.float64)
+    values = torch.randn(3, 8, generator=generator, dtype=torch.float64) + middle
+    values = values / (1 + middle)
     share = torch.rand(3, 8, generator=generator, dtype=torch.float64) - 0.5
     weights = torch.randn(3, 8, generator=generator, dtype=torch.float64)
 
@@ -69,6 +82,15 @@ def test_errors_grow_with_the_range_of_their_group(group: int | None, symmetric:
         step[place] = 1e-6
         change = (nearest(values + step) - nearest(values - step)) * weights
         assert float(gradient[place]) == pytest.approx(float(change.sum()) / 2e-6, rel=1e-6)
+
+
+def test_values_of_more_axes_are_rounded_row_by_row() -> None:
+    values = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    rounding = Rounding(torch.round)
+    got, rows = rounding(values), torch.cat([rounding(part) for part in values])
+    assert torch.equal(got.reshape(6, 8), rows)
+    gradients = [torch.autograd.grad(x.square().sum(), values)[0] for x in (got, rows)]
+    assert torch.allclose(*gradients)
 
 
 def test_a_range_of_zero_has_a_gradient() -> None:

@@ -17,6 +17,7 @@ from compressor.passes.prune.maths.least_squares import (
     Window,
     pairs,
     solve,
+    solved_again,
     without_columns,
 )
 
@@ -314,3 +315,23 @@ def test_pairs_are_kept_though_their_buffer_is_used_again():
         buffer.zero_()
     assert torch.equal(kept.inputs, inputs.T @ inputs)
     assert torch.equal(kept.cross, targets.T @ inputs)
+
+
+def test_a_layer_is_solved_again_where_that_comes_nearer():
+    inputs, targets, weight = problem(0, 60, 6)
+    first, parts = start(weight), sums(inputs, targets)
+    fit = solve(first, parts)
+    aims = sums(inputs, 0.1 * targets)
+    again, fresh = solved_again(first, aims, fit), solve(first, aims)
+    assert torch.equal(again.weight, fresh.weight)
+    assert torch.equal(again.bias, fresh.bias)
+    assert (again.before, again.variance) == (fit.before, fit.variance)
+    left = error(again.weight, again.bias, inputs, 0.1 * targets)
+    assert again.after == pytest.approx(left / fit.variance)
+    # The best without a penalty is nearer than that with one; both are far from exact.
+    best = solve(first, parts, penalties=(0.0,))
+    assert best.variance > 1
+    assert solved_again(first, parts, best) is best
+    # Where nothing can be held out nothing is solved, though the weight as it is would be exact.
+    alone = sums(inputs[:1], inputs[:1] @ weight.T + 1.0)
+    assert solved_again(first, alone, fit) is fit
