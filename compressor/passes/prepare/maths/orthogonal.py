@@ -45,7 +45,7 @@ class Rounding:
         return values + (error * growth).reshape(values.shape)
 
     def _grouped(self, values: Tensor) -> Tensor:
-        return values.unflatten(-1, (-1, self.group or values.shape[-1]))
+        return torch.unflatten(values, -1, (-1, self.group or values.shape[-1]))
 
     def _span(self, values: Tensor) -> Tensor:
         groups = self._grouped(values)
