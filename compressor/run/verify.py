@@ -12,7 +12,7 @@ from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.models.onnx.module import file_runner
-from compressor.models.onnx.ort_runner import opener_of
+from compressor.models.onnx.ort_runner import computes_in_bfloat16, opener_of
 from compressor.models.threads import on_threads
 from compressor.run.anatomy import file_contents
 from compressor.run.artifact_file import ONNX, Machinery
@@ -60,11 +60,11 @@ def verify(
         workspace.take_as_equal(artifact.source, artifact.key)
     evaluation = artifact_evaluation(workspace, artifact)
     judged = _judged(workspace, evaluation, measured["max_abs_diff"])
-    not_judged = artifact.exporter.not_judged
+    not_judged = artifact.exporter.not_judged or _two_runtimes(workspace, final)
     return {
         **_facts(workspace, artifact, final),
         **artifact_memory(workspace, artifact),
-        "deployed": not not_judged,
+        "deployed": not artifact.exporter.not_judged,
         "runtime": measured["runtime"],
         **judged,
         "latency_ms": measured["latency"][0]["artifact"],
@@ -73,6 +73,13 @@ def verify(
         "latency": measured["latency"],
         "checks": measured["checks"],
     }
+
+
+def _two_runtimes(workspace: Workspace, final: Carrier) -> str:
+    """Return why the times of a model and the float model are not of one runtime, if so."""
+    if not computes_in_bfloat16(workspace.baseline.graph()) or computes_in_bfloat16(final.graph()):
+        return ""
+    return "the float model ran in PyTorch, as ONNX Runtime has no kernels for bfloat16"
 
 
 def _judged(

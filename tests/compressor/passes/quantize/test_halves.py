@@ -121,6 +121,8 @@ def test_a_run_from_file_to_report(project: Project, half: str) -> None:
     report = project.run().report
     (artifact,) = [a for a in report["artifacts"] if a["format"] == "onnx"]
     assert all(check["ok"] for check in artifact["checks"])
+    assert (artifact["deployed"], artifact["latency_ratio"]) == (True, None)
+    assert "float model ran in PyTorch" in artifact["latency_ratio_reason"]
     carrier = report["passes"][1]
     assert all(layer["scheme"] for layer in carrier["layers"])
 
