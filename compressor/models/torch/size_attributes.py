@@ -129,7 +129,7 @@ def _combinations(
 def _rank(name: str, kind: str) -> int:
     """Return the place of a kind of reading among those of an attribute of this name."""
     name = name.removeprefix(CONFIG)
-    order = ["whole", "split", "block", "keep", "blocks", "first", "last"]
+    order = ["whole", "split", "each", "block", "keep", "blocks", "first", "last"]
     first: list[str] = []
     if _OTHERS.search(name) or ("group" in name and "key_value" in name):
         first = ["keep"]
@@ -219,9 +219,10 @@ def _is_size(value: object) -> bool:
 def _options(value: Value, mask: Flags) -> Iterator[tuple[str, Value]]:
     """Yield new values for each reading of a value that fits an axis, with the kind of reading.
 
-    ``whole`` is the axis's length; ``block`` the length of blocks that lose equally much, such as
-    queries, keys and values; ``blocks`` a number of blocks that are kept or lost whole, such as
-    heads; ``split`` the lengths of consecutive parts; ``first`` and ``last`` that of one at an end.
+    ``whole`` is the axis's length; ``block`` the length of blocks that lose equally much or all,
+    such as queries, keys and values; ``blocks`` a number of blocks, such as heads; ``split`` the
+    lengths of consecutive parts; ``each`` a list of lengths of which this is one, such as those of
+    a network's stages; ``first`` and ``last`` that of one at an end.
     """
     length = len(mask)
     if not isinstance(value, int):
@@ -232,20 +233,35 @@ def _options(value: Value, mask: Flags) -> Iterator[tuple[str, Value]]:
                 for start, size in zip(starts, value, strict=True)
             ]
             yield "split", type(value)(parts)
+        elif length in value:
+            yield "each", type(value)(int(mask.sum()) if n == length else n for n in value)
         return
     if value == length:
         yield "whole", int(mask.sum())
-    elif length % value == 0:
-        counts = mask.reshape(-1, value).sum(1)
-        if (counts == counts[0]).all():
-            yield "block", int(counts[0])
-        blocks = mask.reshape(value, -1)
-        left = blocks.any(1)
-        if (left == blocks.all(1)).all():
-            yield "blocks", int(left.sum())
+    if length % value == 0:
+        left = _left(mask.reshape(-1, value))
+        if left is not None:
+            yield "block", left[1]
+    if length % value == 0 and value < length:
+        left = _left(mask.reshape(value, -1))
+        if left is not None:
+            yield "blocks", left[0]
     if value < length:
         yield "first", int(mask[:value].sum())
         yield "last", int(mask[-value:].sum())
+
+
+def _left(blocks: Flags) -> tuple[int, int] | None:
+    """Return how many blocks are left and the length of each; ``None`` where lengths differ.
+
+    Args:
+        blocks: ``[blocks, length]``, what remains of each. Those of which nothing does are lost.
+    """
+    counts = blocks.sum(1)
+    counts = counts[counts > 0]
+    if len(counts) == 0 or (counts != counts[0]).any():
+        return None
+    return len(counts), int(counts[0])
 
 
 def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:

@@ -14,6 +14,8 @@ HEADS = np.repeat([True, False, False, True], 8)
 EVEN = np.tile([True, True, False, True], 8)
 """Six of each eight channels."""
 LOOSE = np.arange(32) % 7 != 2
+NARROW = HEADS & EVEN
+"""Six channels of each of two heads."""
 
 
 class Layer(nn.Module):
@@ -41,6 +43,9 @@ def first(name: str, value: Value, mask: np.ndarray[tuple[int, ...], np.dtype[np
         ("num_heads", 4, EVEN, 4),
         ("head_dim", 8, HEADS, 8),
         ("head_dim", 8, EVEN, 6),
+        ("num_heads", 4, NARROW, 2),
+        ("head_dim", 8, NARROW, 6),
+        ("head_dim", 32, LOOSE, int(LOOSE.sum())),  # of the only head
         ("num_key_value_groups", 2, HEADS, 2),
         ("all_head_size", 32, HEADS, 16),
         ("inner_dim", 32, LOOSE, int(LOOSE.sum())),
@@ -51,6 +56,7 @@ def first(name: str, value: Value, mask: np.ndarray[tuple[int, ...], np.dtype[np
         ("after", 3, LOOSE, 2),
         ("sizes", [8, 24], HEADS, [8, 8]),
         ("sizes", (8, 25), HEADS, (8, 25)),
+        ("hidden_sizes", [16, 32, 64], LOOSE, [16, int(LOOSE.sum()), 64]),
         ("count", 5, HEADS, 5),
         ("flag", True, np.arange(32) > 0, True),
     ],
@@ -61,6 +67,15 @@ def test_the_likeliest_reading(
     found = first(name, value, mask)
     assert found == wanted
     assert type(found) is type(wanted)
+
+
+def test_heads_and_their_width_are_read_on_one_axis() -> None:
+    """One of two heads goes, and by chance as much of either half of what they read."""
+    module = Layer("head_dim", 16)
+    module.num_heads = 2
+    lost, halves = np.arange(32) < 16, np.tile([True, False], 16)
+    masks = {id(module.linear.weight): {0: lost, 1: halves}}
+    assert next(readings(module, masks))[""] == {"num_heads": 1}
 
 
 def test_other_readings_follow() -> None:
@@ -77,7 +92,11 @@ def test_a_module_without_tensors_looks_around() -> None:
     module.add_module("norm", nn.LayerNorm(6, elementwise_affine=False))
     mask = np.array([True, True, False, True, False, True])
     reading = next(readings(module, {id(module[0].weight): {0: mask}}))
-    assert reading == {"0": {"out_features": 4}, "norm": {"normalized_shape": (4,)}}
+    assert reading == {
+        "0": {"out_features": 4},
+        "1": {"unflattened_size": (4, 1)},
+        "norm": {"normalized_shape": (4,)},
+    }
 
 
 def test_containers_are_looked_through() -> None:
