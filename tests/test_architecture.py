@@ -77,6 +77,7 @@ LEAST_LINES = 60
 BROAD_HANDLERS = {
     "compressor/calibration/sources/user_functions.py",
     "compressor/calibration/sources/tokenizer.py",
+    "compressor/models/torch/parametrized.py",
     "compressor/models/torch/smaller_module.py",
     "compressor/models/torch/carrier.py",
     "compressor/models/transformers/carrier.py",

@@ -21,6 +21,7 @@ from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.torch.computed_weights import with_computed_weights
 from compressor.models.torch.lowering import NamedModule, lower
 from compressor.models.torch.matching import attach_weights, load_into, load_tensors
+from compressor.models.torch.parametrized import originals, with_originals
 from compressor.models.torch.saved_module import (
     Alterations,
     holds_module,
@@ -31,7 +32,6 @@ from compressor.models.torch.saved_module import (
 )
 from compressor.models.torch.smaller_module import (
     Agreement,
-    attach_smaller,
     copied,
     executable,
     fitting_attributes,
@@ -39,7 +39,8 @@ from compressor.models.torch.smaller_module import (
     selected,
     shortened,
     trainable_graph,
-    with_tensors,
+    with_shorter,
+    with_unread,
 )
 from compressor.models.transformers.config import altered_config
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
@@ -98,7 +99,10 @@ class TorchCarrier:
 
     @cached_property
     def _with_computed(self) -> tuple[ir.Model, frozenset[str]]:
-        return with_computed_weights(self.lowered, self.module.state_dict().keys())
+        own = self.module.state_dict().keys()
+        if self._altered.planned:  # its graph holds them already
+            return self.lowered, frozenset({x.weight for x in graph_layers(self.lowered)} - own)
+        return with_computed_weights(self.lowered, own)
 
     @cached_property
     def lowered(self) -> ir.Model:
@@ -252,21 +256,26 @@ class TorchCarrier:
                 "prune before quantizing",
             )
         graph = graph.clone()
-        if self._with_computed[1]:
+        computed = self._with_computed[1]
+        whole = with_originals(self.module, kept, computed)
+        if whole is None:
             return self._executing(graph, planned=planned, probe=probe)
+        whole = with_unread(self.module, whole, self.lowered.graph.initializers)
         if planned and executable(graph):
-            tensors = shortened(self.module, kept)
+            tensors = shortened(self.module, whole)
             altered = replace(self._altered.adding(tensors, {}), planned=True)
-            return self._changed(self._smaller(graph, tensors), graph, altered)
-        if self.executes_graph:
+            return self._changed(with_shorter(self.module, graph, tensors), graph, altered)
+        inverted = originals(self.module, graph, computed & kept.keys())
+        if self.executes_graph or inverted is None:
             return self._executing(graph, probe=probe)
-        tensors = selected(self.module, kept)
-        module = self._smaller(graph, tensors)
+        tensors = selected(self.module, whole) | inverted
+        module = with_shorter(self.module, graph, tensors)
         agreement = Agreement(graph, self.inputs, probe)
-        sizes = fitting_attributes(self.module, module, kept, agreement)
+        sizes = fitting_attributes(self.module, module, whole, agreement)
         if sizes is None:
             return self._executing(graph, agreement=agreement)
-        return self._changed(module, graph, self._altered.adding(tensors, sizes))
+        lowered = None if computed else graph  # it has no place for what the module computes
+        return self._changed(module, lowered, self._altered.adding(tensors, sizes))
 
     def with_trainable_graph(
         self,
@@ -311,15 +320,10 @@ class TorchCarrier:
         altered = Alterations(executes_graph=True, parameters=frozenset(trained))
         return self._changed(module, graph, altered)
 
-    def _smaller(self, graph: ir.Model, tensors: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-        """Return the module with shorter tensors, which the graph's initializers then refer to."""
-        attach_smaller(graph, module := with_tensors(self.module, tensors))
-        return module
-
     def _changed(
         self,
         module: torch.nn.Module,
-        graph: ir.Model,
+        graph: ir.Model | None,
         altered: Alterations,
         codes: Mapping[str, WeightCodes] | None = None,
     ) -> TorchCarrier:
@@ -385,15 +389,10 @@ def open_module(
             key, f"the factory raised {type(error).__name__}: {error}", "call it in a Python shell"
         ) from error
     if not isinstance(module, torch.nn.Module):
-        raise SpecError(
-            key,
-            f"the factory returned a {type(module).__name__}",
-            "return a torch.nn.Module",
-        )
+        kind = type(module).__name__
+        raise SpecError(key, f"the factory returned a {kind}", "return a torch.nn.Module")
     if not inputs:
-        raise SpecError(
-            "model.inputs",
-            "is empty, a module does not know its own inputs",
-            "write e.g. inputs: {image: {shape: [batch, 3, 32, 32], dtype: float32}}",
-        )
+        remedy = "write e.g. inputs: {image: {shape: [batch, 3, 32, 32], dtype: float32}}"
+        problem = "is empty, a module does not know its own inputs"
+        raise SpecError("model.inputs", problem, remedy)
     return TorchCarrier(module, inputs)

@@ -14,7 +14,9 @@ from typing import TypeAlias
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import type_before_parametrizations
 
+from compressor.models.torch.parametrized import weight_parameter
 from compressor.types.channels import Flags
 
 Value: TypeAlias = "int | tuple[int, ...] | list[int]"
@@ -75,11 +77,11 @@ def readings(module: nn.Module, masks: Masks, *, configured: bool = False) -> It
     certain: dict[str, dict[str, Value]] = {}
     choices: list[_Choice] = []
     for path, part in module.named_modules():
-        if type(part).__module__.startswith(_COMPUTES_WEIGHTS):
-            continue
         plain = _certain_values(part, masks)
         if plain is not None:
             certain[path] = plain
+            continue
+        if type_before_parametrizations(part).__module__.startswith(_COMPUTES_WEIGHTS):
             continue
         choices += _choices(path, part, _around(module, path), masks, configured)
     orders: dict[tuple[str, str], list[Kind]] = {}
@@ -271,8 +273,8 @@ def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
     """
     if isinstance(part, nn.RNNBase | nn.RNNCellBase):
         return _changed(part, _recurrent_values(part, masks))
-    weight = getattr(part, "weight", None)
-    if not isinstance(weight, Tensor):
+    weight = weight_parameter(part)
+    if weight is None:
         weight = getattr(part, "running_mean", None)
     if not isinstance(weight, Tensor):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy, deepcopy
 from itertools import islice
@@ -110,6 +111,38 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     return deepcopy(module, memo)
 
 
+def with_unread(
+    module: nn.Module, kept: Mapping[str, Mapping[int, Units]], read: Collection[str]
+) -> Mapping[str, Mapping[int, Units]]:
+    """Add the parameters that a module only reads in training, such as wav2vec 2.0's masks.
+
+    No graph says which of their positions remain. Each axis keeps those that remain on most axes of
+    its length in the module that holds the parameter; where there is none, all.
+
+    Args:
+        kept: the positions that remain, by tensor and axis.
+        read: the names of the tensors that the module's graph reads.
+    """
+    held = dict(module.named_parameters(remove_duplicate=False))
+    known = {id(held[name]) for name in {*read, *kept} & held.keys()}
+    whole = dict(kept)
+    for name, tensor in held.items():
+        if id(tensor) in known or ".parametrizations." in name:  # these make a weight that is
+            continue
+        owner = name[: name.rfind(".") + 1]
+        counts = Counter(
+            (held[near].shape[axis], tuple(units.tolist()))
+            for near, axes in kept.items()
+            if near in held and near.startswith(owner)
+            for axis, units in axes.items()
+        )
+        usual = {length: np.array(units) for (length, units), _ in reversed(counts.most_common())}
+        axes = {axis: usual[n] for axis, n in enumerate(tensor.shape) if n in usual}
+        if axes:
+            whole[name] = axes
+    return whole
+
+
 def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:
     """Return the remaining parts of the tensors that become shorter, by all their names.
 
@@ -174,13 +207,16 @@ def fitting_attributes(
     return None
 
 
-def attach_smaller(graph: ir.Model, module: nn.Module) -> None:
-    """Make a smaller graph's initializers refer to a smaller module's parameters, in place.
+def with_shorter(module: nn.Module, graph: ir.Model, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Copy a module with shorter tensors, which a smaller graph's initializers then refer to.
+
+    The copy shares the other tensors.
 
     Raises:
-        ValueError: a shape is another.
+        ValueError: a shape is another in the graph.
     """
-    held = held_tensors(module)
+    smaller = with_tensors(module, tensors)
+    held = held_tensors(smaller)
     for name, value in graph.graph.initializers.items():
         if name in held and value.const_value is not None:
             here, there = tuple(value.const_value.shape.numpy()), tuple(held[name].shape)
@@ -189,7 +225,8 @@ def attach_smaller(graph: ir.Model, module: nn.Module) -> None:
                     f"parameter {name!r} is {list(here)} in the smaller graph, "
                     f"{list(there)} by the positions that remain"
                 )
-    attach_weights(graph, module)
+    attach_weights(graph, smaller)
+    return smaller
 
 
 def set_attributes(module: nn.Module, attributes: Attributes) -> None:

@@ -17,7 +17,9 @@ from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.saved_module import Alterations
+from compressor.models.torch.smaller_module import random_batch, run_module
 from compressor.models.transformers.carrier import open_pretrained
+from compressor.models.transformers.networks import auto_class_for
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.progress import quiet_libraries
@@ -25,6 +27,7 @@ from compressor.run.evaluate import RunSamples
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
+from tests.compressor.exporters.tiny_directories import class_of, save_tiny
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("compressed_tensors")
@@ -175,3 +178,41 @@ def test_from_pruning_to_both_layouts(
     assert isinstance(restored, TorchCarrier)
     assert isinstance(small, TorchCarrier)
     assert restored.config == small.config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "name", "shape", "described"),
+    [
+        ("wav2vec2", "input_values", ("batch", 400), True),
+        ("hubert", "input_values", ("batch", 400), True),
+        # The only head of its first stage becomes narrower; its class would scale by that width.
+        ("segformer", "pixel_values", ("batch", 3, 32, 32), False),
+    ],
+)
+def test_a_half_network_is_of_its_class(
+    kind: str, name: str, shape: tuple[str | int, ...], described: bool, tmp_path: Path
+) -> None:
+    folder = save_tiny(tmp_path / "whole", kind)
+    spec = TensorSpec(name, shape, "float32")
+    auto = auto_class_for(class_of(kind).__name__)
+    whole = open_pretrained(auto, folder, {}, (spec,))
+    step = PruneStructured.model_validate({"target": {"ratio": 0.5}})
+    small = step.apply(whole, PassContext(targets=LAYOUT.targets), {}).carrier
+    assert isinstance(small, TorchCarrier)
+    assert type(small.module) is class_of(kind)
+    if not described:
+        with pytest.raises(SpecError, match="computes something else"):
+            LAYOUT.check(small)
+        return
+    preview = step.preview(whole, PassContext(targets=LAYOUT.targets), {})
+    LAYOUT.check(preview)
+    assert LAYOUT.predict(preview) == LAYOUT.predict(small)
+    out = tmp_path / "out"
+    out.mkdir()
+    paths = LAYOUT.write(small, out, CONTEXT)
+    LAYOUT.check_written(small, paths[0])
+    batch = random_batch((spec,))
+    with quiet_libraries():
+        read = class_of(kind).from_pretrained(out).eval()
+    assert worst(run_module(read, (spec,), batch)[0], small.module_outputs(batch)[0]) < 1e-5

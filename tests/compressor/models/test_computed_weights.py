@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations, spectral_norm
+from torch.nn.utils import parametrizations, parametrize, spectral_norm
 
 from compressor.models.layer_uses import computed_weights
 from compressor.models.torch.carrier import TorchCarrier
@@ -101,16 +101,81 @@ def test_they_become_codes_without_fuse() -> None:
     assert (output(coded) != output(model)).any()
 
 
-@pytest.mark.parametrize("kind", [Standardized, parametrized])
-def test_they_are_pruned_and_reload(kind: Callable[[int, int], nn.Module], tmp_path: Path) -> None:
-    outcome = pruned(declared(target={"ratio": 0.5}), carrier(kind), Given((images(),)))
+def test_they_are_pruned_and_reload(tmp_path: Path) -> None:
+    outcome = pruned(declared(target={"ratio": 0.5}), carrier(Standardized), Given((images(),)))
     small = outcome.carrier
     assert any("10 removed units were proved" in note for note in outcome.notes)
     assert isinstance(small, TorchCarrier)
     assert small.executes_graph  # its forward would compute other weights of fewer inputs
     trained = {n for n, p in small.module.named_parameters() if p.requires_grad}
-    assert {NAMES[kind].format(name) + ".weight" for name in "ab"} < trained
+    assert {f"{name}.computed.weight" for name in "ab"} < trained
     assert max(reload_errors(small, images(), tmp_path).values()) < 1e-6
+
+
+def test_those_of_parametrizations_are_pruned_in_the_module(tmp_path: Path) -> None:
+    whole = carrier(parametrized)
+    step = declared(target={"ratio": 0.5})
+    outcome = pruned(step, whole, Given((images(),)))
+    small = outcome.carrier
+    assert isinstance(small, TorchCarrier)
+    assert type(small.module) is Net
+    stored = {n: tuple(t.shape) for n, t in small.module.state_dict().items() if "original" in n}
+    assert stored == {
+        "a.parametrizations.weight.original0": (4, 1, 1, 1),
+        "a.parametrizations.weight.original1": (4, 3, 3, 3),
+        "b.parametrizations.weight.original0": (6, 1, 1, 1),
+        "b.parametrizations.weight.original1": (6, 4, 3, 3),
+    }
+    assert small.module.b.in_channels == 4
+    assert worst(output(small), small.module_outputs(images())[0]) < 1e-5
+    preview = step.preview(whole, PassContext(), {})
+    shapes = [{n: t.shape for n, t in c.tensors().items()} for c in (preview, small)]
+    assert shapes[0] == shapes[1]
+    assert [(x.name, x.shape) for x in preview.layers()] == [
+        (x.name, x.shape) for x in small.layers()
+    ]
+    small.save(tmp_path)
+    restored = whole.restore(tmp_path)
+    assert isinstance(restored, TorchCarrier)
+    assert np.array_equal(output(restored), output(small))
+    longer = small.module.state_dict()["b.parametrizations.weight.original0"] * 2
+    trained = small.with_weights({"b.parametrizations.weight.original0": longer})
+    assert worst(output(trained), trained.module_outputs(images())[0]) < 1e-5
+    assert worst(output(trained), output(small)) > 0.01
+
+
+class Unit(nn.Module):
+    """Divides a weight by its norm."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight / weight.norm()
+
+
+class Refusing(Unit):
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def unit(read: int, written: int) -> nn.Module:
+    return parametrize.register_parametrization(nn.Conv2d(read, written, 3), "weight", Unit())
+
+
+def refusing(read: int, written: int) -> nn.Module:
+    return parametrize.register_parametrization(nn.Conv2d(read, written, 3), "weight", Refusing())
+
+
+def spectral_parametrized(read: int, written: int) -> nn.Module:
+    return parametrizations.spectral_norm(nn.Conv2d(read, written, 3, padding=1))
+
+
+@pytest.mark.parametrize("kind", [unit, refusing, spectral_parametrized])
+def test_parametrizations_that_cannot_compute_a_smaller_weight_leave_the_graph(
+    kind: Callable[[int, int], nn.Module],
+) -> None:
+    small = pruned(declared(target={"ratio": 0.5}), carrier(kind), Given((images(),))).carrier
+    assert isinstance(small, TorchCarrier)
+    assert small.executes_graph
+    assert worst(output(small), small.module_outputs(images())[0]) < 1e-5
 
 
 def test_the_module_is_trained_and_the_weights_follow() -> None:

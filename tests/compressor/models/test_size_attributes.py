@@ -153,6 +153,7 @@ def test_the_axis_of_a_parametrization_is_no_size() -> None:
     weight = module[0].parametrizations.weight.original1
     gone = np.tile([True, False, False], 2)
     found = list(readings(module, {id(weight): {0: gone}}))
+    assert all(reading["0"] == {"out_channels": 2} for reading in found)
     assert not [path for reading in found for path in reading if "parametrizations" in path]
 
 

@@ -1,0 +1,111 @@
+"""Weights that a module computes by PyTorch's parametrizations, with fewer channels.
+
+Weight norm divides by the norm of a whole filter, and a smaller filter has another one. So it is
+not enough to cut the parameters: they are computed anew of the weight that remains, by the
+parametrization's own ``right_inverse``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from compressor.models.element_types import from_numpy
+from compressor.types.channels import Units
+
+
+def with_originals(
+    module: nn.Module, kept: Mapping[str, Mapping[int, Units]], computed: Collection[str]
+) -> Mapping[str, Mapping[int, Units]] | None:
+    """Add the parameters of which parametrizations compute the weights that become shorter.
+
+    Args:
+        kept: the positions that remain, by tensor and axis.
+        computed: which of these tensors the module computes.
+
+    Returns:
+        ``None`` if a weight is computed in another way, or has a parameter of another form.
+    """
+    whole = dict(kept)
+    for name in sorted(kept.keys() & computed):
+        stored = _stored(module, name)
+        if stored is None:
+            return None
+        shape = _weight(module, name).shape
+        for original, tensor in stored.items():
+            if tensor.ndim != len(shape):
+                return None
+            axes = {axis: units for axis, units in kept[name].items() if tensor.shape[axis] > 1}
+            if any(tensor.shape[axis] != shape[axis] for axis in axes):
+                return None
+            whole[original] = axes
+    return whole
+
+
+def originals(
+    module: nn.Module, graph: ir.Model, weights: Collection[str]
+) -> dict[str, Tensor] | None:
+    """Return what parametrizations compute a smaller graph's weights of, by parameter.
+
+    Args:
+        weights: names of initializers, of which :func:`with_originals` knows the parameters.
+
+    Returns:
+        ``None`` where a parametrization does not say it, as that of orthogonal weights.
+    """
+    found: dict[str, Tensor] = {}
+    for name in sorted(weights):
+        path, _, attribute = name.rpartition(".")
+        value: Any = from_numpy(graph.graph.initializers[name].const_value)
+        try:
+            with torch.no_grad():
+                for step in reversed(_steps(module.get_submodule(path), attribute)):
+                    value = step.right_inverse(value)
+        except Exception:  # noqa: BLE001  # the user's class, with a weight it may not be made for
+            return None
+        parts = (value,) if isinstance(value, Tensor) else tuple(value)
+        stored = _stored(module, name) or {}
+        found.update((n, part.clone()) for n, part in zip(stored, parts, strict=True))
+    return found
+
+
+def weight_parameter(part: nn.Module) -> Tensor | None:
+    """Return a layer's weight, or the parameter of its shape of which it is computed."""
+    weight = getattr(part, "weight", None)
+    if not isinstance(weight, Tensor):
+        return None
+    if parametrize.is_parametrized(part, "weight"):
+        stored = _steps(part, "weight").parameters(recurse=False)
+        return next((t for t in stored if t.shape == weight.shape), weight)
+    return weight
+
+
+def _stored(module: nn.Module, name: str) -> dict[str, Tensor] | None:
+    """Return the tensors that a weight is computed of, in their order; ``None`` for others."""
+    path, _, attribute = name.rpartition(".")
+    part = dict(module.named_modules()).get(path)
+    if part is None or not parametrize.is_parametrized(part, attribute):
+        return None
+    steps = _steps(part, attribute)
+    if not all(hasattr(step, "right_inverse") for step in steps):
+        return None
+    start = f"{path}.parametrizations.{attribute}.".lstrip(".")
+    return {start + own: tensor for own, tensor in steps.named_parameters(recurse=False)}
+
+
+def _steps(part: nn.Module, attribute: str) -> nn.ModuleList:
+    steps = part.parametrizations[attribute]  # type: ignore[index]  # a ModuleDict
+    assert isinstance(steps, nn.ModuleList)
+    return steps
+
+
+def _weight(module: nn.Module, name: str) -> Tensor:
+    path, _, attribute = name.rpartition(".")
+    weight = getattr(module.get_submodule(path), attribute)
+    assert isinstance(weight, Tensor)
+    return weight
