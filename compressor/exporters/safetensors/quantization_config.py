@@ -133,7 +133,8 @@ def float_shares(carrier: Carrier) -> tuple[str, ...]:
             kept[owner] = kept.get(owner, 0) + tensor.nbytes
     return tuple(
         f"{100 * size / total:.0f} % of the bytes stay float: {owner} holds its weights in "
-        "parameters of its own, of which the layout has no codes"
+        "parameters of its own, of which the layout has no codes; as an ONNX file, a spec with "
+        "model.factory and the passes fuse and quantize-weights stores them as codes"
         for owner, size in kept.items()
         if size >= _MENTIONED * total
     )

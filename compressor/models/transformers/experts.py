@@ -6,7 +6,7 @@ that have no counterpart in ONNX. How many tokens an expert gets depends on the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,6 +17,8 @@ from torch.nn import functional
 
 _MARKS = ("num_experts", "has_gate", "has_bias", "is_transposed", "_apply_gate", "down_proj")
 """What the library's decorator for experts in one tensor, and their classes, set."""
+_ROWS = ("w1", "v1", "w2", "ffn_hidden_size", "activation_fn")
+"""What the part of DBRX's experts has that holds them in the rows of three matrices."""
 
 
 @contextmanager
@@ -25,19 +27,25 @@ def plain_experts(module: nn.Module) -> Iterator[None]:
 
     The results are those of the library, up to the order of sums.
     """
-    experts = [part for part in module.modules() if is_experts(part)]
-    for part in experts:
-        part.forward = partial(every_expert, part)
+    found = ((part, plain_forward(part)) for part in module.modules())
+    experts = [(part, forward) for part, forward in found if forward is not None]
+    for part, forward in experts:
+        part.forward = forward
     try:
         yield
     finally:
-        for part in experts:
+        for part, _ in experts:
             del part.forward
 
 
-def is_experts(module: Any) -> bool:
-    """Return whether a module holds all experts of a block in one tensor."""
-    return all(hasattr(module, mark) for mark in _MARKS)
+def plain_forward(module: Any) -> Callable[..., Tensor] | None:
+    """Return what computes all experts of a block, one after the other; ``None`` for others."""
+    if all(hasattr(module, mark) for mark in _MARKS):
+        return partial(every_expert, module)
+    part = getattr(module, "mlp", None)
+    if hasattr(module, "num_experts") and all(hasattr(part, name) for name in _ROWS):
+        return partial(every_expert_of_rows, module)
+    return None
 
 
 def every_expert(
@@ -62,6 +70,27 @@ def every_expert(
         share = torch.where(top_k_index == index, top_k_weights, 0).sum(-1, keepdim=True)
         total = total + result * share
     return total.to(hidden_states.dtype)
+
+
+def every_expert_of_rows(
+    experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+) -> Tensor:
+    """Return the same for experts that follow each other in the rows of matrices, as in DBRX.
+
+    Args:
+        experts: as above.
+        hidden_states: ``[batch, tokens, features]``.
+        top_k_index: as above, with the tokens of all samples in one axis.
+        top_k_weights: as above, likewise.
+    """
+    tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+    shape = (experts.num_experts, -1, tokens.shape[-1])
+    stacks = [getattr(experts.mlp, name).view(shape) for name in ("w1", "v1", "w2")]
+    total = torch.zeros_like(tokens)
+    for index, weights in enumerate(zip(*stacks, strict=True)):
+        share = torch.where(top_k_index == index, top_k_weights, 0).sum(-1, keepdim=True)
+        total = total + experts.mlp(tokens, *weights) * share
+    return total.reshape(hidden_states.shape)
 
 
 def _product(experts: Any, name: str, index: int, tokens: Tensor) -> Tensor:

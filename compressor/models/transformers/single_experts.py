@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compressor.errors import SpecError
-from compressor.models.transformers.experts import every_expert, is_experts
+from compressor.models.transformers.experts import plain_forward
 
 _NAME = re.compile(r"(.+)\.(\d+)\.(\w+)\.weight")
 _GATED = 2  # layers whose rows lie in one tensor: the gate's and those that it multiplies
@@ -106,10 +105,11 @@ def single_experts(
             parts.setdefault(module, {}).setdefault(parameter, {})[found[3]] = name
             homes[module] = found[1]
     for path, fused in list(network.named_modules()):
-        if not is_experts(fused):
+        forward = plain_forward(fused)
+        if forward is None:
             continue
         if path not in parts or not _usual(fused):
-            fused.forward = partial(every_expert, fused)
+            fused.forward = forward
             continue
         leaves = {
             parameter: _ordered(getattr(fused, parameter)[0], names, rows)

@@ -54,6 +54,34 @@ def test_graph_and_module_agree(kind: str) -> None:
     np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
 
 
+class RoutedRows(nn.Module):
+    """The experts of DBRX behind a router, which are given samples and not tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers.models.dbrx import configuration_dbrx, modeling_dbrx
+
+        config = configuration_dbrx.DbrxFFNConfig(
+            hidden_size=8, ffn_hidden_size=12, moe_num_experts=4
+        )
+        torch.manual_seed(0)
+        self.router, self.experts = nn.Linear(8, 4), modeling_dbrx.DbrxExperts(config)
+        for parameter in self.experts.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares, chosen = torch.topk(self.router(x.reshape(-1, 8)).softmax(-1), 2)
+        mixed: Tensor = self.experts(x, chosen, shares)
+        return mixed
+
+
+def test_graph_and_module_agree_on_experts_in_rows() -> None:
+    carrier = TorchCarrier(RoutedRows(), [spec("x", "batch", 5, 8)])
+    batch = {"x": np.random.default_rng(1).standard_normal((3, 5, 8)).astype(np.float32)}
+    (have,), (want,) = carrier.runner().run(batch).values(), carrier.module_outputs(batch)
+    np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+
+
 def test_the_library_computes_again_afterwards() -> None:
     module = Routed(experts("Mixtral"))
     with plain_experts(module):

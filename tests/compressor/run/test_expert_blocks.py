@@ -32,6 +32,15 @@ CONFIGS = {
     "qwen3": transformers.Qwen3MoeConfig(**SPARSE, head_dim=8),
     "shared": transformers.Qwen2MoeConfig(**SPARSE, shared_expert_intermediate_size=32),
     "stacked": transformers.GraniteMoeConfig(**SIZES, num_local_experts=4),
+    "rows": transformers.DbrxConfig(
+        vocab_size=WORDS,
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        max_seq_len=64,
+        attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+        ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    ),
 }
 # Of the six, two are never among a token's two: their score is always between two others.
 SCORES = torch.tensor([1.0, -1.0, 0.1, 0.2, 0.9, -0.9])
@@ -71,7 +80,7 @@ def test_the_blocks_compute_what_the_network_computes(folder: Path, name: str):
         network = transformers.AutoModelForCausalLM.from_pretrained(folder / name).eval()
         wanted = network(tokens).logits
     torch.testing.assert_close(decoder.logits(tokens, hidden), wanted, rtol=1e-4, atol=1e-5)
-    single = name != "stacked"
+    single = name not in ("stacked", "rows")
     assert any(isinstance(m, SingleExperts) for m in module.modules()) is single
     assert [sum(counts) for counts in sent] == ([2 * tokens.numel()] * 2 if single else [])
 
@@ -104,6 +113,19 @@ def test_transformers_opens_the_codes_of_all_experts(
         assert sum(sent) == 2 * TOKENS.size
         note = "model.layers.0.mlp.experts: each of 6 experts was calibrated on all tokens"
         assert any(n.startswith(note) and n.endswith("2 are sent none") for n in notes_of(report))
+
+
+def test_what_is_beside_experts_in_rows_is_calibrated(folder: Path, tmp_path: Path):
+    report = ran(spec(folder, "rows", GPTQ, tmp_path / "out"))
+    artifact = report["artifacts"][0]
+    assert perplexity(tmp_path / "out") == pytest.approx(artifact["metric"]["value"], rel=1e-5)
+    rows = {
+        row["name"].rpartition(".")[2]
+        for row in report["passes"][0]["layers"]
+        if row["scheme"] == "int4/group 16"
+    }
+    assert rows == {"Wqkv", "out_proj"}
+    assert "DbrxExpertGLU holds its weights in parameters of its own" in artifact["remarks"][0]
 
 
 def notes_of(report: dict[str, Any]) -> list[str]:
