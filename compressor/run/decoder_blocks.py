@@ -334,18 +334,20 @@ class DecoderStage:
                         details = {**outcome.details, "tokens_sent": tokens}
                         made.outcomes[name] = replace(outcome, details=details)
             if changed:
-                made.notes += (_sent_note(f"{path}.{place}", sent),)
+                note = _sent_note(f"{path}.{place}", sent, everyone=experts.sees_all)
+                made.notes += (note,)
         return made
 
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
         """Do nothing: :meth:`kept` has put the changes in place."""
 
 
-def _sent_note(path: str, sent: Sequence[int]) -> str:
+def _sent_note(path: str, sent: Sequence[int], *, everyone: bool) -> str:
     none = sum(not tokens for tokens in sent)
     rest = f"; {none} are sent none" if none else ""
     return (
-        f"{path}: each of {len(sent)} experts was calibrated on all tokens; the router sends "
+        f"{path}: each of {len(sent)} experts was calibrated on "
+        f"{'all tokens' if everyone else 'the tokens that it is sent'}; the router sends "
         f"{min(sent):,} to {max(sent):,} to one{rest}"
     )
 

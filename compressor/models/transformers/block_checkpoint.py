@@ -14,6 +14,7 @@ from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.folder import Checkpoint
 from compressor.models.checkpoint.meanings import mapped_meaning
+from compressor.models.checkpoint.stacked_experts import apart
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
@@ -21,7 +22,7 @@ from compressor.models.transformers.carrier import open_pretrained
 from compressor.models.transformers.decoder import Decoder
 from compressor.models.transformers.networks import auto_class_for, read_config
 from compressor.models.transformers.reading import reading_of
-from compressor.models.transformers.single_experts import single_experts
+from compressor.models.transformers.single_experts import single_experts, sorted_experts
 from compressor.types.carrier import Capability
 from compressor.types.layers import Layer, StoredTensor
 from compressor.types.rounded_inputs import CacheScheme, InputScheme
@@ -39,6 +40,7 @@ class BlockCheckpoint(CheckpointCarrier):
     Args:
         decoder: runs the float weights of its files.
         original: its tensors before any pass; by default, those that it has.
+        single: runs the same with stacked experts as layers of their own, if it has any.
     """
 
     offers = frozenset({Capability.WEIGHTS, Capability.BLOCKS})
@@ -52,11 +54,13 @@ class BlockCheckpoint(CheckpointCarrier):
         decoder: Decoder,
         original: Mapping[str, StoredTensor] | None = None,
         caches: Mapping[str, CacheScheme] = MappingProxyType({}),
+        single: Decoder | None = None,
     ):
         super().__init__(source, tensors, layers, caches)
         self._decoder = decoder
         self._graphs: dict[str, TorchCarrier] = {}
         self._original = dict(tensors) if original is None else original
+        self._single = single
 
     def _like(
         self,
@@ -65,12 +69,12 @@ class BlockCheckpoint(CheckpointCarrier):
         source: Checkpoint | None = None,
     ) -> BlockCheckpoint:
         given = (source or self.source, tensors, layers, self._decoder, self._original)
-        return BlockCheckpoint(*given, self.caches)
+        return BlockCheckpoint(*given, self.caches, self._single)
 
     def with_caches(self, caches: Mapping[str, CacheScheme]) -> BlockCheckpoint:
         """Return a carrier whose attention keeps rounded keys and values."""
         given = (self.source, self.tensors(), self.layers(), self._decoder, self._original)
-        return BlockCheckpoint(*given, {**self.caches, **caches})
+        return BlockCheckpoint(*given, {**self.caches, **caches}, self._single)
 
     @cached_property
     def decoder(self) -> Decoder:
@@ -81,6 +85,17 @@ class BlockCheckpoint(CheckpointCarrier):
             return self._decoder
         changes = Changed(self, names)
         return self._decoder.with_changes(changes, untied=self.source.untied)
+
+    def apart(self) -> BlockCheckpoint:
+        """Return a carrier whose stacked experts are layers of their own, also in its blocks."""
+        if self._single is None:
+            return self
+        made, before = apart(self), self.tensors()
+        after = made.tensors()
+        changed = any(self._is_other(n, before[n]) for n in before.keys() - after.keys())
+        new = {} if changed else {n: t for n, t in after.items() if n not in before}
+        given = (made.source, after, made.layers(), self._single, {**self._original, **new})
+        return BlockCheckpoint(*given, self.caches)
 
     def check_files(self) -> None:
         """Check that the weights are still as long as their headers say.
@@ -227,11 +242,15 @@ def open_blocks(path: Path) -> BlockCheckpoint:
             "write a spec with model.factory, which runs the whole model in memory",
         )
     module = open_pretrained(_CAUSAL, carrier.folder, {}, ()).module
-    reading, tensors = reading_of(carrier), carrier.tensors()
+    tensors, singles = carrier.tensors(), apart(carrier)
+    reading = reading_of(singles)
     if reading is not None:
         rows = partial(_first_row, tensors)
         single_experts(module, reading.places, reading.merged, rows)
-    made = BlockCheckpoint(carrier.source, carrier.tensors(), carrier.layers(), Decoder(module))
+    stacks = {name.rpartition(".")[0] for name in tensors.keys() - singles.tensors().keys()}
+    single = Decoder(sorted_experts(module, sorted(stacks))) if stacks else None
+    given = (carrier.source, tensors, carrier.layers(), Decoder(module))
+    made = BlockCheckpoint(*given, single=single)
     if not made.observed:
         raise SpecError(
             f"checkpoint {str(path)!r}",

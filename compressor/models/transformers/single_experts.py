@@ -3,14 +3,16 @@
 ``transformers`` stacks the experts of a block in one tensor and sends each token to a few of them,
 which depends on the data. Here each expert is linear layers under the names that its checkpoint
 has, all see all tokens, and what a token is not sent to does not count: a router may leave an
-expert out of all calibration data, and its codes have to be found all the same. How many tokens
-each expert is sent is counted.
+expert out of all calibration data, and its codes have to be found all the same. Those of Llama 4
+see the tokens that they are sent: their router scales what they read. How many tokens each expert
+is sent is counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -23,12 +25,27 @@ _NAME = re.compile(r"(.+)\.(\d+)\.(\w+)\.weight")
 _GATED = 2  # layers whose rows lie in one tensor: the gate's and those that it multiplies
 
 
-class SingleExperts(nn.ModuleList):
+class Experts(nn.ModuleList):
     """The experts of a block; each has its layers under the names of the checkpoint.
 
     Attributes:
+        sees_all: each sees all tokens, also those that are not sent to it.
         sent: how many tokens the router has sent to each since :meth:`reset`.
     """
+
+    sees_all = True
+
+    def reset(self) -> None:
+        """Count anew."""
+        self.sent = [0] * len(self)
+
+    def _count(self, more: Callable[[], Tensor], at: Tensor) -> None:
+        if at.device.type != "meta" and not torch.compiler.is_exporting():
+            self.sent = [a + b for a, b in zip(self.sent, more().tolist(), strict=False)]
+
+
+class SingleExperts(Experts):
+    """Experts that the library stacks in memory, and that are told which tokens are theirs."""
 
     def __init__(self, fused: Any, leaves: Mapping[str, tuple[str, ...]]):
         super().__init__()
@@ -44,10 +61,6 @@ class SingleExperts(nn.ModuleList):
             self.append(expert)
         self.reset()
 
-    def reset(self) -> None:
-        """Count anew."""
-        self.sent = [0] * len(self)
-
     def forward(self, hidden: Tensor, index: Tensor, shares: Tensor) -> Tensor:
         """Return what the chosen experts make of each token.
 
@@ -56,15 +69,49 @@ class SingleExperts(nn.ModuleList):
             index: the experts that each token is sent to, ``[tokens, k]``.
             shares: their shares, ``[tokens, k]``.
         """
-        if index.device.type != "meta" and not torch.compiler.is_exporting():
-            counts = torch.bincount(index.flatten(), minlength=len(self)).tolist()
-            self.sent = [before + more for before, more in zip(self.sent, counts, strict=False)]
+        self._count(lambda: torch.bincount(index.flatten(), minlength=len(self)), index)
         total = torch.zeros_like(hidden)
         for number, expert in enumerate(self):
             inner = self._gate(torch.cat([getattr(expert, n)(hidden) for n in self._first], -1))
             share = torch.where(index == number, shares, 0).sum(-1, keepdim=True)
             total = total + getattr(expert, self._last)(inner) * share
         return total.to(hidden.dtype)
+
+
+class SortedExperts(Experts):
+    """Experts that the checkpoint stacks, and that are given their tokens one after the other.
+
+    As in Llama 4, whose router makes 0 of the tokens that an expert is not sent.
+    """
+
+    sees_all = False
+
+    def __init__(self, stacked: Any):
+        super().__init__()
+        self._act = (stacked.act_fn,)  # a module, which is no expert
+        for rows, down in zip(stacked.gate_up_proj, stacked.down_proj, strict=True):
+            expert = nn.Module()
+            gate, up = rows.T.chunk(_GATED)
+            for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down.T)):
+                expert.add_module(name, _linear(weight))
+            self.append(expert)
+        self.reset()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return what each expert makes of its tokens.
+
+        Args:
+            hidden: ``[experts * tokens, features]``.
+        """
+        parts = hidden.reshape(len(self), -1, hidden.shape[-1])
+        self._count(lambda: (parts != 0).any(-1).sum(1), hidden)
+        return torch.cat([self._made(e, x) for e, x in zip(self, parts.unbind(), strict=True)])
+
+    def _made(self, expert: Any, tokens: Tensor) -> Tensor:
+        made: Tensor = expert.down_proj(
+            expert.up_proj(tokens) * self._act[0](expert.gate_proj(tokens))
+        )
+        return made
 
 
 class _Elsewhere(nn.Module):
@@ -121,10 +168,21 @@ def single_experts(
             _put(network, homes[path], experts)
 
 
-def experts_of(module: nn.Module) -> dict[str, SingleExperts]:
+def sorted_experts(network: nn.Module, paths: Iterable[str]) -> nn.Module:
+    """Return a copy of a network with single experts in the place of those at some paths.
+
+    The copy shares all weights; those of the experts are views.
+    """
+    copy = deepcopy(network, {id(t): t for t in (*network.parameters(), *network.buffers())})
+    for path in paths:
+        copy.set_submodule(path, SortedExperts(copy.get_submodule(path)))
+    return copy
+
+
+def experts_of(module: nn.Module) -> dict[str, Experts]:
     """Return the experts of a block by their path in it."""
     found = module.named_modules()
-    return {path: part for path, part in found if isinstance(part, SingleExperts)}
+    return {path: part for path, part in found if isinstance(part, Experts)}
 
 
 def _usual(fused: Any) -> bool:

@@ -12,7 +12,7 @@ import transformers
 
 from compressor.errors import CompressorError
 from compressor.models.transformers.block_checkpoint import open_blocks
-from compressor.models.transformers.single_experts import SingleExperts, experts_of
+from compressor.models.transformers.single_experts import Experts, experts_of
 from compressor.progress import quiet_libraries
 from compressor.run.plan import make_plan
 from compressor.spec.load import check_spec
@@ -33,15 +33,15 @@ CONFIGS = {
     "shared": transformers.Qwen2MoeConfig(**SPARSE, shared_expert_intermediate_size=32),
     "stacked": transformers.GraniteMoeConfig(**SIZES, num_local_experts=4),
     "rows": transformers.DbrxConfig(
-        vocab_size=WORDS,
-        d_model=32,
-        n_heads=4,
-        n_layers=2,
-        max_seq_len=64,
+        vocab_size=WORDS, d_model=32, n_heads=4, n_layers=2, max_seq_len=64,
         attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         ffn_config={"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
     ),
-}
+    "sorted": transformers.Llama4TextConfig(
+        **{**SIZES, "intermediate_size": 32}, num_local_experts=4, interleave_moe_layer_step=1,
+        intermediate_size_mlp=64, head_dim=8, no_rope_layers=[1, 1], attn_temperature_tuning=False,
+    ),
+}  # fmt: skip
 # Of the six, two are never among a token's two: their score is always between two others.
 SCORES = torch.tensor([1.0, -1.0, 0.1, 0.2, 0.9, -0.9])
 GPTQ = {"bits": 4, "group": 16, "method": "gptq"}
@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_blocks_compute_what_the_network_computes(folder: Path, name: str):
-    decoder = open_blocks(folder / name).decoder
+    decoder = open_blocks(folder / name).apart().decoder
     tokens = torch.from_numpy(TOKENS[:2])
     given = decoder.given(tokens)
     hidden = given[0].hidden
@@ -81,7 +81,7 @@ def test_the_blocks_compute_what_the_network_computes(folder: Path, name: str):
         wanted = network(tokens).logits
     torch.testing.assert_close(decoder.logits(tokens, hidden), wanted, rtol=1e-4, atol=1e-5)
     single = name not in ("stacked", "rows")
-    assert any(isinstance(m, SingleExperts) for m in module.modules()) is single
+    assert any(isinstance(m, Experts) for m in module.modules()) is single
     assert [sum(counts) for counts in sent] == ([2 * tokens.numel()] * 2 if single else [])
 
 
@@ -90,6 +90,9 @@ def test_the_blocks_compute_what_the_network_computes(folder: Path, name: str):
     [
         ("mixtral", "gptq"),
         ("qwen3", "gptq"),
+        ("sorted", "rtn"),
+        ("sorted", "gptq"),
+        pytest.param("sorted", "awq", marks=pytest.mark.slow),
         pytest.param("mixtral", "awq", marks=pytest.mark.slow),
         pytest.param("qwen3", "awq", marks=pytest.mark.slow),
         pytest.param("shared", "gptq", marks=pytest.mark.slow),
@@ -102,7 +105,7 @@ def test_transformers_opens_the_codes_of_all_experts(
     reported = report["artifacts"][0]["metric"]["value"]
     assert perplexity(tmp_path / "out") == pytest.approx(reported, rel=1e-5)
     rows = {r["name"]: r for r in report["passes"][0]["layers"] if ".experts." in r["name"]}
-    experts = 4 if name == "mixtral" else 6
+    experts = 4 if name in ("mixtral", "sorted") else 6
     assert len(rows) == 2 * experts * 3
     assert {row["scheme"] for row in rows.values()} == {"int4/group 16"}
     if name == "qwen3":
@@ -113,6 +116,9 @@ def test_transformers_opens_the_codes_of_all_experts(
         assert sum(sent) == 2 * TOKENS.size
         note = "model.layers.0.mlp.experts: each of 6 experts was calibrated on all tokens"
         assert any(n.startswith(note) and n.endswith("2 are sent none") for n in notes_of(report))
+    if name == "sorted" and method != "rtn":
+        note = "model.layers.1.feed_forward.experts: each of 4 experts was calibrated on the tokens"
+        assert any(n.startswith(note) for n in notes_of(report))
 
 
 def test_what_is_beside_experts_in_rows_is_calibrated(folder: Path, tmp_path: Path):

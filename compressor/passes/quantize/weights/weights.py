@@ -16,6 +16,7 @@ from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.checkpoint.rows import all_rows
 from compressor.models.checkpoint.stacked_experts import apart
 from compressor.models.layer_uses import computed_weights
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
@@ -161,8 +162,12 @@ class QuantizeWeights(WeightPass):
         A graph that computes in bfloat16 is one of float32 where no target can. Experts that a
         checkpoint stacks are layers of their own, as the layouts of directories have them.
         """
-        if isinstance(carrier, CheckpointCarrier) and not self.by_block:
-            return carrier if GGUF in context.targets else apart(carrier)
+        if isinstance(carrier, CheckpointCarrier) and GGUF in context.targets:
+            return carrier
+        if isinstance(carrier, BlockCheckpoint):
+            return carrier.apart()
+        if isinstance(carrier, CheckpointCarrier):
+            return apart(carrier)
         if carrier.kind != "onnx" or not context.targets & _WITHOUT_BF16:
             return carrier
         return in_single(carrier, (ir.DataType.BFLOAT16,))
