@@ -17,7 +17,7 @@ from compressor.graph.costs import parameters
 from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
-from compressor.types.layer_rules import resolve_rules, skip_reason
+from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.options import OneOf
 from compressor.types.passes import LayerOutcome, LayerRule, PassContext
@@ -128,6 +128,9 @@ def choose(
 ) -> Choice:
     """Find what may be removed; a rule that skips a layer protects all channels that it writes.
 
+    It also protects those of parameters that it matches and that are no layer's weight, such as the
+    queries, keys and values that PyTorch's attention holds in one.
+
     Raises:
         SpecError: a rule matches no layer.
     """
@@ -139,6 +142,11 @@ def choose(
         if rule is not None:
             for index in groups:
                 by_group[index].append(rule)
+    named = {layer.weight for layer in layers}
+    for index, group in enumerate(channels.groups):
+        for parameter in {m.parameter for m in group.members if m.role == "output"} - named:
+            rule = rule_of(rules, parameter)
+            by_group[index] += [] if rule is None else [rule]
     prunable: list[Prunable] = []
     reasons: dict[int, str] = {}
     for index, group in enumerate(channels.groups):

@@ -7,8 +7,9 @@ from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
+from torch import nn
 
-from compressor.errors import ModelError
+from compressor.errors import ModelError, listed
 from compressor.graph.channels.analysis import Analysis
 from compressor.graph.channels.slicing import Kept, remove_channels
 from compressor.graph.costs import size_notes
@@ -142,6 +143,20 @@ class Removal:
         )
 
 
+def _rigid_attention(before: Carrier, after: Carrier) -> list[str]:
+    """Return the paths of PyTorch's attention that lost heads while its inputs lost nothing."""
+    assert isinstance(before, TorchCarrier)
+    left = {name: tensor.shape for name, tensor in after.tensors().items()}
+    widths = {
+        path: (part.embed_dim, left.get(f"{path}.out_proj.weight"))
+        for path, part in before.module.named_modules()
+        if isinstance(part, nn.MultiheadAttention)
+    }
+    return [
+        path for path, (width, shape) in widths.items() if shape and shape[1] < shape[0] == width
+    ]
+
+
 def became_notes(before: Carrier, after: Carrier, *, dropped: bool) -> list[str]:
     """Describe what a model has become; ``dropped`` says that residual blocks are gone."""
     notes = []
@@ -155,6 +170,12 @@ def became_notes(before: Carrier, after: Carrier, *, dropped: bool) -> list[str]
         notes.append(
             "the module still has the blocks that were dropped: a module that executes the graph "
             "takes its place"
+        )
+    elif rebuilt == [False, True] and (rigid := _rigid_attention(before, after)):
+        notes.append(
+            "the heads of PyTorch's MultiheadAttention are together as wide as what it reads, which "
+            f"stays at {listed(rigid)}: a module that executes the graph takes the place of all. "
+            f"A rule that skips '{rigid[0]}.*' keeps its heads, so that the module may stay"
         )
     elif rebuilt == [False, True]:
         notes.append(
