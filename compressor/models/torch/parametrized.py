@@ -61,16 +61,19 @@ def originals(
     found: dict[str, Tensor] = {}
     for name in sorted(weights):
         path, _, attribute = name.rpartition(".")
-        value: Any = from_numpy(graph.graph.initializers[name].const_value)
+        stored = graph.graph.initializers[name].const_value
+        assert stored is not None
+        value: Any = from_numpy(stored)
+        steps: list[Any] = list(_steps(module.get_submodule(path), attribute))
         try:
             with torch.no_grad():
-                for step in reversed(_steps(module.get_submodule(path), attribute)):
+                for step in reversed(steps):
                     value = step.right_inverse(value)
         except Exception:  # noqa: BLE001  # the user's class, with a weight it may not be made for
             return None
         parts = (value,) if isinstance(value, Tensor) else tuple(value)
-        stored = _stored(module, name) or {}
-        found.update((n, part.clone()) for n, part in zip(stored, parts, strict=True))
+        names = _stored(module, name) or {}
+        found.update((n, part.clone()) for n, part in zip(names, parts, strict=True))
     return found
 
 

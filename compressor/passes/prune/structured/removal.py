@@ -173,8 +173,8 @@ def became_notes(before: Carrier, after: Carrier, *, dropped: bool) -> list[str]
         )
     elif rebuilt == [False, True] and (rigid := _rigid_attention(before, after)):
         notes.append(
-            "the heads of PyTorch's MultiheadAttention are together as wide as what it reads, which "
-            f"stays at {listed(rigid)}: a module that executes the graph takes the place of all. "
+            "the heads of PyTorch's MultiheadAttention together are as wide as its inputs, which "
+            f"stay at {listed(rigid)}: a module that executes the graph takes the place of all. "
             f"A rule that skips '{rigid[0]}.*' keeps its heads, so that the module may stay"
         )
     elif rebuilt == [False, True]:

@@ -282,7 +282,7 @@ def test_a_rule_keeps_the_heads_that_a_module_cannot_lose():
     lost = pruned(HALF, model)
     assert lost.carrier.executes_graph
     (note,) = [text for text in lost.notes if "takes the place" in text]
-    assert "which stays at 'attention': a module that executes the graph" in note
+    assert "which stay at 'attention': a module that executes the graph" in note
     assert "A rule that skips 'attention.*' keeps its heads" in note
     rules = [{"match": "attention.*", "skip": True}]
     kept = pruned(declared(target={"ratio": 0.5}, layers=rules), model).carrier
