@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from copy import deepcopy
@@ -25,6 +26,7 @@ _READS = {
     "SpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
     "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
 }
+_TASK = re.compile(r"For([A-Z]\w*)")  # not that of a Former, such as RoFormerForMaskedLM
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _FLOATS = ("Infinity", "-Infinity", "NaN")
@@ -252,7 +254,8 @@ def _with_floats(value: Any) -> Any:
 
 def auto_class_for(saved: str) -> str:
     """Return the auto class for one named under ``architectures``, such as ``LlamaForCausalLM``."""
-    task = saved.partition("For")[2]
+    found = _TASK.search(saved)
+    task = found[1] if found else ""
     if saved.endswith("LMHeadModel"):
         task = "CausalLM"
     elif task == "ConditionalGeneration" or not task:

@@ -229,6 +229,8 @@ def test_what_names_an_auto_class(factory: str, name: str | None) -> None:
         ("MarianMTModel", "AutoModelForSeq2SeqLM"),
         ("WhisperForConditionalGeneration", "AutoModelForSpeechSeq2Seq"),
         ("LlavaForConditionalGeneration", "AutoModelForImageTextToText"),
+        ("RoFormerForMaskedLM", "AutoModelForMaskedLM"),
+        ("PoolFormerModel", "AutoModel"),
         ("BertModel", "AutoModel"),
         ("", "AutoModel"),
     ],
