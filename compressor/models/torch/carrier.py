@@ -260,7 +260,7 @@ class TorchCarrier:
         whole = with_originals(self.module, kept, computed)
         if whole is None:
             return self._executing(graph, planned=planned, probe=probe)
-        whole = with_unread(self.module, whole, self.lowered.graph.initializers)
+        whole = with_unread(self.module, whole, self.lowered.graph.initializers, self.inputs)
         if planned and executable(graph):
             tensors = shortened(self.module, whole)
             altered = replace(self._altered.adding(tensors, {}), planned=True)

@@ -112,35 +112,70 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def with_unread(
-    module: nn.Module, kept: Mapping[str, Mapping[int, Units]], read: Collection[str]
+    module: nn.Module,
+    kept: Mapping[str, Mapping[int, Units]],
+    read: Collection[str],
+    inputs: Sequence[TensorSpec],
 ) -> Mapping[str, Mapping[int, Units]]:
-    """Add the parameters that a module only reads in training, such as wav2vec 2.0's masks.
+    """Add parameters that a module's graph does not read: what gives no output of the module.
 
-    No graph says which of their positions remain. Each axis keeps those that remain on most axes of
-    its length in the module that holds the parameter; where there is none, all.
+    Such are what wav2vec 2.0 masks with in training, and poolers that a class computes and does not
+    return. No graph says which of their positions remain. Each axis keeps those that remain on most
+    axes of its length in the module that holds the parameter, or in the nearest one around a layer
+    that is computed; where there is none, all.
 
     Args:
         kept: the positions that remain, by tensor and axis.
         read: the names of the tensors that the module's graph reads.
+        inputs: those of the module.
     """
     held = dict(module.named_parameters(remove_duplicate=False))
     known = {id(held[name]) for name in {*read, *kept} & held.keys()}
+    # Those of parametrizations make a weight that is read.
+    unread = [n for n, t in held.items() if id(t) not in known and ".parametrizations." not in n]
+    computed = _computed(module, inputs) if unread else frozenset()
     whole = dict(kept)
-    for name, tensor in held.items():
-        if id(tensor) in known or ".parametrizations." in name:  # these make a weight that is
-            continue
-        owner = name[: name.rfind(".") + 1]
-        counts = Counter(
-            (held[near].shape[axis], tuple(units.tolist()))
-            for near, axes in kept.items()
-            if near in held and near.startswith(owner)
-            for axis, units in axes.items()
-        )
-        usual = {length: np.array(units) for (length, units), _ in reversed(counts.most_common())}
-        axes = {axis: usual[n] for axis, n in enumerate(tensor.shape) if n in usual}
+    for name in unread:
+        owner = name.rpartition(".")[0]
+        usual = _usual_units(held, kept, owner)
+        while not usual and owner and name.rpartition(".")[0] in computed:
+            owner = owner.rpartition(".")[0]
+            usual = _usual_units(held, kept, owner)
+        axes = {axis: usual[n] for axis, n in enumerate(held[name].shape) if n in usual}
         if axes:
             whole[name] = axes
     return whole
+
+
+def _usual_units(
+    held: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Units]], path: str
+) -> dict[int, Units]:
+    """Return what remains on most axes of a length below a path, by the length."""
+    start = f"{path}." if path else ""
+    counts = Counter(
+        (held[name].shape[axis], tuple(units.tolist()))
+        for name, axes in kept.items()
+        if name in held and name.startswith(start)
+        for axis, units in axes.items()
+    )
+    return {length: np.array(units) for (length, units), _ in reversed(counts.most_common())}
+
+
+def _computed(module: nn.Module, inputs: Sequence[TensorSpec]) -> frozenset[str]:
+    """Return the paths of the modules that a forward calls."""
+    called: list[str] = []
+    ends = [
+        part.register_forward_pre_hook(lambda *_, path=path: called.append(path))
+        for path, part in module.named_modules()
+    ]
+    try:
+        run_module(module, inputs, random_batch(inputs))
+    except Exception:  # noqa: BLE001  # the user's forward, with made-up values
+        return frozenset()
+    finally:
+        for end in ends:
+            end.remove()
+    return frozenset(called)
 
 
 def selected(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> dict[str, Tensor]:

@@ -119,9 +119,11 @@ class TrainedOnly(Free):
         super().__init__()
         self.masked = nn.Parameter(torch.arange(8.0))
         self.aside = nn.Linear(8, 8)
+        self.pooler = nn.Sequential(nn.Linear(8, 8))
 
     def hidden(self, x: Tensor) -> Tensor:
         y = super().hidden(x)
+        self.pooler(y)  # nothing is made of it
         return y + self.masked if self.training else y
 
 
@@ -131,6 +133,8 @@ def test_parameters_for_training_follow_what_is_around_them() -> None:
     whole = shaken(TrainedOnly())
     assert torch.equal(after.module.masked, whole.masked[[1, 3, 4, 7]])
     assert torch.equal(after.module.aside.weight, whole.aside.weight)
+    rows = whole.pooler[0].weight[[1, 3, 4, 7]]
+    assert torch.equal(after.module.pooler[0].weight, rows[:, [1, 3, 4, 7]])
     after.module.train()(torch.from_numpy(ROWS["x"]))  # not of the whole width
 
 
