@@ -81,6 +81,7 @@ BROAD_HANDLERS = {
     "compressor/models/torch/smaller_module.py",
     "compressor/models/torch/carrier.py",
     "compressor/models/transformers/carrier.py",
+    "compressor/models/transformers/config.py",
     "compressor/models/transformers/decoder.py",
     "compressor/models/transformers/networks.py",
     "compressor/cli/application.py",

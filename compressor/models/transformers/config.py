@@ -111,7 +111,10 @@ def _same_function(
     network: torch.nn.Module, values: Mapping[str, Any], inputs: Sequence[TensorSpec]
 ) -> bool:
     batch = random_batch(inputs)
-    described = run_module(described_network(network, values), inputs, batch)
+    try:
+        described = run_module(described_network(network, values), inputs, batch)
+    except Exception:  # noqa: BLE001  # sizes that do not go together may build, and not run
+        return False
     actual = run_module(network, inputs, batch)
     return len(described) == len(actual) and all(map(close, described, actual))
 

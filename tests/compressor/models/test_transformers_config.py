@@ -153,6 +153,19 @@ def test_what_computes_something_else_is_not_described(tmp_path: Path) -> None:
         smaller_config(small, tmp_path, IDS)
 
 
+def test_sizes_that_build_and_do_not_run_are_no_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = smaller("Llama", LLAMA, {"intermediate_size": 40}, tmp_path)
+
+    def mismatched(*_: object) -> nn.Module:
+        return nn.Linear(3, 3)
+
+    monkeypatch.setattr(transformers_config, "described_network", mismatched)
+    with pytest.raises(SpecError, match="a network of the same shapes computes something else"):
+        smaller_config(small, tmp_path, IDS)
+
+
 def test_not_everything_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = smaller("Llama", LLAMA, {"hidden_size": 20, "head_dim": 8}, tmp_path)
     for index, layer in enumerate(small.layers):
