@@ -200,11 +200,11 @@ class Given:
 def _of_folder(
     found: Found, given: Given, inputs: Sequence[TensorSpec], *, calibrated: bool, metric: str
 ) -> str:
-    model, folder = given.model, given.folder
-    spec = next((i for i in inputs if _keys(found, model, i)[0]), None)
+    folder = given.folder
+    spec = next((i for i in inputs if _keys(found, given, i)[0]), None)
     if spec is None:
         return ""
-    array, keys = _keys(found, model, spec)
+    array, keys = _keys(found, given, spec)
     fixed = fixed_batch(inputs) or 1
     halves = calibrated and found.halves(fixed)
     of = 2 if halves else 1
@@ -239,17 +239,19 @@ def _fold(part: str) -> str:
     return f"\n    fold: {part} # the {which} of every two samples: what tunes must not also judge"
 
 
-def _keys(found: Found, model: Path, spec: TensorSpec) -> tuple[str, list[str]]:
+def _keys(found: Found, given: Given, spec: TensorSpec) -> tuple[str, list[str]]:
     """Return the array and the keys that make of files what an input takes; empty if none do."""
-    own = model if model.is_dir() else model.parent
+    own = given.model if given.model.is_dir() else given.model.parent
     if found.kind == "wav":
+        waveform = spec.dtype == "float32" and len(spec.shape) == 2
+        length = spec.shape[1] if waveform and isinstance(spec.shape[1], int) else _RATE
+        cut = f"length: {length} # CHECK: samples of each sound; what is longer is cut"
         if extractor_file(own) is not None:
-            return spec.name, ["# prepared as preprocessor_config.json beside the model says"]
-        if spec.dtype != "float32" or len(spec.shape) != 2:
-            return "", []
-        length = spec.shape[1] if isinstance(spec.shape[1], int) else _RATE
+            place = f"preprocessor: {_seen_from(given.folder, own)}"
+            usual = "# prepared as preprocessor_config.json beside the model says"
+            return spec.name, [place, cut] if waveform else [usual]
         rate = f"rate: {_RATE} # CHECK: samples a second, as in training"
-        return "audio", [rate, f"length: {length} # samples of each sound"]
+        return ("audio", [rate, cut]) if waveform else ("", [])
     if spec.dtype not in ("uint8", "float32") or len(spec.shape) != 4:
         return "", []
     for axis, sides in ((1, spec.shape[2:]), (3, spec.shape[1:3])):

@@ -25,7 +25,8 @@ from compressor.types.tensors import TensorSpec
 
 OPSET = 21
 """The opset of lowered graphs: the first with 4-bit and blocked Q/DQ. Exporters convert."""
-_IMAGE_RANK, _FIRST_SPATIAL = 4, 2
+_IMAGE_RANK, _FIRST_SPATIAL, _SOUND_RANK = 4, 2, 2
+_SOUND = 8000  # samples of a waveform: half a second
 _CHUNKS = ("chunk_size", "mamba_chunk_size")  # of sequences, in the configurations of transformers
 
 _NO_GRAPH = "or use passes on weights alone, such as compress quantize on its directory"
@@ -44,7 +45,7 @@ _USUAL_REMEDY = (
 def example_inputs(inputs: Sequence[TensorSpec], chunk: int = 0) -> dict[str, torch.Tensor]:
     """Return zero tensors of the inputs' shapes, with a different length for each dynamic axis.
 
-    Heights and widths are large enough for the strides and windows of usual networks.
+    Heights, widths and waveforms are large enough for the strides and windows of usual networks.
 
     Args:
         chunk: how many positions of a sequence the network computes at a time. Lengths are above,
@@ -56,6 +57,8 @@ def example_inputs(inputs: Sequence[TensorSpec], chunk: int = 0) -> dict[str, to
             if isinstance(axis, str):
                 image = len(spec.shape) >= _IMAGE_RANK and index >= _FIRST_SPATIAL
                 usual = 64 + 32 * len(lengths) if image else 2 + 3 * len(lengths)
+                sound = len(spec.shape) == _SOUND_RANK and spec.dtype.startswith("float")
+                usual += _SOUND if sound and index == 1 else 0
                 usual += chunk if index == 1 else 0
                 lengths.setdefault(axis, usual)
     made: dict[str, torch.Tensor] = {}

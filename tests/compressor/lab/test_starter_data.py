@@ -248,3 +248,21 @@ def test_choices_that_do_not_fit_leave_no_file(tmp_path, monkeypatch, choices, m
     with pytest.raises(SpecError, match=message):
         write_starter(model, tmp_path / "spec.yaml", choices)
     assert not (tmp_path / "spec.yaml").exists()
+
+
+def test_of_a_speech_encoder_sounds_get_one_length(tmp_path):
+    """The extractor does not say it, and samples of other lengths make no batch."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 5, "num_hidden_layers": 1}
+    convolutions = {"conv_dim": (8, 8), "conv_stride": (5, 4), "conv_kernel": (10, 8)}
+    position = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = transformers.Wav2Vec2Config(
+        **sizes, **convolutions, **position, num_attention_heads=2, num_feat_extract_layers=2
+    )
+    model = tmp_path / "speech"
+    transformers.Wav2Vec2ForCTC(config).save_pretrained(model)
+    transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000).save_pretrained(model)
+    sing(tmp_path / "sounds")
+    plan = planned(model, Choices(data=tmp_path / "sounds"))
+    assert plan.data["evaluation"].first(1)["input_values"].shape == (1, 16000)
+    assert not isinstance(plan.model.carrier.inputs[0].shape[1], int)  # of any length

@@ -158,9 +158,18 @@ def test_examples_of_every_axis_differ():
 
 
 def test_examples_have_more_positions_than_a_chunk():
-    tokens = [spec("a", "n", "t"), spec("b", "n", "m", 4)]
+    tokens = [spec("a", "n", "t", dtype="int64"), spec("b", "n", "m", 4)]
     made = {n: tuple(t.shape) for n, t in example_inputs(tokens, chunk=8).items()}
     assert made == {"a": (2, 13), "b": (2, 16, 4)}
+
+
+def test_examples_of_waveforms_are_longer_than_windows():
+    made = example_inputs([spec("a", "n", "t"), spec("b", "n", 7), spec("c", "n", "m", 4)])
+    assert {n: tuple(t.shape) for n, t in made.items()} == {
+        "a": (2, 8005),
+        "b": (2, 7),
+        "c": (2, 8, 4),
+    }
 
 
 class Branching(nn.Module):
