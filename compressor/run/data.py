@@ -358,7 +358,7 @@ def _converted(data: Data, spec: TensorSpec) -> str:
     """Return the remedy for an array that is not what an input takes."""
     source = data.source.source if isinstance(data.source, Fold) else data.source
     keys = source.misfit(spec) if isinstance(source, PathSource) else ""
-    return keys or "convert it in a transform"
+    return keys or _in_transform(spec)
 
 
 def _misfit(spec: TensorSpec, array: Array) -> str:
@@ -367,4 +367,10 @@ def _misfit(spec: TensorSpec, array: Array) -> str:
         return f"save it as a single number: numpy.{spec.dtype}(...)"
     if array.dtype.name == spec.dtype and array.ndim == len(spec.shape) + 1:
         return "save each of its rows as a feed of its own; only with state are they steps"
-    return "save it as the model takes it, or convert it in a transform"
+    return f"save it as the model takes it, or {_in_transform(spec)}"
+
+
+def _in_transform(spec: TensorSpec) -> str:
+    # numpy has no such type; a package that comes with ours has.
+    how = " (array.astype(ml_dtypes.bfloat16))" if spec.dtype == "bfloat16" else ""
+    return f"convert it in a transform{how}"

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor import catalog
+from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.passes.quantize.static.static import QuantizeStatic
@@ -125,6 +126,17 @@ def test_a_run_from_file_to_report(project: Project, half: str) -> None:
     assert "float model ran in PyTorch" in artifact["latency_ratio_reason"]
     carrier = report["passes"][1]
     assert all(layer["scheme"] for layer in carrier["layers"])
+
+
+@pytest.mark.parametrize(
+    ("half", "remedy"),
+    [("float16", "$"), ("bfloat16", r" \(array.astype\(ml_dtypes.bfloat16\)\)$")],
+)
+def test_data_in_single_precision_are_refused(project: Project, half: str, remedy: str) -> None:
+    file = project.folder / "tiny.onnx"
+    onnx.save(halved(onnx.load(file), half), file)
+    with pytest.raises(DataError, match=f"expects {half}; convert it in a transform{remedy}"):
+        project.plan()
 
 
 def test_bfloat16_files_are_opened(tmp_path: Path) -> None:
