@@ -154,17 +154,14 @@ def _shares(works: Sequence[Work]) -> list[float]:
     return [w.flops / whole if whole else 1 / len(works) for w in works]
 
 
-# Products between codes that ONNX Runtime has no integer kernel for, such as codes of 4 bits.
-_FLOAT_KERNELS = frozenset(
-    {
-        *("Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose"),
-        *("Gemm", "FusedGemm", "MatMul", "FusedMatMul"),
-    }
-)
+def _of_floats(kernel: Kernel) -> bool:
+    """Whether a kernel multiplies floats, as between codes of 4 bits, of which no other does."""
+    row = operator_named(kernel.op.removeprefix("Nhwc").removeprefix("Fused"))
+    return row.family == "product" and not row.integer
 
 
 def _with(work: Work, kernel: Kernel, share: float) -> Work:
-    floats = work.type == "int8" and kernel.op in _FLOAT_KERNELS
+    floats = work.type == "int8" and _of_floats(kernel)
     return replace(
         work,
         type="float32" if floats else work.type,
