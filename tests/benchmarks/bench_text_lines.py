@@ -42,7 +42,7 @@ output: out
 
 def test_lines(tmp_path: Path) -> None:
     model = Path(os.environ["COMPRESSOR_TEXT_READER"])
-    text_lines.write(tmp_path, model, ROOT / "README.md")
+    text_lines.write(tmp_path, model, ROOT / "samples/tiny-llama/evaluation.txt")
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPEC.format(model=model), encoding="utf-8")
     plan = make_plan(load_spec(spec, []))
