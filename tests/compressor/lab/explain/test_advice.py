@@ -226,6 +226,9 @@ def test_layers_that_two_passes_change_are_not_foreseen():
     words = "round changes layers behind cut, and what a layer loses by one of them depends on"
     assert doubts({"passes": [first, {**second, "metric_drop": 1.0}]}).startswith(words)
     assert words not in doubts({"passes": [{**other, "metric_drop": 0.5}, second]})
+    scaled = {"layers": [{**row(0.0), "own_sqnr_db": 130.0}]}  # as equalize leaves it
+    exact = {**first, "attribution": {**rounding["attribution"], **scaled}, "metric_drop": 0.0}
+    assert words not in doubts({"passes": [exact, second]})
 
 
 def test_a_doubt_names_the_command_that_measures_where_a_file_holds_the_spec(
