@@ -134,13 +134,14 @@ def with_unread(
     # Those of parametrizations make a weight that is read.
     unread = [n for n, t in held.items() if id(t) not in known and ".parametrizations." not in n]
     computed = _computed(module, inputs) if unread else frozenset()
+    others = {name: tensor for name, tensor in held.items() if name not in set(unread)}
     whole = dict(kept)
     for name in unread:
         owner = name.rpartition(".")[0]
-        usual = _usual_units(held, kept, owner)
+        usual = _usual_units(others, kept, owner)
         while not usual and owner and name.rpartition(".")[0] in computed:
             owner = owner.rpartition(".")[0]
-            usual = _usual_units(held, kept, owner)
+            usual = _usual_units(others, kept, owner)
         axes = {axis: usual[n] for axis, n in enumerate(held[name].shape) if n in usual}
         if axes:
             whole[name] = axes
@@ -150,15 +151,20 @@ def with_unread(
 def _usual_units(
     held: Mapping[str, Tensor], kept: Mapping[str, Mapping[int, Units]], path: str
 ) -> dict[int, Units]:
-    """Return what remains on most axes of a length below a path, by the length."""
+    """Return what remains on most axes of a length below a path, by the length, if not all does.
+
+    The stream of a network may be as wide as its heads together, of which only some go.
+    """
     start = f"{path}." if path else ""
     counts = Counter(
-        (held[name].shape[axis], tuple(units.tolist()))
-        for name, axes in kept.items()
-        if name in held and name.startswith(start)
-        for axis, units in axes.items()
+        (length, tuple(units.tolist()) if units is not None else None)
+        for name, tensor in held.items()
+        if name.startswith(start)
+        for axis, length in enumerate(tensor.shape)
+        for units in [kept.get(name, {}).get(axis)]
     )
-    return {length: np.array(units) for (length, units), _ in reversed(counts.most_common())}
+    usual = {length: units for (length, units), _ in reversed(counts.most_common())}
+    return {length: np.array(units) for length, units in usual.items() if units is not None}
 
 
 def _computed(module: nn.Module, inputs: Sequence[TensorSpec]) -> frozenset[str]:
