@@ -56,7 +56,7 @@ def originals(
         weights: names of initializers, of which :func:`with_originals` knows the parameters.
 
     Returns:
-        ``None`` where a parametrization does not say it, as that of orthogonal weights.
+        ``None`` where a parametrization does not say it, as that of orthogonal weights, or fails.
     """
     found: dict[str, Tensor] = {}
     for name in sorted(weights):

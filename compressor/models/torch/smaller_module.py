@@ -134,7 +134,7 @@ def with_unread(
     # Those of parametrizations make a weight that is read.
     unread = [n for n, t in held.items() if id(t) not in known and ".parametrizations." not in n]
     computed = _computed(module, inputs) if unread else frozenset()
-    others = {name: tensor for name, tensor in held.items() if name not in set(unread)}
+    others = {name: tensor for name, tensor in held.items() if id(tensor) in known}
     whole = dict(kept)
     for name in unread:
         owner = name.rpartition(".")[0]
@@ -153,7 +153,8 @@ def _usual_units(
 ) -> dict[int, Units]:
     """Return what remains on most axes of a length below a path, by the length, if not all does.
 
-    The stream of a network may be as wide as its heads together, of which only some go.
+    The stream of a network may be as wide as its heads together, of which only some go. Where as
+    many axes keep all, all remains.
     """
     start = f"{path}." if path else ""
     counts = Counter(
@@ -163,12 +164,15 @@ def _usual_units(
         for axis, length in enumerate(tensor.shape)
         for units in [kept.get(name, {}).get(axis)]
     )
-    usual = {length: units for (length, units), _ in reversed(counts.most_common())}
+    by_count = sorted(counts, key=lambda entry: (counts[entry], entry[1] is None), reverse=True)
+    usual: dict[int, tuple[int, ...] | None] = {}
+    for length, units in by_count:
+        usual.setdefault(length, units)
     return {length: np.array(units) for length, units in usual.items() if units is not None}
 
 
 def _computed(module: nn.Module, inputs: Sequence[TensorSpec]) -> frozenset[str]:
-    """Return the paths of the modules that a forward calls."""
+    """Return the paths of the modules that a forward calls; none if it refuses made-up values."""
     called: list[str] = []
     ends = [
         part.register_forward_pre_hook(lambda *_, path=path: called.append(path))

@@ -112,32 +112,6 @@ def test_tied_weights_and_buffers_are_cut_once() -> None:
     assert worst(changed.module_outputs(ROWS)[0], found) < 1e-5
 
 
-class TrainedOnly(Free):
-    """Has a parameter that is read in training, and a layer that nothing reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.masked = nn.Parameter(torch.arange(8.0))
-        self.aside = nn.Linear(8, 8)
-        self.pooler = nn.Sequential(nn.Linear(8, 8))
-
-    def hidden(self, x: Tensor) -> Tensor:
-        y = super().hidden(x)
-        self.pooler(y)  # nothing is made of it
-        return y + self.masked if self.training else y
-
-
-def test_parameters_for_training_follow_what_is_around_them() -> None:
-    after = smaller(shaken(TrainedOnly()), 1, 3, 4, 7)
-    assert not after.executes_graph
-    whole = shaken(TrainedOnly())
-    assert torch.equal(after.module.masked, whole.masked[[1, 3, 4, 7]])
-    assert torch.equal(after.module.aside.weight, whole.aside.weight)
-    rows = whole.pooler[0].weight[[1, 3, 4, 7]]
-    assert torch.equal(after.module.pooler[0].weight, rows[:, [1, 3, 4, 7]])
-    after.module.train()(torch.from_numpy(ROWS["x"]))  # not of the whole width
-
-
 def test_a_width_written_into_forward_leaves_the_graph() -> None:
     module = shaken(Rigid())
     after = smaller(module, 1, 3, 4, 7)
