@@ -10,7 +10,9 @@ import numpy as np
 
 from compressor.run.metrics import (
     CONVERTED_AT_ONCE,
+    ERRORS,
     NOT_COUNTED,
+    SHARES,
     Metric,
     first_of,
 )
@@ -147,11 +149,22 @@ def _log_softmax(scores: Array) -> Array:
     return shifted
 
 
-ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%", about_classes=True)
+ACCURACY = Metric("accuracy", partial(_in_top, k=1), unit="%", about_classes=True, bounds=SHARES)
 AGREEMENT = Metric(
-    "agreement", _agreement, unit="%", needs_labels=False, against_float=True, about_classes=True
+    "agreement",
+    _agreement,
+    unit="%",
+    needs_labels=False,
+    against_float=True,
+    about_classes=True,
+    bounds=SHARES,
 )
-TOP5 = Metric("top5", partial(_in_top, k=5), unit="%", about_classes=True)
+TOP5 = Metric("top5", partial(_in_top, k=5), unit="%", about_classes=True, bounds=SHARES)
 PERPLEXITY = Metric(
-    "perplexity", _log_loss, higher_is_better=False, exponential=True, about_classes=True
+    "perplexity",
+    _log_loss,
+    higher_is_better=False,
+    exponential=True,
+    about_classes=True,
+    bounds=ERRORS,
 )

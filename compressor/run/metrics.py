@@ -42,6 +42,7 @@ class Metric:
         of_directions: it compares directions, which a single number does not have.
         output_parts: what each output is joined of, in the order of the outputs; each counts as an
             output. Empty where outputs count as a whole.
+        bounds: what no mean of the values lies outside of, before the unit; intervals end there.
         code: the user's own function behind it.
     """
 
@@ -58,6 +59,7 @@ class Metric:
     shows_worst: bool = False
     of_directions: bool = False
     output_parts: OutputParts = ()
+    bounds: tuple[float, float] = (-math.inf, math.inf)
     code: Callable[..., Any] | None = None
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
@@ -193,12 +195,12 @@ class Metric:
         """Summarise per-sample values, or parts, as in ``report.json``.
 
         The interval is Wilson's for right/wrong values (Wilson 1927), else the mean's normal
-        interval. Only shares and the user's own metrics can be right or wrong: a squared error
-        of 0 in every sample is not a count.
+        interval within the metric's bounds. Only shares and the user's own metrics can be right
+        or wrong: a squared error of 0 in every sample is not a count.
         """
         values, scale = self.settled(values), self.scale.factor
         mean = float(values.mean())
-        low, high = _interval(values, counted=self.scale.counts)
+        low, high = np.clip(_interval(values, counted=self.scale.counts), *self.bounds).tolist()
         if self.exponential:
             mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
         return {
@@ -319,7 +321,11 @@ def _cosine(outputs: Batch, target: Any) -> Array:
     return np.asarray(np.mean([cosines(a, b) for a, b in _pairs(outputs, target)], axis=0))
 
 
-MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False)
+SHARES = (0.0, 1.0)
+CORRELATIONS = (-1.0, 1.0)
+ERRORS = (0.0, math.inf)
+
+MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False, bounds=ERRORS)
 
 
 def largest_gap(first: Array, second: Array) -> float:
@@ -330,7 +336,7 @@ def largest_gap(first: Array, second: Array) -> float:
     return max(map(float, gaps), default=0.0)
 
 
-COSINE = Metric("cosine", _cosine, needs_labels=False, of_directions=True)
+COSINE = Metric("cosine", _cosine, needs_labels=False, of_directions=True, bounds=CORRELATIONS)
 
 
 def kept_scale(metric: Mapping[str, Any], factor: float, *, exponential: bool) -> Scale:

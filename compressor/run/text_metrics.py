@@ -8,7 +8,15 @@ import numpy as np
 
 from compressor.run.class_metrics import class_numbers, out_of_range
 from compressor.run.corpus import edit_distance, f1, rank_correlation, ratio
-from compressor.run.metrics import NOT_COUNTED, Metric, cosines, first_of
+from compressor.run.metrics import (
+    CORRELATIONS,
+    ERRORS,
+    NOT_COUNTED,
+    SHARES,
+    Metric,
+    cosines,
+    first_of,
+)
 from compressor.run.scores import scores_of
 from compressor.types.tensors import Array, Batch
 
@@ -124,6 +132,7 @@ EMBEDDING = Metric(
     against_float=True,
     of_tokens=True,
     shows_worst=True,
+    bounds=CORRELATIONS,
 )
 F1 = Metric(
     "f1",
@@ -133,6 +142,7 @@ F1 = Metric(
     about_classes=True,
     figure=f1,
     of_tokens=True,
+    bounds=SHARES,
 )
 TOKEN_ACCURACY = Metric(
     "token-accuracy",
@@ -142,8 +152,9 @@ TOKEN_ACCURACY = Metric(
     about_classes=True,
     figure=ratio,
     of_tokens=True,
+    bounds=SHARES,
 )
-SPAN_ACCURACY = Metric("span-accuracy", _span_hits, unit="%", needs_labels=False)
+SPAN_ACCURACY = Metric("span-accuracy", _span_hits, unit="%", needs_labels=False, bounds=SHARES)
 CHARACTER_ERROR_RATE = Metric(
     "character-error-rate",
     _edits,
@@ -151,5 +162,8 @@ CHARACTER_ERROR_RATE = Metric(
     unit="%",
     needs_labels=False,
     figure=ratio,
+    bounds=ERRORS,
 )
-SPEARMAN = Metric("spearman", _two_scores, needs_labels=False, figure=rank_correlation)
+SPEARMAN = Metric(
+    "spearman", _two_scores, needs_labels=False, figure=rank_correlation, bounds=CORRELATIONS
+)

@@ -121,6 +121,27 @@ def test_means_have_the_normal_interval():
     assert metric().summary(np.array([3.0]))["ci95"] == [3, 3]
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "low", "high"),
+    [
+        ("agreement", [1.0, 1.0, 0.1], None, 100),
+        ("agreement", [0.0, 0.0, 0.9], 0, None),
+        ("token-accuracy", [1.0, 1.0, 0.1], None, 100),
+        ("cosine", [1.0, 1.0, 0.1], None, 1),
+        ("embedding", [-1.0, -1.0, -0.1], -1, None),
+        ("mse", [0.0, 0.0, 9.0], 0, None),
+        ("perplexity", [0.0, 0.0, 9.0], 1, None),
+    ],
+)
+def test_no_interval_holds_what_the_metric_cannot_be(
+    name: str, values: list[float], low: float | None, high: float | None
+):
+    ends = metric_named(name).summary(np.array(values))["ci95"]
+    assert ends[0] == low or low is None
+    assert ends[1] == high or high is None
+    assert ends[0] < ends[1]
+
+
 def test_no_error_at_all_is_not_a_count():
     """The float model against itself: its interval must not reach above 0 (below 1)."""
     assert MSE.summary(np.zeros(10))["ci95"] == [0, 0]
