@@ -222,9 +222,7 @@ _PRESETS = (
 @click.option(
     "--length",
     type=click.IntRange(min=2),
-    default=512,
-    show_default=True,
-    help="Tokens of a piece.",
+    help="Tokens of a piece; default: 512, or as many as the model has positions.",
 )
 @click.option(
     "--range",
@@ -271,7 +269,7 @@ def quantize(
     search: str | None,
     text: Path | None,
     samples: int,
-    length: int,
+    length: int | None,
     evaluation: Path | None,
     skip: tuple[str, ...],
     smooth: bool,

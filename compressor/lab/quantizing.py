@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compressor.errors import SpecError
+from compressor.models.transformers.networks import CONFIG, piece_length, read_config
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 
@@ -40,7 +41,8 @@ class QuantizeOptions:
         embeddings: quantize tables and the output layer too.
         max_shard_size: bytes of a written file at most; ``None`` keeps the input's shards.
         text: what methods ``gptq`` and ``awq`` calibrate on.
-        samples: how many pieces of it, of ``length`` tokens each.
+        samples: how many pieces of it, of ``length`` tokens each; ``None`` takes what
+            :func:`~compressor.models.transformers.networks.piece_length` says.
         evaluation: text on which the result is judged.
         format: of the result; ``None`` takes that of the consumer.
         consumer: what is going to read it; the plan refuses what that has no kernels for.
@@ -56,7 +58,7 @@ class QuantizeOptions:
     max_shard_size: int | None = None
     text: Path | None = None
     samples: int = 128
-    length: int = 512
+    length: int | None = None
     evaluation: Path | None = None
     format: QuantizedFormat | None = None
     consumer: str | None = None
@@ -160,10 +162,12 @@ def _format(options: QuantizeOptions) -> QuantizedFormat:
 
 
 def _text(path: Path, folder: Path, options: QuantizeOptions) -> dict[str, Any]:
+    described = folder / CONFIG
+    config = read_config(folder) if described.is_file() else {}
     return {
         "text": str(path).replace("$", "$$"),
         "tokenizer": str(folder).replace("$", "$$"),
-        "length": options.length,
+        "length": options.length or piece_length(config),
         "batch": 1,  # memory holds the attention of so many
         "inputs": {"input_ids": "input_ids"},
     }

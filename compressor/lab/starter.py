@@ -282,7 +282,7 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     """Return the starter spec for a Hugging Face directory, all but its head."""
     from compressor.lab.inspect.checkpoint import headers, mostly_bfloat16
     from compressor.models.transformers.carrier import text_inputs
-    from compressor.models.transformers.networks import auto_class_for, read_config
+    from compressor.models.transformers.networks import auto_class_for, piece_length, read_config
 
     config = read_config(model)
     saved = config.get("architectures")
@@ -295,8 +295,7 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     if mostly_bfloat16(model):
         first += WIDENED
     if auto_class == "AutoModelForCausalLM":
-        longest = config.get("max_position_embeddings") or config.get("n_positions")
-        length = min(longest, 512) if isinstance(longest, int) and longest > 0 else 512
+        length = piece_length(config)
         return first + TEXT.format(model=place, length=length) + _rest(name)
     encoder, network, inputs = _usual(model, auto_class, config)
     if encoder:

@@ -1,4 +1,5 @@
-"""Whether a model reads text as a spec gives it: windows of one stream are for causal models.
+"""Whether a model reads text as a spec gives it: windows of one stream are for causal models,
+of no more tokens than these have positions.
 
 An encoder has never seen such a stream: each of its samples begins and ends with special tokens,
 and it reads every token with all that follow it. Ranges from windows are not those that it will
@@ -8,11 +9,12 @@ have, and nothing else would show it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError
 from compressor.models.transformers.carrier import auto_class_name
-from compressor.models.transformers.networks import CONFIG, is_causal, read_config
+from compressor.models.transformers.networks import CONFIG, is_causal, positions_of, read_config
 from compressor.spec.keys import MetricKeys
 from compressor.spec.load import DataEntry, Spec
 
@@ -24,9 +26,11 @@ def check_windows(spec: Spec) -> None:
     """Check that text is cut into windows for a causal model only, as far as that is known.
 
     Raises:
-        SpecError: the model reads each token with those that follow it.
+        SpecError: the model reads each token with those that follow it, or was made for shorter
+            windows.
     """
-    for entry in _windows(spec):
+    for entry, source in _windows(spec):
+        _check_length(spec, entry, source.length)
         if _causal(spec) is False:
             raise SpecError(
                 f"data.{entry.role}",
@@ -37,12 +41,25 @@ def check_windows(spec: Spec) -> None:
             )
 
 
+def _check_length(spec: Spec, entry: DataEntry, length: int) -> None:
+    config = _config(spec)
+    longest = None if config is None else positions_of(config)
+    if longest is not None and length > longest:
+        raise SpecError(
+            f"data.{entry.role}",
+            f"cuts text into windows of {length} tokens, and the model was made for {longest}: "
+            "what it makes of those behind says nothing",
+            f"set length (--length) to {longest} at most",
+            where=entry.where,
+        )
+
+
 def window_doubts(spec: Spec) -> list[str]:
     """Return a warning for text in windows where it is not known whether the model is causal."""
     metric = spec.metric.name if isinstance(spec.metric, MetricKeys) else spec.metric
     if metric == _LANGUAGE:
         return []
-    roles = [entry.role for entry in _windows(spec) if _causal(spec) is None]
+    roles = [entry.role for entry, _ in _windows(spec) if _causal(spec) is None]
     return [
         f"data.{role}: text is cut into windows, as causal language models read it; whether this "
         "model is one is not known. For an encoder, set samples-per: line"
@@ -50,16 +67,22 @@ def window_doubts(spec: Spec) -> list[str]:
     ]
 
 
-def _windows(spec: Spec) -> Iterator[DataEntry]:
+def _windows(spec: Spec) -> Iterator[tuple[DataEntry, TokenSource]]:
     for entry in spec.data.values():
         if isinstance(entry.options, TokenSource) and entry.options.in_windows:
-            yield entry
+            yield entry, entry.options
 
 
 def _causal(spec: Spec) -> bool | None:
     """Return whether the model is causal; ``None`` where nothing says so, as in an ONNX file."""
+    config = _config(spec)
+    return None if config is None else is_causal(config, spec.model.part)
+
+
+def _config(spec: Spec) -> dict[str, Any] | None:
+    """Return the configuration of a model of transformers, if it is one."""
     factory = spec.model.factory
     named = factory is None or auto_class_name(factory) is not None
     if not named or spec.checkpoint is None or not (spec.checkpoint / CONFIG).is_file():
         return None
-    return is_causal(read_config(spec.checkpoint), spec.model.part)
+    return read_config(spec.checkpoint)

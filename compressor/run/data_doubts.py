@@ -70,7 +70,7 @@ def judged_on_calibration(spec: Spec) -> list[str]:
     parted = ", or let each read every other sample (fold: 1/2 and fold: 2/2)"
     return [
         "quality is judged on the samples that calibrate, which flatters it: give data.evaluation "
-        f"others{'' if FEEDS in (first.keys.samples, second.keys.samples) else parted}"
+        f"(--eval) others{'' if FEEDS in (first.keys.samples, second.keys.samples) else parted}"
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from compressor.errors import SpecError
-from compressor.models.transformers.networks import is_causal
+from compressor.models.transformers.networks import is_causal, piece_length, positions_of
 from compressor.run.causal import check_windows, window_doubts
 from compressor.spec.load import Spec, load_spec
 from tests.compressor.models.transformers_folders import change, save
@@ -37,7 +37,26 @@ def test_what_a_configuration_says(
     assert is_causal(config, part) is causal
 
 
-def spec(folder: Path, model: str, *more: str, data: str = "") -> Spec:
+@pytest.mark.parametrize(
+    ("config", "most"),
+    [
+        ({"max_position_embeddings": 128}, 128),
+        ({"n_positions": 64}, 64),
+        ({"text_config": {"max_position_embeddings": 32}, "max_position_embeddings": 7}, 32),
+        ({"max_position_embeddings": 128, "rope_scaling": {"type": "dynamic"}}, None),
+        ({"max_position_embeddings": 128, "rope_parameters": {"rope_type": "llama3"}}, 128),
+        ({"max_position_embeddings": 2048, "alibi": True}, None),
+        ({}, None),
+    ],
+)
+def test_how_many_positions_a_configuration_states(
+    config: dict[str, Any], most: int | None
+) -> None:
+    assert positions_of(config) == most
+    assert piece_length(config) == min(most or 512, 512)
+
+
+def spec(folder: Path, model: str, *more: str, data: str = "", length: int = 1) -> Spec:
     (folder / "lines.txt").write_text("abc\n")
     tokenizer = folder / "tokenizer.json"
     Tokenizer(models.BPE({"a": 0, "?": 1}, [], unk_token="?")).save(str(tokenizer))
@@ -47,7 +66,7 @@ def spec(folder: Path, model: str, *more: str, data: str = "") -> Spec:
         "name: text",
         f"model: {model}",
         "data:",
-        f"  calibration: {{text: lines.txt, tokenizer: tokenizer.json, length: 1{data}}}",
+        f"  calibration: {{text: lines.txt, tokenizer: tokenizer.json, length: {length}{data}}}",
         *more,
         "exports: [{format: onnx}]",
     ]
@@ -71,6 +90,18 @@ def test_windows_for_an_encoder_are_an_error(tmp_path: Path) -> None:
     assert not window_doubts(lines)
     change(tmp_path / "bert", is_decoder=True)
     check_windows(spec(tmp_path, BERT))
+
+
+def test_windows_of_more_tokens_than_the_model_has_positions_are_an_error(tmp_path: Path) -> None:
+    save(tmp_path / "llama", "llama")
+    change(tmp_path / "llama", max_position_embeddings=48)
+    for model in (
+        "{checkpoint: llama}",
+        "{factory: transformers.AutoModelForCausalLM, checkpoint: llama}",
+    ):
+        check_windows(spec(tmp_path, model, length=48))
+        with pytest.raises(SpecError, match=r"49 tokens, and the model was made for 48.* to 48"):
+            check_windows(spec(tmp_path, model, length=49))
 
 
 def test_windows_for_a_model_of_which_nothing_is_known(tmp_path: Path) -> None:
