@@ -21,6 +21,7 @@ from compressor.types.layer_rules import match_of
 
 _MOST_CHANGES = 3
 _NOTHING = "nothing is worth trying"
+_SMALL = 0.1  # of a limit: more bytes for what nobody asks back
 _MEASURE = "compress explain SPEC --method leave-one-out measures"
 
 
@@ -76,8 +77,12 @@ def _unneeded(report: Mapping[str, Any]) -> str:
         return f"{_NOTHING} before quality is measured"
     name, drop = artifact["metric"]["name"], float(artifact["metric_drop"])
     limits = [e for e in report["limits"] if e["artifact"] == artifact["path"]]
-    verdict = next((e.get("verdict") for e in limits if e["name"] == "metric-drop"), "unknown")
-    if verdict == "failed" or (drop > 0 and artifact["metric_drop_ci95"][0] > 0):
+    limited = next((e for e in limits if e["name"] == "metric-drop"), {"limit": 0.0})
+    verdict, allowed = limited.get("verdict", "unknown"), float(limited["limit"])
+    interval = artifact["metric_drop_ci95"]
+    if verdict == "passed" and drop > 0 and interval[1] <= _SMALL * allowed:
+        return f"{_NOTHING}: {name} lost less than a tenth of what it may"
+    if verdict == "failed" or (drop > 0 and interval[0] > 0):
         return ""
     if drop <= 0:
         return f"{_NOTHING}: {name} lost nothing"
@@ -99,6 +104,8 @@ def _fits(report: Mapping[str, Any], more: int) -> bool:
 
 
 def _diff(explanation: Explanation, passes: Sequence[Mapping[str, Any]]) -> list[str]:
+    if explanation.by_command:
+        return [" compress quantize", *(f"+    {option}" for option in explanation.options)]
     lines = [" passes:"]
     for index, rules in explanation.spec_lines.items():
         lines.append(f"   - pass: {explanation.passes[index]} # passes.{index}")
@@ -151,6 +158,9 @@ def _spec_of(run: FinishedRun) -> Path:
     if path is None and run.report.get("objects"):
         problem = "was run by a Python program, and no file holds its spec"
         raise SpecError(subject, problem, "change the program's passes as the rules say")
+    if path is None and run.by_command:
+        problem = "was made by compress quantize, which reads no spec"
+        raise SpecError(subject, problem, "call it again with the options that are suggested")
     if path is None or not path.is_file():
         problem = "does not say where its spec is" if path is None else f"has no spec at {path}"
         raise SpecError(subject, problem, "name the spec in place of the folder")

@@ -50,6 +50,15 @@ class FinishedRun:
     manifest: Mapping[str, Any]
     spec: Spec | None
 
+    @property
+    def by_command(self) -> bool:
+        """Whether ``compress quantize`` made it: no spec could take rules, and no program has."""
+        if self.spec is None:
+            written = bool(self.manifest.get("spec_file"))
+        else:
+            written = self.spec.document.path.is_file()
+        return not written and not self.report.get("objects")
+
 
 def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
     """Open a run by its output folder, its ``report.json``, or its spec.
@@ -157,6 +166,7 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
         suggested=tuple(cost.change for cost in best_layers),
         predicted=predicted,
         doubt=doubt,
+        by_command=run.by_command,
         left_out=tuple(f"{name}: {reason}" for name, reason in reasons if reason),
         notes=(
             *little,
@@ -287,7 +297,8 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
         if rule_class(type(declared)) is None:
             continue
         runs = entry["attribution"]["basis"] != "weights"
-        change = change_for(index, declared, str(row["name"]), str(row["scheme"]))
+        scheme = str(row["scheme"])
+        change = change_for(index, declared, str(row["name"]), scheme, alike=_alone(run, scheme))
         share = _noise(row) / whole * 100 if whole > 0 and row["own_sqnr_db"] is not None else None
         share = None if share is None else share * (1 - change.kept)
         felt = None if felt_whole <= 0 else row.get("metric_noise")
@@ -297,10 +308,20 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
             noise_share=share,
             metric_share=None if felt is None else felt / felt_whole * 100 * (1 - change.kept),
         )
-        scheme, sqnr = str(row["scheme"]), row["own_sqnr_db"]
-        costs.append(LayerCost(str(entry["pass"]), scheme, sqnr, change, gain))
+        costs.append(LayerCost(str(entry["pass"]), scheme, row["own_sqnr_db"], change, gain))
     costs.sort(key=lambda cost: -(cost.gain.noise_share or 0.0))
     return sorted(costs, key=lambda cost: -(cost.gain.share or 0.0))
+
+
+def _alone(run: FinishedRun, scheme: str) -> bool:
+    """Return whether a layer of this scheme can stand beside none of another.
+
+    Directories of transformers have no place for packed zero points beside other schemes, and
+    ``compress quantize`` has one preset for all layers.
+    """
+    model = run.manifest["spec"].get("model") or {}
+    bare = not model.get("factory") and not model.get("onnx")
+    return run.by_command or (bare and scheme.endswith("asym"))
 
 
 def _whole(attribution: Mapping[str, Any] | None) -> float:

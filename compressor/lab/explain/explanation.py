@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -55,7 +56,9 @@ class Change:
         return declared.model_copy(update={"layers": (rule, *others)})
 
 
-def change_for(index: int, declared: Pass, layer: str, scheme: str) -> Change:
+def change_for(
+    index: int, declared: Pass, layer: str, scheme: str, *, alike: bool = False
+) -> Change:
     """Choose what to do about a layer: 8 bits where it has fewer and may, else leave it out.
 
     That goes for its weight and for what it reads. Each bit more halves the step of rounding, and
@@ -64,8 +67,10 @@ def change_for(index: int, declared: Pass, layer: str, scheme: str) -> Change:
     Args:
         index: place of the pass in the spec.
         scheme: how the pass stores it, such as ``int4/group 32``.
+        alike: all layers that are not left out must have one scheme.
     """
-    narrow, rules = _INTEGER.match(scheme), rule_class(type(declared))
+    narrow = None if alike else _INTEGER.match(scheme)
+    rules = None if alike else rule_class(type(declared))
     widths = {}
     if narrow and rules is not None and _takes(rules, "bits", _WIDE):
         widths["bits"] = int(narrow[1])
@@ -167,6 +172,7 @@ class Explanation:
         predicted: what the suggestions would bring together, if their gains add up.
         measured: what they bring together, where that was measured.
         doubt: why nobody can tell what the suggestions would gain, where they are predictions.
+        by_command: the run has no spec that could take rules: ``compress quantize`` made it.
         left_out: layers and passes that were not looked at, and why.
         notes: how to read it, one sentence each.
     """
@@ -183,12 +189,21 @@ class Explanation:
     predicted: Gain | None = None
     measured: Gain | None = None
     doubt: str = ""
+    by_command: bool = False
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
+    def options(self) -> list[str]:
+        """The suggestions as options of ``compress quantize``, where that made the run."""
+        found = self.suggested if self.by_command else ()
+        return [f"--skip {shlex.quote(match_of(change.layer))}" for change in found]
+
+    @property
     def spec_lines(self) -> dict[int, list[str]]:
         """The suggestions as lines of the spec, by the place of their pass."""
+        if self.by_command:
+            return {}
         places = sorted({change.index for change in self.suggested})
         return {
             index: yaml_lines([c for c in self.suggested if c.index == index]) for index in places
@@ -220,6 +235,7 @@ class Explanation:
                 {"index": c.index, "layer": c.layer, "change": dict(c.keys)} for c in self.suggested
             ],
             "spec": {str(index): "\n".join(lines) for index, lines in self.spec_lines.items()},
+            "options": self.options,
             "predicted": None if self.predicted is None else _gain(self.predicted),
             "measured": None if self.measured is None else _gain(self.measured),
             "doubt": self.doubt or None,

@@ -35,6 +35,9 @@ def explanation_page(explanation: Explanation, written: Path | None = None) -> P
         name = explanation.passes[index]
         page += [GAP, line(f"In front of the rules of passes.{index} ({name}):", "strong")]
         page += map(line, rules)
+    if explanation.options:
+        page += [GAP, line("Call compress quantize again, with these options added:", "strong")]
+        page += map(line, explanation.options)
     page.append(GAP)
     if explanation.doubt:
         page.append(line(f"What that would gain cannot be predicted: {explanation.doubt}.", "open"))

@@ -87,7 +87,9 @@ def test_every_form_is_well_nested_and_stands_alone(kind: str, request: pytest.F
 
 def explained(report: Report) -> Explanation:
     declared = [{"pass": step["pass"]} for step in report["passes"]]
-    run = FinishedRun(Path("out/x"), report, {"spec": {"passes": declared}}, None)
+    run = FinishedRun(
+        Path("out/x"), report, {"spec": {"passes": declared}, "spec_file": "spec.yaml"}, None
+    )
     return explain_by_sqnr(run, 3)
 
 

@@ -93,6 +93,25 @@ def test_the_layer_that_costs_the_metric_is_advised(spoiled: Path):
     assert found["predicted"]["metric_share"] > 50
 
 
+def _drop_limit(limit: float, verdict: str) -> dict[str, Any]:
+    return {
+        "name": "metric-drop",
+        "artifact": "model.onnx",
+        "limit": limit,
+        "verdict": verdict,
+        "ok": verdict != "failed",
+    }
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(0.8, "passed"), (0.01, "failed")])
+def test_a_loss_of_a_tenth_of_the_limit_is_worth_a_change(
+    spoiled: Path, limit: float, verdict: str
+):
+    limits = [_drop_limit(limit, verdict)]
+    run = changed(spoiled, metric_drop=0.04, metric_drop_ci95=[0.01, 0.09], limits=limits)
+    assert advise(run).reason == ""
+
+
 @pytest.mark.parametrize(
     ("drop", "said"),
     [
@@ -102,6 +121,14 @@ def test_the_layer_that_costs_the_metric_is_advised(spoiled: Path):
             "before more samples are evaluated: that accuracy lost anything may",
         ),
         ({"metric": None}, "before quality is measured"),
+        (
+            {
+                "metric_drop": 0.04,
+                "metric_drop_ci95": [0.01, 0.09],
+                "limits": [_drop_limit(1.0, "passed")],
+            },
+            "accuracy lost less than a tenth of what it may",
+        ),
         (
             {
                 "metric_drop": 8.0,
@@ -122,6 +149,20 @@ def test_nothing_is_worth_trying_and_why(spoiled: Path, drop: dict[str, Any], sa
     assert said in advice.reason
     assert advice.diff == ()
     assert advice.as_json()["suggested"] == []
+
+
+def test_a_run_without_a_spec_is_given_options(spoiled: Path):
+    run = changed(spoiled, metric_drop=8.0, metric_drop_ci95=[3.0, 13.0])
+    manifest = {**run.manifest, "spec_file": None}
+    made = FinishedRun(run.folder, run.report, manifest, None)
+    advice = advise(made)
+    assert advice.diff == (" compress quantize", "+    --skip conv2")
+    found = advice.as_json()
+    assert [(c["layer"], c["change"]) for c in found["suggested"]] == [("conv2", {"skip": True})]
+    assert advice.explanation.as_json()["options"] == ["--skip conv2"]
+    assert advice.explanation.as_json()["spec"] == {}
+    with pytest.raises(SpecError, match=r"was made by compress quantize.*options"):
+        write_changed(made, advice.explanation.suggested)
 
 
 def test_the_report_holds_the_advice(spoiled: Path):

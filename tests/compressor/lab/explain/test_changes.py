@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from compressor import catalog
+from compressor.lab.explain import by_sqnr
+from compressor.lab.explain.by_sqnr import FinishedRun
 from compressor.lab.explain.explanation import Change, change_for, yaml_lines
 from compressor.types.layer_rules import resolve_rules, rule_class
 from compressor.types.passes import LayerRule
@@ -80,6 +84,30 @@ def test_what_a_layer_reads_gets_eight_bits_with_its_weight(
     assert change.kept == (0.0 if "skip" in keys else 4.0 ** (min(weights, rule or inputs) - 8))
     first = change.applied(declared).layers[0]
     assert (first.bits, first.activation_bits) == (keys.get("bits"), keys.get("activation-bits"))
+
+
+def test_a_layer_that_must_be_like_the_others_is_left_out():
+    declared = catalog.load("pass", "quantize-weights")(preset="int2-g32")
+    scheme = "uint2/group 32 asym"
+    assert change_for(0, declared, "fc", scheme).keys == {"bits": 8}
+    change = change_for(0, declared, "fc", scheme, alike=True)
+    assert (change.keys, change.kept, change.cost) == ({"skip": True}, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "scheme", "alone"),
+    [
+        ({"checkpoint": "d", "factory": None, "onnx": None}, "uint2/group 32 asym", True),
+        ({"checkpoint": "d", "factory": None, "onnx": None}, "int2/group 32", False),
+        ({"checkpoint": "w.pt", "factory": "m:f", "onnx": None}, "uint2/group 32 asym", False),
+        ({"checkpoint": None, "factory": None, "onnx": "m.onnx"}, "uint8/tensor asym", False),
+    ],
+)
+def test_zero_points_stand_alone_in_a_directory(
+    model: dict[str, str | None], scheme: str, alone: bool
+):
+    manifest = {"spec": {"model": model}, "spec_file": "spec.yaml"}
+    assert by_sqnr._alone(FinishedRun(Path(), {}, manifest, None), scheme) == alone
 
 
 def test_a_rule_stands_in_front_of_the_others():
