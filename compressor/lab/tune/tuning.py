@@ -172,7 +172,8 @@ class Tuning:
         Training takes minutes for each candidate, and gains the less, the fewer layers are narrow.
         So it is tried on the narrowest, if that may be the answer then; if not, the rounds go
         without, and one that is barely past the limit is tried with it. If the size alone is
-        limited, that is the one that loses least.
+        limited, that is the one that loses least. What keeps the limit barely has something larger
+        made behind it, for the case that it is not proved.
         """
         limited, trained = self.goal.metric_drop is not None, narrowest
         if limited and self._may_train(narrowest, _TRAINED):
@@ -189,7 +190,11 @@ class Tuning:
             if last is not None and not (limited and last is narrowest):
                 better = self.remedies.remedied(last, train=True)
                 pool += [better] if better is not last else []
-        pool += [trained] if trained is not narrowest else []
+            pool += [trained] if trained is not narrowest else []
+            return
+        pool.append(trained)
+        if not self._is_safe(trained):
+            self._between(narrowest, pool)
 
     def _may_train(self, candidate: Candidate, gain: float) -> bool:
         """Whether training the rounding may bring a candidate to the metric's limit.

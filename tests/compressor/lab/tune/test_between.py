@@ -44,6 +44,30 @@ def test_the_gap_above_the_smallest_is_filled(rounds: int):
     assert bench.evaluations == 0
 
 
+@pytest.mark.parametrize(("bound", "more"), [(0.45, 2), (0.2, 0), (0.7, 2)])
+def test_the_gap_above_a_trained_recipe_at_the_limit_is_filled(bound: float, more: int):
+    """4 bits with trained rounding were not proved by 0.02 points: 8 bits for all were left."""
+    search, pool = tuning("size", 4)
+    trained: Any = search.bench.candidate("trained", RECIPE, AT_THE_LIMIT)
+    by_noise = search.bench.searched
+
+    def found(candidate: Any) -> Any:
+        own = SimpleNamespace(bound=bound, stopped=False)
+        return own if candidate is trained else by_noise(candidate)
+
+    search.bench.searched = found  # type: ignore[method-assign]
+    search.remedies = Mock(remedied=Mock(return_value=trained))
+    search._may_train = Mock(return_value=True)  # type: ignore[method-assign]
+    search._last_to_train = Mock(return_value=None)  # type: ignore[method-assign]
+    search._rounds = Mock()  # type: ignore[method-assign]
+    search._narrower_than_uniform(pool[1], pool)
+    made = [c for c in pool[2:] if c is not trained]
+    assert trained in pool
+    assert len(made) == more
+    assert search._rounds.called == (bound > 0.5)
+    assert all(pool[1].bytes < c.bytes < pool[0].bytes for c in made)
+
+
 def test_no_gap_is_filled_above_one_that_is_very_likely_to_be_proved():
     search, pool = tuning("size", 4)
     safe = {n: "8" if i >= 9 else FLOAT for i, n in enumerate(LAYERS)}
