@@ -24,7 +24,7 @@ _APPROACHES = (1 / 3, 2 / 3)  # shares of the way to the target
 _ATTEMPTS = 6
 _EXCHANGES = 8
 _SAMPLED = 4  # widths of a group at which a loss is measured, besides all
-_CHECKS = 4  # of whole networks
+_CHECKS = 5  # of whole networks
 _CLOSE = 0.01
 _LEAST_SLOPE = 0.1  # of what is saved by one clock over what is saved by the other
 _MOST_COMBINATIONS = 1000
@@ -83,21 +83,24 @@ class Search:
         the times around the last choice, until that no longer changes. What segments take alone
         beside their part in the network, such as to lay out what they read, is the same however
         narrow they are: the time that runs of whole networks are found to save is in proportion to
-        what the table says, and the budget is corrected by that.
+        what the table says, and the budget is corrected by that. A first choice that takes too
+        long may have saved next to nothing, which tells no proportion: then the network with
+        everything gone is a second point, and an answer if there is no other.
 
         Raises:
             SpecError: even with everything gone that can be, the network takes longer.
         """
         whole = self._network.full
         full = self._total(whole)
-        self._check(target, full)
+        if self._total(self._network.least) / full > target:
+            self._least(target, full)  # before losses are measured
         self._visited = [whole]
         for share in _APPROACHES:
             self._near((1 - share * (1 - target)) * full)
         best: Found | None = None
         tables, measured, aim = [1.0], [1.0], target
-        for _ in range(_CHECKS):
-            budget = _on_line(measured, tables, aim) * full
+        while len(tables) <= _CHECKS:
+            budget = _on_line(*_rising(measured, tables), aim) * full
             state = self._exchanged(self._near(budget), budget)
             self._visited.append(state)
             table = self._total(state) / full
@@ -109,6 +112,11 @@ class Search:
                 break
             tables.append(table)
             measured.append(found.measured)
+            if found.measured > target and len(tables) == 2:
+                least = self._least(target, full)
+                best = min(best, least, key=lambda f: self._rank(f, target))
+                tables.append(least.predicted)
+                measured.append(least.measured)
             aim = target - _CLOSE / 2
         assert best is not None
         return best
@@ -134,19 +142,22 @@ class Search:
     def _measured(self, state: State) -> float:
         return self._share(self._network.variant(state))
 
-    def _check(self, target: float, full: float) -> None:
-        network = self._network
-        if self._total(network.least) / full <= target:
-            return
-        least = self._measured(network.least)  # the table's sums may be off by a little
-        if least <= target:
-            return
+    def _least(self, target: float, full: float) -> Found:
+        """Return the network with everything gone that can be.
+
+        Raises:
+            SpecError: it takes longer than ``target``, as measured: sums of the table may be off.
+        """
+        state, network = self._network.least, self._network
+        found = Found(state, self._total(state) / full, self._measured(state), self.widths)
+        if found.measured <= target:
+            return found
         dropped = f" and {len(network.blocks)} blocks dropped" if network.blocks else ""
         raise SpecError(
             "target.latency",
-            f"is {target:g}, and {least:.2f} of the time was measured with every removable unit "
-            f"but the minimum gone{dropped}",
-            f"set it to {np.ceil(least * 100 + 1) / 100:.2f} or more, or lower minimum",
+            f"is {target:g}, and {found.measured:.2f} of the time was measured with every "
+            f"removable unit but the minimum gone{dropped}",
+            f"set it to {np.ceil(found.measured * 100 + 1) / 100:.2f} or more, or lower minimum",
         )
 
     def _total(self, state: State) -> float:
@@ -315,6 +326,22 @@ def _on_line(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
         return float(np.interp(x, np.array(xs)[order], np.array(ys)[order]))
     saved = 1 - other
     return 1 - (1 - x) * (saved / max(1 - least, _LEAST_SLOPE * saved) if saved > 0 else 1.0)
+
+
+def _rising(
+    measured: Sequence[float], tables: Sequence[float]
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the points without those that a faster network by the table took as long as.
+
+    The first is the unchanged network. Another point beyond all of them saved nothing, and stays.
+    """
+    slowest = -np.inf
+    kept = []
+    for table, seconds in sorted(zip(tables, measured, strict=True)):
+        if seconds > slowest:
+            kept.append((seconds, table))
+            slowest = seconds
+    return [s for s, _ in kept], [t for _, t in kept]
 
 
 def _few(line: Sequence[int], groups: int) -> Sequence[int]:
