@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from compressor import catalog
 from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.files import settle
+from compressor.lab.explain.doubts import doubts, noise_of, own_drop, unfelt_reason, whole_noise
 from compressor.lab.explain.explanation import (
     Explanation,
     Gain,
@@ -24,8 +25,8 @@ from compressor.lab.explain.explanation import (
 )
 from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
+from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.progress import Silent
-from compressor.run.verdicts import same_function
 from compressor.spec.load import Spec, load_spec
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
@@ -142,7 +143,8 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
     """
     layers = suspects(run)
     passes = run.report["passes"]
-    doubt, best_layers = doubts(run.report), best(layers, count)
+    best_layers = best(layers, count)
+    doubt = doubts(run.report) or _divided(run, best_layers)
     predicted = _predicted(run.report, best_layers) if best_layers else None
     little = []
     if predicted is not None and (predicted.share or 0.0) < _WORTHWHILE:
@@ -183,88 +185,21 @@ def _predicted(report: Mapping[str, Any], layers: Sequence[LayerCost]) -> Gain:
     What other passes lost, such as those that train, stays.
     """
     gain = together([cost.gain for cost in layers])
-    own = _own_drop(report["passes"])
+    own = own_drop(report["passes"])
     if gain.metric_share is None or own is None:
         return gain
     return replace(gain, metric=gain.metric_share / 100 * max(0.0, own))
 
 
-def _own_drop(passes: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return by how much the passes with rules for layers made the metric worse."""
-    drops = [entry["metric_drop"] for entry in passes]
-    if any(drop is None for drop in drops):
-        return None
-    steps = zip([0.0, *drops], drops, passes, strict=False)
-    return sum(float(drop - before) for before, drop, entry in steps if entry["attribution"])
-
-
 _WORTHWHILE = 10.0  # percent of the noise, by which suggestions together reduce it at least
-_LEAST_LAYERS, _LEAST_SHARE = 3, 0.25
-_MOST_APART = 2.0
-_MOST_LOST = 0.5  # share of the metric's loss that passes with rules have at least
 
 
-def doubts(report: Mapping[str, Any]) -> str:
-    """Return why what a change would gain cannot be predicted; empty where it can."""
-    passes = report["passes"]
-    entries = [entry["attribution"] for entry in passes if entry["attribution"]]
-    sqnr, trained = passes[-1]["sqnr_db"], any(entry.get("training") for entry in passes)
-    reason = _unfelt(passes[-1]["metric"], entries) or _lost_before(passes) or _twice(passes)
-    if reason or sqnr is None or trained or any(e["basis"] != "outputs" for e in entries):
-        return reason
-    found = sum(_whole(entry) for entry in entries) * 10.0 ** (float(sqnr) / 10.0)
-    if not 1 / _MOST_APART < found < _MOST_APART:
-        return (
-            f"the noise of single layers adds up to {found:.2g} times that in the model's output: "
-            "they amplify or dampen each other's, or other samples have more"
-        )
-    return ""
-
-
-def _lost_before(passes: Sequence[Mapping[str, Any]]) -> str:
-    """Return which pass without rules lost most of the metric; empty where none did."""
-    drop, own = passes[-1]["metric_drop"], _own_drop(passes)
-    if own is None or drop <= 0 or own >= _MOST_LOST * drop:
-        return ""
-    drops = [float(entry["metric_drop"]) for entry in passes]
-    lost = [drop - before for before, drop in zip([0.0, *drops], drops, strict=False)]
-    most = max(range(len(passes)), key=lambda i: 0.0 if passes[i]["attribution"] else lost[i])
-    name, metric = passes[most]["pass"], passes[-1]["metric"]["name"]
-    return f"most of what {metric} lost was lost by {name}, which has no rules for single layers"
-
-
-def _twice(passes: Sequence[Mapping[str, Any]]) -> str:
-    """Return which pass rounds again what an earlier one changed; empty where none does."""
-    changed: dict[str, str] = {}
-    for entry in passes:
-        for row in (entry["attribution"] or {"layers": ()})["layers"]:
-            if same_function(row["own_sqnr_db"]):
-                continue  # channels were scaled, and what reads them makes up for it
-            before = changed.setdefault(str(row["name"]), str(entry["pass"]))
-            if before != entry["pass"]:
-                return (
-                    f"{entry['pass']} changes layers behind {before}, and what a layer loses by "
-                    "one of them depends on the other"
-                )
-    return ""
-
-
-def _unfelt(metric: Mapping[str, Any] | None, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return why it is not known what the metric feels of each layer; empty where it is."""
-    rows = [row for entry in entries for row in entry["layers"]]
-    if metric is None:
-        return "no metric was measured"
-    felt = [row.get("metric_noise") for row in rows]
-    known = [value for value in felt if value is not None]
-    if not known:
-        return f"what {metric['name']} feels of each layer's noise is not known"
-    feeling = sum(value > 0 for value in known)
-    steps = any(entry.get("metric_basis") == "metric" for entry in entries)
-    if steps and feeling < max(_LEAST_LAYERS, _LEAST_SHARE * len(known)):
-        return (
-            f"the noise of {feeling} of {len(known)} layers alone changes {metric['name']} of any "
-            "of the samples that noise is measured on"
-        )
+def _divided(run: FinishedRun, suggested: Sequence[LayerCost]) -> str:
+    """Return which pass divides what is to go among layers; empty where none of those does."""
+    for cost in suggested:
+        declared = _declared(run, cost.change.index)
+        if isinstance(declared, PruneStructured) and declared.target.kind != "ratio":
+            return f"what a rule spares one layer, {cost.pass_name} takes from others"
     return ""
 
 
@@ -287,9 +222,9 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
             "has no pass with rules for single layers that changed a layer",
             "there is nothing to attribute; explain a run that quantizes or prunes",
         )
-    whole = sum(_whole(entry["attribution"]) for entry in run.report["passes"])
+    whole = sum(whole_noise(entry["attribution"]) for entry in run.report["passes"])
     entries = [p["attribution"] for p in run.report["passes"] if p["attribution"]]
-    unfelt = _unfelt(run.report["passes"][-1]["metric"], entries)
+    unfelt = unfelt_reason(run.report["passes"][-1]["metric"], entries)
     felt_whole = 0.0 if unfelt else sum(_felt(entry) for entry in entries)
     costs = []
     for index, entry, row in rows:
@@ -299,7 +234,9 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
         runs = entry["attribution"]["basis"] != "weights"
         scheme = str(row["scheme"])
         change = change_for(index, declared, str(row["name"]), scheme, alike=_alone(run, scheme))
-        share = _noise(row) / whole * 100 if whole > 0 and row["own_sqnr_db"] is not None else None
+        share = (
+            noise_of(row) / whole * 100 if whole > 0 and row["own_sqnr_db"] is not None else None
+        )
         share = None if share is None else share * (1 - change.kept)
         felt = None if felt_whole <= 0 else row.get("metric_noise")
         gain = Gain(
@@ -324,24 +261,10 @@ def _alone(run: FinishedRun, scheme: str) -> bool:
     return run.by_command or (bare and scheme.endswith("asym"))
 
 
-def _whole(attribution: Mapping[str, Any] | None) -> float:
-    """Return the noise that a pass adds, including that of inputs that several nodes read."""
-    if attribution is None:
-        return 0.0
-    of_layers = sum(_noise(row) for row in attribution["layers"])
-    shared = float(attribution["shared_inputs"] or 0.0) / 100
-    return of_layers / (1 - shared) if shared < 1 else of_layers
-
-
 def _felt(attribution: Mapping[str, Any]) -> float:
     """Return what the metric feels of the noise that a pass adds."""
     of_layers = sum(row.get("metric_noise") or 0.0 for row in attribution["layers"])
     return of_layers + float(attribution.get("shared_metric_noise") or 0.0)
-
-
-def _noise(row: Mapping[str, Any]) -> float:
-    sqnr = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
-    return 0.0 if sqnr is None else 10.0 ** (-float(sqnr) / 10.0)
 
 
 def _declared(run: FinishedRun, index: int) -> Pass:

@@ -14,9 +14,11 @@ from ruamel.yaml import YAML
 
 from compressor.cli.application import application
 from compressor.errors import SpecError
-from compressor.lab.explain import advice
+from compressor.lab.explain import advice, by_sqnr
 from compressor.lab.explain.advice import advise, write_changed
-from compressor.lab.explain.by_sqnr import FinishedRun, doubts, explain_by_sqnr, finished_run
+from compressor.lab.explain.by_sqnr import FinishedRun, explain_by_sqnr, finished_run
+from compressor.lab.explain.doubts import doubts
+from compressor.lab.explain.explanation import Change, Gain, LayerCost
 from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
 from tests.compressor.conftest import spine_of_tests
@@ -246,6 +248,29 @@ def test_what_cannot_be_known_is_said():
     assert "adds up to 0.25 times" in doubts(made([row(0.1)] * 10, "divergence", 13.98))
     unknown = made([{**row(0.0), "metric_noise": None}], "metric", 30.0)
     assert "is not known" in doubts(unknown)
+
+
+def test_what_training_makes_up_for_is_not_predicted():
+    """distil won back what pruning had lost; 1.13 points were promised, and none came."""
+    (pruned,) = made([row(0.1)], "divergence", 30.0)["passes"]
+    distilled = {**pruned, "pass": "distill", "attribution": None, "training": {"steps": 4}}
+    words = "distill trains behind round, and makes up for what its layers lose"
+    assert doubts({"passes": [pruned, distilled]}) == words
+    assert words not in doubts({"passes": [{**distilled, "metric_drop": 0.0}, pruned]})
+
+
+@pytest.mark.parametrize(
+    ("target", "divided"),
+    [({"macs": 0.5}, True), ({"latency": 0.5}, True), ({"ratio": 0.5}, False)],
+)
+def test_what_a_rule_spares_one_layer_others_lose(target: dict[str, float], divided: bool):
+    spec = {"passes": [{"pass": "prune-structured", "target": target}]}
+    run = FinishedRun(Path(), {"passes": [{"pass": "prune-structured"}]}, {"spec": spec}, None)
+    gain = Gain(100, 1.0, 30.0)
+    cost = LayerCost("prune-structured", "", 20.0, Change(0, "conv", {"skip": True}), gain)
+    words = "what a rule spares one layer, prune-structured takes from others"
+    assert by_sqnr._divided(run, [cost]) == (words if divided else "")
+    assert by_sqnr._divided(run, []) == ""
 
 
 @pytest.mark.parametrize(
