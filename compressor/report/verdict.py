@@ -221,8 +221,11 @@ def next_step(report: Report, folder: str) -> str:
         spec = "name data.evaluation in a spec of the float model (compress init)"
         text = "of a causal language model, add --eval TEXT; else " if _is_bare(report) else ""
         return f"to measure quality{': ' if text else ', '}{text}{spec}"
-    if any(e.get("reason") == BLIND for e in report["limits"]):
-        return "check that data.evaluation has the labels of the model's outputs"
+    if any((e.get("reason") or "").startswith(BLIND) for e in report["limits"]):
+        return (
+            "check the labels of data.evaluation, if there are any, or state a smaller "
+            "limits.metric-drop"
+        )
     if any(e.get("verdict") == "unknown" and e["measured"] is None for e in report["limits"]):
         return "run it on a machine that can run every artifact"
     if _METRIC_DROP in verdicts:

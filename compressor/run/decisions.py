@@ -84,13 +84,6 @@ def joined(parts: list[Decisions | None]) -> Decisions | None:
     )
 
 
-def guessing(decisions: Decisions | None) -> float | None:
-    """Return how often guesses are right, in percent; ``None`` unless each sample has one label."""
-    if decisions is None or not decisions.single or not decisions.labelled:
-        return None
-    return 100.0 / decisions.choices
-
-
 def flipped_entry(decisions: Decisions | None, artifact: str) -> dict[str, Any] | None:
     """Return the entry of ``report.json`` on samples whose decision flipped, the worst first.
 

@@ -19,8 +19,8 @@ from compressor.progress import nobody_watches
 from compressor.run.class_metrics import kl_sums
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions, decisions_of, joined
-from compressor.run.judged import judged_outputs, target_of
-from compressor.run.metrics import Metric, check_finite, first_of, largest_gap
+from compressor.run.judged import ConstantAnswer, judged_outputs, target_of
+from compressor.run.metrics import CONVERTED_AT_ONCE, Metric, check_finite, first_of
 from compressor.run.signals import OutputSums, SignalSums, ratio_db
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
@@ -55,6 +55,8 @@ class Evaluation:
         decisions: beside the float model's; ``None`` unless the metric is about classes.
         kl: mean Kullback-Leibler divergence from the float model, in nats a token; ``None`` unless
             the metric is the perplexity.
+        constant: the float model's metric if it gave all samples the answer to the first, as
+            :class:`~compressor.run.judged.ConstantAnswer` has it; ``None`` for other models.
     """
 
     metric: dict[str, Any]
@@ -64,6 +66,11 @@ class Evaluation:
     max_abs_diff: float
     decisions: Decisions | None = None
     kl: float | None = None
+    constant: float | None = None
+
+    def constant_drop(self, metric: Metric) -> float | None:
+        """Return how much worse the metric is if all samples get one answer, if that is known."""
+        return None if self.constant is None else metric.drop(self.metric, {"value": self.constant})
 
     def as_json(self) -> dict[str, Any]:
         """Return all but the values of single samples."""
@@ -73,6 +80,7 @@ class Evaluation:
             "agreement": self.agreement,
             "max_abs_diff": self.max_abs_diff,
             "kl": self.kl,
+            "constant": self.constant,
         }
 
 
@@ -97,7 +105,7 @@ def evaluate(
     values: list[Array] = []
     taken: list[Decisions | None] = []
     sums, worst = OutputSums(parts), 0.0
-    divergence = np.zeros(2)
+    divergence, constant = np.zeros(2), ConstantAnswer(metric)
     same = decisions = seen = 0
     for batch in data.batches():
         size = samples_in(batch)
@@ -114,6 +122,8 @@ def evaluate(
         judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
         target = target_of(batch, data.target, expected, metric)
         values.append(metric.per_sample(judged, target, size))
+        if candidate is reference:
+            constant.add(judged, target, size)
         taken.append(decisions_of(judged, expected, target, metric))
         if metric.exponential and metric.code is None:
             divergence += kl_sums(first_of(judged), first_of(expected), target)
@@ -138,7 +148,16 @@ def evaluate(
         max_abs_diff=worst,
         decisions=joined(taken),
         kl=float(divergence[0] / divergence[1]) if divergence[1] else None,
+        constant=constant.value,
     )
+
+
+def largest_gap(first: Array, second: Array) -> float:
+    """Return the largest difference of two arrays of one shape; in parts, as they are widened."""
+    flat, other, step = first.reshape(-1), second.reshape(-1), CONVERTED_AT_ONCE
+    parts = [slice(start, start + step) for start in range(0, flat.size, step)]
+    gaps = (np.abs(flat[part].astype(np.float64) - other[part]).max() for part in parts)
+    return max(map(float, gaps), default=0.0)
 
 
 def outputs_of(runner: Runner, batch: Batch, size: int) -> Batch:

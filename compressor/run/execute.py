@@ -22,8 +22,7 @@ from compressor.run.artifacts import (
     write_artifacts,
 )
 from compressor.run.attribution import attribution
-from compressor.run.class_metrics import ACCURACY
-from compressor.run.decisions import class_entries, flipped_entry, guessing
+from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import Evaluation
 from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
@@ -151,10 +150,10 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
         workspace.begin_step()
         artifacts.append(verify(workspace, artifact, final, fused))
     metric = None if evaluation is None else evaluation.metric
-    guesses = None
-    if evaluation is not None and evaluation.metric["name"] == ACCURACY.name:
-        guesses = guessing(evaluation.decisions)
-    limits = judge(plan.spec.limits, artifacts, metric, shrinks=plan.shrinks, guesses=guesses)
+    constant = None
+    if evaluation is not None and plan.metric is not None:
+        constant = evaluation.constant_drop(plan.metric)
+    limits = judge(plan.spec.limits, artifacts, metric, shrinks=plan.shrinks, constant=constant)
     verdict = overall(limits, artifacts)
     latency = baseline_latency(artifacts)
     no_graph = "a bare checkpoint does not say how its weights are used"

@@ -61,3 +61,47 @@ def target_of(batch: Batch, label: str | None, expected: Batch, metric: Metric) 
         return expected
     whole = isinstance(batch, Feed) and metric.code is None
     return batch[label][None] if whole else answers(batch, label)
+
+
+class ConstantAnswer:
+    """Gives the answer to the first sample to every other one.
+
+    Models whose outputs hardly depend on their inputs, outputs with a large constant part, samples
+    of one class and wrong labels have one thing in common: one answer for all is as good as each
+    sample's own, or nearly. A limit that it meets shows nothing.
+
+    The user's own metrics, figures of a whole corpus, and the perplexity, whose scores take much
+    memory, are not looked at; nor are samples whose outputs have another shape.
+    """
+
+    def __init__(self, metric: Metric):
+        self._metric = metric
+        self._looks = metric.code is None and metric.figure is None and not metric.exponential
+        self._values: list[Array] = []
+        self._first: Batch | None = None
+
+    def add(self, outputs: Batch, target: Any, size: int) -> None:
+        """Take the judged outputs of ``size`` samples, and what they are held against."""
+        if not self._looks:
+            return
+        if self._first is None:
+            self._first = {name: array[:1].copy() for name, array in outputs.items()}
+            target, size = _without_first(target), size - 1
+        same = all(outputs[n].shape[1:] == array.shape[1:] for n, array in self._first.items())
+        if size and same:
+            given = {
+                name: np.broadcast_to(array, (size, *array.shape[1:]))
+                for name, array in self._first.items()
+            }
+            self._values.append(self._metric.per_sample(given, target, size))
+
+    @property
+    def value(self) -> float | None:
+        """The metric, in its unit; ``None`` where there is no second sample to give it to."""
+        if not self._values:
+            return None
+        return float(np.concatenate(self._values).mean()) * self._metric.scale.factor
+
+
+def _without_first(target: Any) -> Any:
+    return {n: a[1:] for n, a in target.items()} if isinstance(target, dict) else target[1:]

@@ -328,14 +328,6 @@ ERRORS = (0.0, math.inf)
 MSE = Metric("mse", _mse, higher_is_better=False, needs_labels=False, bounds=ERRORS)
 
 
-def largest_gap(first: Array, second: Array) -> float:
-    """Return the largest difference of two arrays of one shape; in parts, as they are widened."""
-    flat, other, step = first.reshape(-1), second.reshape(-1), CONVERTED_AT_ONCE
-    parts = [slice(start, start + step) for start in range(0, flat.size, step)]
-    gaps = (np.abs(flat[part].astype(np.float64) - other[part]).max() for part in parts)
-    return max(map(float, gaps), default=0.0)
-
-
 COSINE = Metric("cosine", _cosine, needs_labels=False, of_directions=True, bounds=CORRELATIONS)
 
 

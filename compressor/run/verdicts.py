@@ -66,7 +66,7 @@ def same_function(sqnr_db: float | None) -> bool:
 _DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
 _STRADDLES = "the 95 % interval contains the limit"
 _TOO_WIDE = "the 95 % interval is too wide so near to the limit"
-BLIND = "the float model is right less often than guesses are: check the labels"
+BLIND = "one answer for all samples would be within the limit, too"
 _LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
 
 
@@ -76,7 +76,7 @@ def judge(
     float_metric: Mapping[str, Any] | None,
     *,
     shrinks: bool,
-    guesses: float | None = None,
+    constant: float | None = None,
 ) -> list[dict[str, Any]]:
     """Return the entries of ``report.json`` on limits: one for each limit and artifact.
 
@@ -87,10 +87,9 @@ def judge(
         artifacts: their entries in the report.
         float_metric: the float model's; ``None`` if none was measured.
         shrinks: whether the passes make the model smaller.
-        guesses: how often guessing is right, in the metric's unit, if that is known. A float model
-            that is right less often says nothing about what it lost.
+        constant: how much worse the float model's metric is if it gives all samples one answer;
+            ``None`` if that is not known. A limit that allows as much shows nothing.
     """
-    blind = float_metric is not None and _below_guesses(float_metric, guesses)
     entries: list[dict[str, Any]] = []
     any_served = any(_is_served(artifact) for artifact in artifacts)
     for artifact in artifacts:
@@ -105,11 +104,12 @@ def judge(
                 limit = _default_drop(limit, artifact, float_metric)
             value, interval, reason = _measurement(name, artifact)
             widest = WIDEST_RATIO if name == "latency_ratio" else None
-            verdict = verdict_of(interval, limit, widest)
-            if name == "metric_drop" and value is not None and same_function(artifact["sqnr_db"]):
-                verdict = "passed" if value <= limit else verdict
-            if name == "metric_drop" and blind and verdict == "passed":
-                verdict, reason = "unknown", BLIND
+            if name == "metric_drop" and value is not None:
+                verdict, blind = drop_verdict(value, interval, limit, artifact["sqnr_db"], constant)
+            else:
+                verdict, blind = verdict_of(interval, limit, widest), ""
+            if blind:
+                reason = blind
             elif verdict == "unknown" and interval is not None:
                 reason = _STRADDLES if interval[0] <= limit <= interval[1] else _TOO_WIDE
             entries.append(
@@ -128,9 +128,27 @@ def judge(
     return entries
 
 
-def _below_guesses(float_metric: Mapping[str, Any], guesses: float | None) -> bool:
-    """Return whether the whole interval of the float model's accuracy lies below guessing."""
-    return guesses is not None and float(float_metric["ci95"][1]) < guesses
+def drop_verdict(
+    drop: float,
+    interval: tuple[float, float] | None,
+    limit: float,
+    sqnr_db: float | None,
+    constant: float | None,
+) -> tuple[Verdict, str]:
+    """Return the verdict on a drop of the metric, and why a limit that holds shows nothing.
+
+    Args:
+        interval: of the drop; ``None`` where it has none.
+        sqnr_db: of the artifact's outputs. What computes the same needs no samples to show it.
+        constant: by how much one answer for all samples is worse than the float model's; ``None``
+            if that is not known. A limit that allows as much tells nothing from nothing, but for
+            outputs that are the same: these may have wrong labels alone.
+    """
+    same = same_function(sqnr_db)
+    verdict = "passed" if same and drop <= limit else verdict_of(interval, limit)
+    if verdict == "passed" and constant is not None and constant <= (0.0 if same else limit):
+        return "unknown", f"{BLIND}: it loses {constant:.3g}"
+    return verdict, ""
 
 
 def _is_served(artifact: Mapping[str, Any]) -> bool:
@@ -243,7 +261,7 @@ def agreement(written: float | None, compressed: float | None, errors: Array) ->
 def check_expected(float_metric: Mapping[str, Any], expected: float, where: str) -> None:
     """Check that the float model gives the figure that its owner states for it.
 
-    A wrong normalization, shifted labels or swapped channels show here, before a compressed model
+    A wrong normalization, shifted labels or constant channels show here, before a compressed model
     is judged by them.
 
     Raises:

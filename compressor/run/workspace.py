@@ -43,7 +43,7 @@ from compressor.types.training import OwnLoop, TrainingStep
 _LOOKED_AT_MACS = 2e10
 _FEWEST_LOOKED_AT = 4
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
-_EVALUATION = 6  # version of what is stored
+_EVALUATION = 7  # version of what is stored
 _CHECK_SAMPLES = 2
 _REMEMBERED = 16 << 20  # bytes of a compressed model's outputs
 

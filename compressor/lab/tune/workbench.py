@@ -37,7 +37,7 @@ from compressor.run.pipeline import FUSE, Step, run_passes
 from compressor.run.plan import Plan, make_plan
 from compressor.run.statistics import Difference, paired_difference
 from compressor.run.store import Store
-from compressor.run.verdicts import Verdict, same_function, verdict_of
+from compressor.run.verdicts import Verdict, drop_verdict, same_function
 from compressor.run.verify import compared_and_timed
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
@@ -383,15 +383,12 @@ class Workbench:
                     theirs.per_sample, ours.per_sample, metric.scale
                 )
                 self.evaluations += 1
-                candidate.verdict = self._verdict(candidate.proof, ours.sqnr_db)
+                if self.limit is not None:
+                    proof, constant = candidate.proof, theirs.constant_drop(metric)
+                    candidate.verdict, _ = drop_verdict(
+                        proof.drop, proof.ci95, self.limit, ours.sqnr_db, constant
+                    )
         return candidate.proof
-
-    def _verdict(self, proof: Difference, sqnr_db: float | None) -> Verdict | None:
-        if self.limit is None:
-            return None
-        if proof.drop <= self.limit and same_function(sqnr_db):
-            return "passed"
-        return verdict_of(proof.ci95, self.limit)
 
 
 def _output_noise(row: Mapping[str, Any]) -> float:

@@ -60,7 +60,12 @@ def test_a_model_against_itself():
     assert found.metric["value"] == 100
     assert (found.sqnr_db, found.agreement, found.max_abs_diff) == (None, 100, 0)
     assert found.per_sample.tolist() == [1] * 5
-    assert set(found.as_json()) == {"metric", "sqnr_db", "agreement", "max_abs_diff", "kl"}
+    names = {"metric", "sqnr_db", "agreement", "max_abs_diff", "kl", "constant"}
+    assert set(found.as_json()) == names
+    assert found.constant is not None
+    assert found.constant < 100
+    other = evaluate(Runs(lambda x: x), REFERENCE, data(), ACCURACY)
+    assert other.constant is None
     assert found.kl is None
 
 

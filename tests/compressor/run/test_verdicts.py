@@ -188,21 +188,28 @@ def test_a_size_is_judged_by_default_only_if_the_model_is_to_become_smaller():
 
 
 @pytest.mark.parametrize(
-    ("guesses", "verdict"), [(10.0, "unknown"), (1.1, "passed"), (0.5, "passed")]
+    ("constant", "sqnr_db", "verdict"),
+    [
+        (None, 30.0, "passed"),
+        (90.0, 30.0, "passed"),
+        (1.01, 30.0, "passed"),
+        (1.0, 30.0, "unknown"),
+        (-3.0, 30.0, "unknown"),
+        (1.0, 120.0, "passed"),
+        (0.0, 120.0, "unknown"),
+    ],
 )
-def test_labels_that_guesses_would_meet_more_often_prove_nothing(guesses: float, verdict: str):
+def test_a_limit_that_one_answer_for_all_meets_shows_nothing(
+    constant: float | None, sqnr_db: float, verdict: str
+):
     """Shifted labels: 0.2 % for both models, in green."""
-    shifted = {**ACCURACY, "value": 0.2, "ci95": [0.0, 1.1]}
-    one = entry(metric=shifted, metric_drop=0.0, metric_drop_ci95=[-0.5, 0.5])
-    (only,) = judge(
-        LimitKeys(**{**OFF, "metric_drop": 1.0}), [one], shifted, shrinks=True, guesses=guesses
-    )
+    limits = LimitKeys(**{**OFF, "metric_drop": 1.0})
+    one = entry(metric_drop=0.0, metric_drop_ci95=[-0.5, 0.5], sqnr_db=sqnr_db)
+    (only,) = judge(limits, [one], ACCURACY, shrinks=True, constant=constant)
     assert only["verdict"] == verdict
-    assert (only["reason"] == BLIND) is (verdict == "unknown")
-    worse = {**one, "metric_drop_ci95": [1.5, 2.0]}
-    (failed,) = judge(
-        LimitKeys(**{**OFF, "metric_drop": 1.0}), [worse], shifted, shrinks=True, guesses=guesses
-    )
+    assert str(only["reason"]).startswith(BLIND) is (verdict == "unknown")
+    worse = {**one, "metric_drop": 1.8, "metric_drop_ci95": [1.5, 2.0], "sqnr_db": 30.0}
+    (failed,) = judge(limits, [worse], ACCURACY, shrinks=True, constant=constant)
     assert failed["verdict"] == "failed"
 
 
