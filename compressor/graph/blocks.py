@@ -13,6 +13,7 @@ from onnx_ir import tensor_adapters
 
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
+from compressor.graph.messages import subgraphs
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.plain import infer_shapes
 from compressor.graph.values import DEFAULT_DOMAINS, value_by_name
@@ -240,10 +241,7 @@ def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> Gra
 def inner_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """Yield the branches and bodies of a graph's nodes, not those inside them."""
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield attribute.g
-            yield from attribute.graphs
+        yield from subgraphs(node)
 
 
 def all_initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
@@ -265,7 +263,7 @@ def sink_constants(graph: onnx.GraphProto) -> None:
         return
     readers: dict[str, list[int]] = defaultdict(list)
     for index, branch in enumerate(branches):
-        for name in set(_names_read(branch)):
+        for name in set(names_read(branch)):
             readers[name].append(index)
     for names in (*(node.input for node in graph.node), (v.name for v in graph.output)):
         for name in names:
@@ -314,10 +312,11 @@ def _only(places: Sequence[int]) -> int | None:
     return None if len(only) != 1 or place == _ITSELF else place
 
 
-def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
+def names_read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Yield the names that a graph and those inside it read, outputs included."""
     for node in graph.node:
         yield from node.input
     for output in graph.output:
         yield output.name
     for inner in inner_graphs(graph):
-        yield from _names_read(inner)
+        yield from names_read(inner)

@@ -40,6 +40,14 @@ def tensors_in(message: Message) -> Iterator[onnx.TensorProto]:
             waiting.extend(reversed(inner))
 
 
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the branches and bodies of a node, not those inside them."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
 def broken_node(proto: onnx.ModelProto) -> str:
     """Return what is wrong with a node by its operator's schema; empty if all are as they should.
 

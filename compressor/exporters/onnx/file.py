@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,7 +17,7 @@ from onnx import TensorProto
 
 from compressor.errors import ArtifactError
 from compressor.exporters.onnx.wire import parts_of, read_outline
-from compressor.graph.blocks import all_initializers, inner_graphs
+from compressor.graph.blocks import all_initializers, inner_graphs, names_read
 from compressor.graph.operators import operator_named
 from compressor.graph.skeleton import Skeleton
 
@@ -238,7 +238,7 @@ def _check_use(model: onnx.ModelProto, subject: str) -> None:
     A float weight left beside its integer codes is read by nothing, and makes a quantized file no
     smaller than the float one.
     """
-    read = set(_names_read(model.graph))
+    read = set(names_read(model.graph))
     shapes = {t.name: len(t.dims) for t in all_initializers(model.graph)}
     for name in shapes:
         if name not in read:
@@ -246,16 +246,6 @@ def _check_use(model: onnx.ModelProto, subject: str) -> None:
     for node in model.graph.node:
         if operator_named(node.op_type).quantizes and shapes.get(node.input[0], 0) >= 2:
             _fail(subject, f"stores the weight {node.input[0]!r} as float and quantizes it later")
-
-
-def _names_read(graph: onnx.GraphProto) -> Iterator[str]:
-    for output in graph.output:
-        yield output.name
-    for node in graph.node:
-        yield from node.input
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _names_read(inner)
 
 
 def _check_lengths(

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.messages import broken_node, cyclic_function, expansion, tensors_in
+from compressor.graph.messages import broken_node, cyclic_function, expansion, subgraphs, tensors_in
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -173,7 +173,7 @@ def _free_lengths(graph: onnx.GraphProto) -> None:
             if axis.dim_value < 0:
                 axis.ClearField("dim_value")
     for node in graph.node:
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             _free_lengths(inner)
 
 
@@ -304,7 +304,7 @@ def _operators(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
     """Yield domain and operator type of all nodes, those of subgraphs included."""
     for node in nodes:
         yield node.domain, node.op_type
-        for graph in _subgraphs(node):
+        for graph in subgraphs(node):
             yield from _operators(graph.node)
 
 
@@ -366,26 +366,19 @@ def _check_nodes(
         shown = " -> ".join(_described(nodes[index]) for index in cycle[:_SHOWN])
         raise ModelError(subject, f"holds a cycle of {len(cycle)} nodes ({shown})", _REMEDY)
     for node in nodes:
-        for inner in _subgraphs(node):
+        for inner in subgraphs(node):
             _check_graph(inner, names, subject)
 
 
 def _names_read(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node reads, itself or in its subgraphs."""
     yield from node.input
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         inside = {value.name for value in graph.input} | {t.name for t in graph.initializer}
         inside.update(name for inner in graph.node for name in inner.output)
         for inner in graph.node:
             yield from (name for name in _names_read(inner) if name not in inside)
         yield from (value.name for value in graph.output if value.name not in inside)
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _cycle(before: Mapping[K, Iterable[K]]) -> list[K]:
