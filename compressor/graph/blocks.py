@@ -16,7 +16,7 @@ from compressor.graph.layers import layer_of
 from compressor.graph.messages import subgraphs
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.plain import infer_shapes
-from compressor.graph.values import DEFAULT_DOMAINS, value_by_name
+from compressor.graph.values import DEFAULT_DOMAINS, input_of, value_by_name
 
 _ITSELF = -1  # in place of a branch: the graph that holds them
 _CUT = 1  # values that may be live where the graph is cut
@@ -172,7 +172,7 @@ def _flowing(
 
 
 def _reads_size(node: ir.Node) -> bool:
-    value = node.inputs[0] if node.inputs else None
+    value = input_of(node, 0)
     return operator(node).family == "shape" and value is not None and value.is_graph_input()
 
 

@@ -13,6 +13,7 @@ from compressor.graph.values import (
     INTEGER_CODES,
     all_nodes,
     constant_of,
+    input_of,
     origin,
     sole_reader,
     static_shape,
@@ -100,7 +101,7 @@ def _rescaled(value: ir.Value) -> ir.Value:
 def with_bias(node: ir.Node, layer: Layer) -> tuple[ir.Node, ir.Value | None]:
     """Return the last node of a product and its bias, which may be added by a node of its own."""
     if not layer.bias_is_separate:
-        return node, node.inputs[2] if len(node.inputs) > 2 else None
+        return node, input_of(node, 2)
     value = node.outputs[0]
     add = sole_reader(value)
     if add is None or operator(add).arithmetic != "+" or add.graph is not node.graph:

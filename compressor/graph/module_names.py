@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import weight_source
-from compressor.graph.values import all_nodes
+from compressor.graph.values import all_nodes, input_of
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _OLD = "onnx::"  # what the exporter of TorchScript calls what it has folded
@@ -45,7 +45,7 @@ def _weights(node: ir.Node) -> Iterator[tuple[ir.Value, str]]:
     if row.layer is not None:
         roles = ((row.weight, "weight"), *(() if row.integer else ((2, "bias"),)))
     for index, role in _RECURRENT if row.recurrent else roles:
-        value = node.inputs[index] if index < len(node.inputs) else None
+        value = input_of(node, index)
         source, _ = weight_source(value)
         if source is not None and source.shape is not None and len(source.shape):
             yield source, role

@@ -45,6 +45,11 @@ def moved(node: ir.Node) -> ir.Value | None:
     return node.inputs[0] if moves in ("same", "shape", "order", "some") else None
 
 
+def input_of(node: ir.Node, index: int) -> ir.Value | None:
+    """Return an input, or ``None`` where it is left out."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
 def sole_reader(value: ir.Value) -> ir.Node | None:
     """Return the one node that reads a value, if there is no other and it is no graph output."""
     uses = tuple(value.uses())

@@ -14,7 +14,7 @@ from compressor.errors import SpecError
 from compressor.exporters.litert.file import Quantization, Tensor
 from compressor.exporters.litert.store import Store, shape_of, turned, type_of
 from compressor.graph.operators import operator
-from compressor.graph.values import sole_reader
+from compressor.graph.values import input_of, sole_reader
 from compressor.types.tensors import Array
 
 _BYTE_OFFSET = 128  # between codes of uint8 and of int8
@@ -269,7 +269,7 @@ class Lowering:
         if self.store.planned and not scale.any():  # not known yet
             scale = np.ones_like(scale)
         codes = node.inputs[0] if operator(node).dequantizes else node.outputs[0]
-        zero = node.inputs[2] if len(node.inputs) > 2 else None
+        zero = input_of(node, 2)
         offset = 0 if zero is None else int(self.store.array(zero).reshape(-1)[0])
         unsigned = codes is not None and codes.dtype != ir.DataType.INT8
         if zero is not None and zero.dtype is not None:
@@ -308,7 +308,7 @@ def bounds(store: Store, clip: ir.Node) -> tuple[float, float]:
         return 0.0, np.inf
     found = []
     for place, key, default in ((1, "min", -np.inf), (2, "max", np.inf)):
-        given = clip.inputs[place] if place < len(clip.inputs) else None
+        given = input_of(clip, place)
         if given is not None:
             weight = store.weight(given)
             found.append(np.nan if weight is None else float(weight.floats))

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from compressor.errors import SpecError
 from compressor.exporters.litert.file import FileBuilder, Quantization, Tensor
 from compressor.graph.operators import operator
-from compressor.graph.values import DEFAULT_DOMAINS, constant_of, dims, is_stored
+from compressor.graph.values import DEFAULT_DOMAINS, constant_of, dims, input_of, is_stored
 from compressor.types.tensors import Array
 
 _TURNED = 3  # axes from which on the two layouts differ
@@ -148,7 +148,7 @@ class Store:
         if codes is None or constant_of(codes) is None:
             return None
         array, scale = self.array(codes), self.array(node.inputs[1]).astype(np.float32)
-        zero = node.inputs[2] if len(node.inputs) > 2 else None
+        zero = input_of(node, 2)
         if zero is not None and self.array(zero).any():
             raise SpecError(
                 f"weight {codes.name!r}",

@@ -24,7 +24,7 @@ from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import counts_beyond
 from compressor.graph.stored_weights import looked_up
-from compressor.graph.values import INTEGER_CODES, is_op, sole_reader, static_shape
+from compressor.graph.values import INTEGER_CODES, input_of, is_op, sole_reader, static_shape
 from compressor.types.tensors import Array
 
 _FLOAT = ir.DataType.FLOAT
@@ -84,7 +84,7 @@ class _Expansion:
         node = self._node
         split, shared = self._shapes()
         value = self._split_codes(split)
-        if len(node.inputs) > 2 and node.inputs[2] is not None:
+        if input_of(node, 2) is not None:
             zero = self._reshaped(self._float(node.inputs[2]), shared, "zero_point")
             value = self._chain.add("Sub", [value, zero], "shifted")
         scale = self._reshaped(self._float(self._scale), shared, "scale")
@@ -227,7 +227,7 @@ def widen(editor: Editor, dequantize: ir.Node) -> None:
     cast.shape = codes.shape
     dequantize.prepend(chain.nodes)
     dequantize.replace_input_with(0, cast)
-    zero = dequantize.inputs[2] if len(dequantize.inputs) > 2 else None
+    zero = input_of(dequantize, 2)
     shape = None if zero is None else static_shape(zero)
     if zero is not None and shape is not None:
         kind = np.int8 if wide == ir.DataType.INT8 else np.uint8
@@ -247,7 +247,7 @@ def fuse_around_codes(editor: Editor) -> bool:
     """
     changed = _keep_norms_apart(editor.model.graph)
     for node in tuple(editor.model.graph):
-        first = node.inputs[0] if node.inputs else None
+        first = input_of(node, 0)
         if first is None:
             continue
         if operator(node).quantizes and _is_pool_of_floats(first.producer()):
@@ -306,7 +306,7 @@ def _keep_norms_apart(graph: ir.Graph) -> bool:
 
 def _reads_codes(node: ir.Node) -> bool:
     """Whether a node multiplies dequantized codes with something."""
-    first = node.inputs[0] if node.inputs else None
+    first = input_of(node, 0)
     return operator(node).is_matmul and first is not None and operator(first.producer()).dequantizes
 
 

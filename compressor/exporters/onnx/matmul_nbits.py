@@ -16,7 +16,7 @@ from compressor.graph.editing import Editor
 from compressor.graph.layers import is_bias, layer_of, with_bias
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import looked_up
-from compressor.graph.values import INTEGER_CODES, all_nodes, maker_behind, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, input_of, maker_behind, static_shape
 from compressor.models.codec.bit_stream import pack_bits
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
@@ -67,7 +67,7 @@ class WeightOnly:
     @property
     def zero_point(self) -> ir.Value | None:
         """The initializer of the zero points, if there are any."""
-        return self.dequantize.inputs[2] if len(self.dequantize.inputs) > 2 else None
+        return input_of(self.dequantize, 2)
 
     @property
     def bits(self) -> int:
@@ -315,7 +315,7 @@ def _is_plain(node: ir.Node, layer: Layer, weight: WeightOnly) -> bool:
     row = operator(node)
     if row.bias_is_separate:
         return True
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = input_of(node, 2)
     scaled = any(node.attributes.get_float(name, 1.0) != 1 for name in ("alpha", "beta"))
     turned = node.attributes.get_int("transA", 0) == 1
     return layer.is_linear and not (scaled or turned) and (bias is None or is_bias(bias, layer))

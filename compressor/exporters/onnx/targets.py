@@ -11,7 +11,7 @@ from onnx_ir import DataType
 
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import all_nodes, computes_scale, constant_of
+from compressor.graph.values import all_nodes, computes_scale, constant_of, input_of
 from compressor.types.layer_rules import TO_FLOATS
 
 _INT8 = frozenset({DataType.INT8, DataType.UINT8})
@@ -191,7 +191,7 @@ def _float_type(node: ir.Node, target: Target) -> tuple[str, str] | None:
 def _zero_point(node: ir.Node, target: Target, evaluate: bool) -> tuple[str, str] | None:
     if target.asymmetric or operator(node).family != "quantization":
         return None
-    if len(node.inputs) < 3 or node.inputs[2] is None or is_dynamic(node):
+    if input_of(node, 2) is None or is_dynamic(node):
         return None
     tensor = constant_of(node.inputs[2])
     constant = constant_of(node.inputs[0]) is not None
@@ -234,7 +234,7 @@ def quantized_type(node: ir.Node) -> DataType | None:
             dtype = quantized_type(maker)
         if dtype is not None:
             return dtype
-    if len(node.inputs) > 2 and node.inputs[2] is not None:
+    if input_of(node, 2) is not None:
         return value_type(node.inputs[2])
     if not quantizes:
         return None
@@ -274,7 +274,7 @@ class Owners:
         layer = self._layers.get(node)
         if layer is not None:
             return f"layer {layer!r}"
-        first = node.inputs[0] if node.inputs else None
+        first = input_of(node, 0)
         if _wraps(node) and first is not None and first.is_initializer():
             return f"tensor {first.name!r}"
         return f"node {node.name!r} ({node.op_type})" if node.name else f"a {node.op_type} node"

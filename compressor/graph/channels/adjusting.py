@@ -13,7 +13,7 @@ from compressor.graph.channels.flow import Flow
 from compressor.graph.channels.rules import Rule, rule_of
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_array, constant_attribute, is_op
+from compressor.graph.values import constant_array, constant_attribute, input_of, is_op
 from compressor.types.channels import Flags
 from compressor.types.tensors import Array
 
@@ -270,11 +270,11 @@ class Adjuster:
             end = int(line[-1]) + (1 if step > 0 else -1)
             self._lengths.set(node, 1, "starts", {index: int(line[0])})
             self._lengths.set(node, 2, "ends", {index: end if end >= 0 else -left - 1})
-            if len(node.inputs) > 4 and node.inputs[4] is not None:
+            if input_of(node, 4) is not None:
                 self._lengths.set(node, 4, "steps", {index: step})
             elif step != 1:
                 count = len(places)
-                if len(node.inputs) < 4 or node.inputs[3] is None:
+                if input_of(node, 3) is None:
                     node.resize_inputs(4)
                     axes = np.asarray(list(places), dtype=np.int64)
                     node.replace_input_with(3, self._lengths.constant(node, "axes", axes))
@@ -316,14 +316,14 @@ class Adjuster:
 
     def _resize(self, node: ir.Node) -> None:
         """Set the channels of a ``Resize`` that is given the lengths of all axes."""
-        sizes = node.inputs[3] if len(node.inputs) > 3 else None
+        sizes = input_of(node, 3)
         if sizes is not None and node.attributes.get("axes") is None:
             entries = {a: int(s.sum()) for a, s in self._mask(node.outputs[0]).items()}
             self._lengths.set(node, 3, "sizes", entries)
 
     def _squeeze(self, node: ir.Node) -> None:
         """Name the squeezed axes of length 1 before other axes get that length."""
-        if len(node.inputs) > 1 and node.inputs[1] is not None:
+        if input_of(node, 1) is not None:
             return
         before = self._flow.shape(node.inputs[0]) or ()
         axes = [axis for axis, length in enumerate(before) if length == 1]

@@ -18,6 +18,7 @@ from compressor.graph.channels.labels import (
     overlap,
     placed,
 )
+from compressor.graph.values import input_of
 from compressor.types.tensors import Array
 
 Places: TypeAlias = dict[int, Array | None]
@@ -237,7 +238,7 @@ def pad_widths(flow: Flow, node: ir.Node) -> dict[int, tuple[int | None, int | N
     if shape is None or widths is None:
         return None
     padded_axes = list(range(len(shape)))
-    if len(node.inputs) > 3 and node.inputs[3] is not None:
+    if input_of(node, 3) is not None:
         axes = flow.lengths.integers(node.inputs[3])
         if axes is None or any(a is None for a in axes):
             return None

@@ -12,6 +12,7 @@ from compressor.graph.channels.flow import UNKNOWN, Flow, Meeting
 from compressor.graph.channels.labels import Family, along, depends_on, overlap, placed, spread
 from compressor.graph.plain import Shape
 from compressor.graph.stored_weights import weight_source
+from compressor.graph.values import input_of
 from compressor.types.channels import Role, Units
 
 
@@ -107,7 +108,7 @@ def _write(
 ) -> None:
     output = node.outputs[0]
     rank = len(flow.shape(output) or flow.shape(node.inputs[0]) or ())
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = input_of(node, 2)
     if bias is not None:
         flow.unify(written, axis_units(flow, bias, 0, len(written)), node)
         _role(flow, bias, 0, "bias")
@@ -181,7 +182,7 @@ def gemm(flow: Flow, node: ir.Node) -> None:
     left = [_turned(f, node, "transA") for f in flow.labels(first)]
     right = [_turned(f, node, "transB") for f in flow.labels(second)]
     _product(flow, node, left, right)
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    bias = input_of(node, 2)
     output, shape = node.outputs[0], flow.shape(node.outputs[0])
     if bias is not None and shape is not None:
         flow.put(output, flow.broadcast(node, [output, bias], shape))

@@ -19,6 +19,7 @@ from compressor.graph.channels.products import (
     unite_read,
 )
 from compressor.graph.costs import recurrent_macs
+from compressor.graph.values import input_of
 from compressor.types.channels import Role, Units
 
 LENGTHS = 4
@@ -41,23 +42,19 @@ def recurrent(flow: Flow, node: ir.Node) -> None:
     for value, axis in (
         (weight, 1),
         (matrix, 1),
-        (_given(node, 3), 1),
-        (_given(node, _PEEPHOLES), 1),
+        (input_of(node, 3), 1),
+        (input_of(node, _PEEPHOLES), 1),
     ):
         shape = flow.shape(value)
         if value is not None and shape is not None:
             rows = axis_units(flow, value, axis, shape[axis]).reshape(-1, states[2])
             hidden = flow.unify(hidden, flow.couple(rows, 0)[0], node)
     for index in _STATES:
-        _start(flow, node, _given(node, index), hidden)
+        _start(flow, node, input_of(node, index), hidden)
     _note(flow, node, hidden)
     inner, outer = recurrent_macs(node)
     flow.count(node, (weight, 1), (weight, 2), work=inner)
     flow.count(node, (matrix, 1), (matrix, 2), work=outer)
-
-
-def _given(node: ir.Node, index: int) -> ir.Value | None:
-    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def _entering(flow: Flow, node: ir.Node) -> Units | None:
@@ -92,7 +89,7 @@ def _note(flow: Flow, node: ir.Node, hidden: Units) -> None:
         *((index, 1, "bias") for index in (3, _PEEPHOLES)),
     )
     for index, axis, role in roles:
-        value = _given(node, index)
+        value = input_of(node, index)
         if value is not None:
             note_moved(flow, value, axis, role)
     for output in node.outputs:

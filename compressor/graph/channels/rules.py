@@ -12,7 +12,7 @@ from compressor.graph.channels.flow import UNKNOWN, Flow
 from compressor.graph.channels.labels import Family as Labels
 from compressor.graph.channels.labels import along, depends_on, reshaped
 from compressor.graph.operators import Family, operator
-from compressor.graph.values import is_op, origin
+from compressor.graph.values import input_of, is_op, origin
 from compressor.types.channels import Role, Units
 from compressor.types.layers import RECURRENT
 
@@ -195,7 +195,7 @@ def _axes(flow: Flow, node: ir.Node) -> Sequence[int] | None:
     axes = node.attributes.get_ints("axes", None)
     if axes is not None:
         return list(axes)
-    if len(node.inputs) > 1 and node.inputs[1] is not None:
+    if input_of(node, 1) is not None:
         return _constant_integers(flow, node.inputs[1])
     return []
 

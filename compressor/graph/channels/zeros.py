@@ -15,7 +15,7 @@ import onnx_ir as ir
 from compressor.graph.channels.flow import Flow
 from compressor.graph.channels.products import terms
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import is_op
+from compressor.graph.values import input_of, is_op
 from compressor.types.channels import SPARED, Units
 
 Axes = Mapping[str, tuple[Units | None, ...]]
@@ -109,7 +109,7 @@ class Zeros:
             case "repeated":
                 return self._among(inputs[0], units) or self._blank(node)
             case "biased":
-                bias = node.inputs[2] if len(node.inputs) > 2 else None
+                bias = input_of(node, 2)
                 factors = any(self._among(v, units) for v in node.inputs[:2])
                 return factors and (bias is None or self._among(bias, units))
             case "factors":
@@ -131,7 +131,7 @@ class Zeros:
         bounds = [None if v is None else self._flow.lengths.constant(v) for v in node.inputs[1:]]
         if operator(node).moves == "padded":
             filled = bounds[1] if len(bounds) > 1 else None
-            absent = len(node.inputs) < 3 or node.inputs[2] is None
+            absent = input_of(node, 2) is None
             return absent or (filled is not None and not filled.any())
         low, high = [*bounds, None, None][:2]
         all_constant = all(

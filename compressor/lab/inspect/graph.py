@@ -22,7 +22,7 @@ from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import macs, node_macs, parameters
 from compressor.graph.layers import graph_layers, layers_with_nodes
 from compressor.graph.operators import operator_named
-from compressor.graph.values import all_nodes, constant_array, tensor_spec
+from compressor.graph.values import all_nodes, constant_array, input_of, tensor_spec
 from compressor.lab.inspect.contents import (
     GraphFacts,
     ModelContents,
@@ -167,7 +167,7 @@ def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]
 
 
 def _input(node: ir.Node, position: int | None) -> ir.Value | None:
-    return None if position is None or position >= len(node.inputs) else node.inputs[position]
+    return None if position is None else input_of(node, position)
 
 
 def _granularity(node: ir.Node, scale: Array | None) -> str:

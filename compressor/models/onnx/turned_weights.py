@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.operators import operator
+from compressor.graph.values import input_of
 from compressor.models.resident_memory import forget_pages
 from compressor.types.tensors import Array
 
@@ -49,7 +50,7 @@ def turn_weights(model: ir.Model, detached: dict[str, Array]) -> None:
 def _turned(model: ir.Model, detached: dict[str, Array]) -> Iterator[tuple[ir.Node, Array]]:
     """Yield the nodes that transpose a weight, and views of what they give."""
     for node in model.graph:
-        source = node.inputs[0] if node.inputs else None
+        source = input_of(node, 0)
         if source is None or source.name is None or source.name not in detached:
             continue
         if operator(node).moves == "order" and not node.outputs[0].is_graph_output():

@@ -13,8 +13,8 @@ import torch
 from compressor.errors import ModelError
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_of, sole_reader, static_shape
-from compressor.passes.fuse.draft import Draft, bypass, input_of, rank, replace
+from compressor.graph.values import constant_of, input_of, sole_reader, static_shape
+from compressor.passes.fuse.draft import Draft, bypass, rank, replace
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 

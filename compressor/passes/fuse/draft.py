@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.values import constant_array, is_op, sole_reader
+from compressor.graph.values import constant_array, input_of, is_op, sole_reader
 from compressor.types.tensors import Array
 
 Rule = Callable[[ir.Node, "Draft"], bool]
@@ -149,11 +149,6 @@ def private_maker(value: ir.Value | None, reader: ir.Node, *op_types: str) -> ir
     if node is None or value is None or sole_reader(value) is not reader:
         return None
     return node if node.graph is reader.graph else None
-
-
-def input_of(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an input, or ``None`` where it is left out."""
-    return node.inputs[index] if index < len(node.inputs) else None
 
 
 def scalar(value: ir.Value | None) -> float | None:

@@ -8,11 +8,17 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_array, constant_of, is_op, sole_reader, static_shape
+from compressor.graph.values import (
+    constant_array,
+    constant_of,
+    input_of,
+    is_op,
+    sole_reader,
+    static_shape,
+)
 from compressor.passes.fuse.draft import (
     Draft,
     axes_of,
-    input_of,
     maker,
     node_graph,
     private_maker,

@@ -7,12 +7,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.values import all_nodes, input_of, is_op
 from compressor.passes.fuse.draft import (
     Dim,
     Draft,
     axes_of,
-    input_of,
     integers,
     positive,
     private_maker,

@@ -18,7 +18,7 @@ from compressor.graph.codes import Codes, store_codes
 from compressor.graph.editing import Attributes, Chain, Editor
 from compressor.graph.layers import layers_of
 from compressor.graph.operators import Target, operator, operator_named
-from compressor.graph.values import all_nodes, origin
+from compressor.graph.values import all_nodes, input_of, origin
 from compressor.types.layers import LSTM, Layer, QuantizedTensor, Scheme
 
 _RUNTIME = "com.microsoft"
@@ -80,7 +80,7 @@ class DynamicWriter:
         floats = chain.add("Cast", [integers], "_floats", attributes={"to": ir.DataType.FLOAT})
         both = chain.add("Mul", [scale, weight_scale], "_scale")
         result = chain.add("Mul", [floats, both], "_scaled")
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = input_of(node, 2)
         if bias is not None:
             if convolution:
                 bias = chain.add("Reshape", [bias, self._channels(layer)], "_bias")

@@ -15,6 +15,7 @@ from compressor.graph.stored_weights import CODES, is_quantized
 from compressor.graph.values import (
     all_nodes,
     constant_of,
+    input_of,
     is_stored,
     origin,
     static_shape,
@@ -218,7 +219,7 @@ def _result_type(node: ir.Node) -> ir.DataType | None:
     if operator(node).dequantizes:
         named = node.attributes.get_int("output_dtype", 0)
         return ir.DataType(named) if named else _sides_type(node.inputs[1:])
-    if operator(node).quantizes and len(node.inputs) > 2 and node.inputs[2] is not None:
+    if operator(node).quantizes and input_of(node, 2) is not None:
         return node.inputs[2].dtype
     return None
 

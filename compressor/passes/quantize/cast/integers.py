@@ -18,6 +18,7 @@ from compressor.graph.values import (
     computes_scale,
     constant_array,
     constant_of,
+    input_of,
     origin,
     sole_reader,
     static_shape,
@@ -84,7 +85,7 @@ def with_float_operators(model: ir.Model) -> tuple[dict[ir.Value, str], str]:
 def _left(node: ir.Node) -> str:
     row = operator_named(node.op_type)
     quantized = node.op_type.startswith(("QLinear", "QAttention", "QEmbed", "QOrdered", "QMoE"))
-    scale = (node.inputs[1] if len(node.inputs) > 1 else None) if row.integer else None
+    scale = input_of(node, 1) if row.integer else None
     if not (quantized or row.integer or (row.packed and scale is None)):
         return ""
     return f"{node.op_type} in node {node.name!r}"
@@ -314,7 +315,7 @@ def _turned(value: ir.Value) -> ir.Shape | None:
 
 
 def _input(node: ir.Node, index: int | None) -> ir.Value | None:
-    return None if index is None or index >= len(node.inputs) else node.inputs[index]
+    return None if index is None else input_of(node, index)
 
 
 def _attributes(node: ir.Node) -> Attributes:

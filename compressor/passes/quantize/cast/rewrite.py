@@ -10,7 +10,7 @@ import onnx_ir.passes.common as common
 
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import all_nodes
+from compressor.graph.values import all_nodes, input_of
 from compressor.passes.quantize.cast.islands import FloatIslands, is_transparent
 from compressor.types.carrier import Carrier
 
@@ -227,7 +227,7 @@ def _converted(
 def _drop_idle_casts(model: ir.Model, nodes: Iterable[ir.Node]) -> None:
     """Drop casts to the type that a value has already."""
     for node in list(nodes):
-        source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+        source, result = input_of(node, 0), node.outputs[0]
         if source is None or operator(node).moves != "type" or result.is_graph_output():
             continue
         if source.dtype is not None and source.dtype == result.dtype:

@@ -9,7 +9,14 @@ import onnx_ir as ir
 
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import all_nodes, computes_scale, constant_array, is_stored, origin
+from compressor.graph.values import (
+    all_nodes,
+    computes_scale,
+    constant_array,
+    input_of,
+    is_stored,
+    origin,
+)
 from compressor.types.tensors import Array
 
 _CUT_ABOVE = 6.0  # of ReLU6, the one activation with two ends that quantizers leave to saturation
@@ -109,7 +116,7 @@ def _same_scale(quantizes: ir.Node, dequantizes: ir.Node) -> bool:
 def _sides(node: ir.Node) -> Iterator[object]:
     """Yield the scale and the zero point: their numbers, or the value where it is not constant."""
     for index in (1, 2):
-        value = node.inputs[index] if len(node.inputs) > index else None
+        value = input_of(node, index)
         array = constant_array(value)
         numbers = value if array is None else tuple(array.reshape(-1).tolist())
         yield numbers if index == 1 or (array is not None and np.any(array)) else None
@@ -128,7 +135,7 @@ def _ends(node: ir.Node) -> tuple[float, float] | None:
 
 
 def _zero_point(node: ir.Node) -> int:
-    array = constant_array(node.inputs[2]) if len(node.inputs) > 2 else None
+    array = constant_array(input_of(node, 2))
     return 0 if array is None else int(array.reshape(-1)[0])
 
 
@@ -151,7 +158,7 @@ def _is_nonnegative(value: ir.Value) -> bool:
     if row.rectifies or row.probabilities or (row.activation and row.zeros == "lost"):
         return True
     if row.zeros == "bounds" and row.activation:
-        low = constant_array(node.inputs[1]) if len(node.inputs) > 1 else None
+        low = constant_array(input_of(node, 1))
         return low is not None and float(low.reshape(())) >= 0
     joins = row.family == "concat" or row.arithmetic in ("+", "*")
     if not (joins or row.moves or row.family in ("spatial", "reduction")):
