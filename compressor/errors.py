@@ -108,6 +108,19 @@ class ArtifactError(CompressorError):
     exit_code = ExitCode.ARTIFACT_FAILED
 
 
+@contextmanager
+def artifact_errors(remedy: str = "") -> Iterator[None]:
+    """Turn errors of a model into errors of the artifact, for files that we wrote.
+
+    Args:
+        remedy: what to do instead of what the error says.
+    """
+    try:
+        yield
+    except ModelError as error:
+        raise ArtifactError(error.subject, error.problem, remedy or error.remedy) from error
+
+
 def close_names(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """Return the names nearest to ``name``, best first."""
     return get_close_matches(name, list(candidates), n=count, cutoff=0.5)
@@ -136,6 +149,16 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
     shown = ", ".join(repr(n) for n in names[:limit])
     more = len(names) - limit
     return shown + (f" and {more} more" if more > 0 else "")
+
+
+def message_lines(error: BaseException) -> list[str]:
+    """Return the lines of an error's message that are not blank."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
+
+
+def last_line(error: BaseException) -> str:
+    """Return where a library's message ends; the error's type where it has none."""
+    return [type(error).__name__, *message_lines(error)][-1][:300]
 
 
 def system_error(error: Exception) -> int:

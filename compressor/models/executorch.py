@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compressor.errors import ArtifactError, ModelError
+from compressor.errors import ArtifactError, ModelError, last_line
 from compressor.models.litert import without_greeting
 from compressor.models.threads import usual_threads
 from compressor.progress import quiet_libraries
@@ -69,7 +69,7 @@ class ExecutorchRunner:
             self._outputs = [(str(x["name"]), bool(x["samples"])) for x in interface["outputs"]]
         except (RuntimeError, ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
-                subject, f"ExecuTorch does not load it ({_reason(error)})", "export it again"
+                subject, f"ExecuTorch does not load it ({last_line(error)})", "export it again"
             ) from error
 
     def run(self, batch: Batch) -> Batch:
@@ -105,11 +105,6 @@ class ExecutorchRunner:
         except (RuntimeError, ValueError, TypeError) as error:
             raise ModelError(
                 self._subject,
-                f"does not run ({_reason(error)})",
+                f"does not run ({last_line(error)})",
                 "check the inputs' shapes and dtypes in the spec",
             ) from error
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import ArtifactError, ModelError
+from compressor.errors import ArtifactError, ModelError, last_line
 from compressor.models.threads import usual_threads
 from compressor.types.tensors import Batch, TensorSpec
 
@@ -42,7 +42,7 @@ class LitertRunner:
                 self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             raise ArtifactError(
-                subject, f"LiteRT does not load it ({_reason(error)})", "export it again"
+                subject, f"LiteRT does not load it ({last_line(error)})", "export it again"
             ) from error
         self._inputs = self._interpreter.get_input_details()
         self._outputs = self._interpreter.get_output_details()
@@ -64,7 +64,7 @@ class LitertRunner:
         except (RuntimeError, ValueError) as error:
             raise ModelError(
                 self._subject,
-                f"does not run ({_reason(error)})",
+                f"does not run ({last_line(error)})",
                 "check the inputs' shapes and dtypes in the spec",
             ) from error
         return {x["name"]: interpreter.get_tensor(x["index"]) for x in self._outputs}
@@ -112,8 +112,3 @@ def without_greeting() -> Iterator[None]:
         os.dup2(number, 2)
         os.close(number)
         os.close(nobody)
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -167,7 +167,11 @@ class Exporter(Options, ABC):
 
     @abstractmethod
     def check(self, carrier: Carrier) -> None:
-        """Raise ``SpecError`` where the model holds what this format or target cannot."""
+        """Check that this format and its target can hold the model.
+
+        Raises:
+            SpecError: naming the layer, node or value, and what to change.
+        """
 
     @abstractmethod
     def predict(self, carrier: Carrier) -> int:
@@ -181,6 +185,9 @@ class Exporter(Options, ABC):
         """Write into a staging directory; return the files, the main one first.
 
         The directory is empty, unless the exporter :attr:`resumes`.
+
+        Raises:
+            InputError: the disk is full.
         """
 
     def check_written(self, carrier: Carrier, path: Path) -> str:

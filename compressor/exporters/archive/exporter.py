@@ -15,6 +15,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from compressor.errors import artifact_errors
 from compressor.exporters.archive.coder import CHUNK, Coded, encode, quickly, threads
 from compressor.exporters.archive.forms import WHOLE, Form, candidates
 from compressor.exporters.archive.index import (
@@ -32,7 +33,7 @@ from compressor.exporters.archive.index import (
 )
 from compressor.exporters.archive.mixed import MixedForms
 from compressor.exporters.archive.unpacking import ArchiveFormat
-from compressor.exporters.safetensors.exporter import SafetensorsExporter, artifact_errors
+from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.files import file_sha256, scratch, staging
 from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.types.carrier import Carrier, Runner
@@ -311,7 +312,6 @@ class ArchiveExporter(Exporter):
 
         Raises:
             ArtifactError: they cannot be opened again, or the archive cannot.
-            InputError: the disk is full.
         """
         if context.ranks.rank:
             return ()

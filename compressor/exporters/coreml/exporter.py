@@ -43,11 +43,7 @@ class CoremlExporter(DeviceExporter):
         return "only Apple's systems run Core ML"
 
     def check(self, carrier: Carrier) -> None:
-        """Check that Core ML Tools are installed, and that PyTorch exports the model.
-
-        Raises:
-            SpecError: naming the node or value, and what to change.
-        """
+        """Check that Core ML Tools are installed, and that PyTorch exports the model."""
         exported(self.taken_graph(carrier), planned=True, alone=True)
 
     def predict(self, carrier: Carrier) -> int:
@@ -59,7 +55,6 @@ class CoremlExporter(DeviceExporter):
 
         Raises:
             SpecError: Core ML Tools do not convert a node.
-            InputError: the disk is full.
         """
         files = _package().content(carrier.graph(), note_of(context), self.precision)
         written = []

@@ -30,11 +30,7 @@ class ExecutorchExporter(DeviceExporter):
     module: ClassVar[str] = "executorch"
 
     def check(self, carrier: Carrier) -> None:
-        """Check that ExecuTorch is installed, and has what the model needs.
-
-        Raises:
-            SpecError: naming the node or value, and what to change.
-        """
+        """Check that ExecuTorch is installed, and has what the model needs."""
         model = self.taken_graph(carrier)
         _lowering().check_kernels(exported(model, planned=True))
 
@@ -58,7 +54,6 @@ class ExecutorchExporter(DeviceExporter):
 
         Raises:
             SpecError: ExecuTorch cannot hold a node.
-            InputError: the disk is full.
         """
         path, written = directory / NAME, _lowering().content(carrier.graph(), note_of(context))
         with disk_errors(path):
@@ -66,11 +61,7 @@ class ExecutorchExporter(DeviceExporter):
         return (path,)
 
     def open(self, path: Path) -> Runner:
-        """Open the file in ExecuTorch's runtime.
-
-        Raises:
-            ArtifactError: it does not load.
-        """
+        """Open the file in ExecuTorch's runtime."""
         self.need_package(self.package)
         from compressor.models.executorch import ExecutorchRunner
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.errors import ArtifactError, SpecError, artifact_errors
 from compressor.files import json_text, read_json
 from compressor.models.transformers.reading import float_class_of
 from compressor.types.carrier import Carrier
@@ -263,7 +263,7 @@ def _values(path: Path) -> dict[str, Any]:
     """Return what a file of settings holds; nothing without it."""
     if not path.is_file():
         return {}
-    value = read_json(path, f"config {str(path)!r}", "fetch it again", constants=True)
+    value = read_json(path, f"config {str(path)!r}", "cannot be read", constants=True)
     return value if isinstance(value, dict) else {}
 
 
@@ -274,10 +274,8 @@ def read_settings(path: Path, subject: str) -> Mapping[str, Any]:
         ArtifactError: it is damaged, or says nothing of the graph.
     """
     again = "export it again"
-    try:
+    with artifact_errors(again):
         value = read_json(path, subject, "is not JSON")
-    except ModelError as error:
-        raise ArtifactError(error.subject, error.problem, again) from error
     decoder: Any = value
     for part in ("model", "decoder"):
         decoder = decoder.get(part) if isinstance(decoder, dict) else None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compressor.errors import ArtifactError, ModelError
+from compressor.errors import artifact_errors
 from compressor.exporters.genai.description import SETTINGS, read_settings
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.types.tensors import Array, Batch
@@ -33,10 +33,8 @@ class GenaiRunner:
         decoder = read_settings(folder / SETTINGS, self._subject)
         self._blocks = int(decoder["num_hidden_layers"])
         self._kept = (int(decoder["num_key_value_heads"]), int(decoder["head_size"]))
-        try:
+        with artifact_errors("export it again"):
             self._session = OrtRunner(folder / str(decoder["filename"]), self._subject)
-        except ModelError as error:
-            raise ArtifactError(error.subject, error.problem, "export it again") from error
         self.runtime = self._session.runtime
 
     def run(self, batch: Batch) -> Batch:

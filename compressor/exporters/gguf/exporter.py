@@ -82,7 +82,6 @@ class GgufExporter(Exporter):
 
         Raises:
             ArtifactError: it cannot be opened again.
-            InputError: the disk is full.
             ModelError: a weight holds NaN or infinity, or a scale is no number of float16.
         """
         if context.ranks.rank:

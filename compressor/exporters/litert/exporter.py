@@ -33,11 +33,7 @@ class LitertExporter(DeviceExporter):
     module: ClassVar[str] = "ai_edge_litert"
 
     def check(self, carrier: Carrier) -> None:
-        """Check that LiteRT is installed, and has what the model needs.
-
-        Raises:
-            SpecError: naming the node or value, and what to change.
-        """
+        """Check that LiteRT is installed, and has what the model needs."""
         size = len(_content(self.taken_graph(carrier), USUAL, planned=True))
         if size >= _LIMIT:
             raise SpecError(
@@ -55,7 +51,6 @@ class LitertExporter(DeviceExporter):
 
         Raises:
             SpecError: LiteRT has no operator for a node.
-            InputError: the disk is full.
         """
         path = directory / NAME
         with disk_errors(path):
@@ -63,11 +58,7 @@ class LitertExporter(DeviceExporter):
         return (path,)
 
     def open(self, path: Path) -> Runner:
-        """Open the file in LiteRT's interpreter.
-
-        Raises:
-            ArtifactError: it does not load.
-        """
+        """Open the file in LiteRT's interpreter."""
         self.need_package(self.package, self.module)
         from compressor.models.litert import LitertRunner
 

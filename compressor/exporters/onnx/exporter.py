@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import onnx_ir as ir
 from pydantic import Field
 
-from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.errors import ArtifactError, SpecError, artifact_errors
 from compressor.exporters.onnx import opsets
 from compressor.exporters.onnx.file import (
     INLINE_LIMIT,
@@ -107,11 +107,7 @@ class OnnxExporter(Exporter):
         return versions_of(self.target)
 
     def check(self, carrier: Carrier) -> None:
-        """Check that the opset and the target take what the model holds.
-
-        Raises:
-            SpecError: naming the layer or node, and what to change.
-        """
+        """Check that the opset and the target take what the model holds."""
         graph = self.needed_graph(carrier)
         newest = opsets.newest_opset()
         if self.opset is not None and self.opset > newest:
@@ -166,10 +162,8 @@ class OnnxExporter(Exporter):
 
     def open(self, path: Path) -> Runner:
         """Open the file in its target, or in ONNX Runtime's CPU provider where that is not here."""
-        try:
+        with artifact_errors():
             return runtime_for(self.target, path).open(path, f"artifact {path.name!r}")
-        except ModelError as error:
-            raise ArtifactError(error.subject, error.problem, error.remedy) from error
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
         """Compare the tensors of a file with those of a model that cannot be run."""

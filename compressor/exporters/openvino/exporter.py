@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compressor.errors import ArtifactError, ModelError
+from compressor.errors import ArtifactError, artifact_errors, last_line
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.files import disk_errors, scratch
 from compressor.graph.values import all_nodes
@@ -56,11 +56,7 @@ class OpenvinoExporter(Exporter):
         return {"openvino": version("openvino")}
 
     def check(self, carrier: Carrier) -> None:
-        """Check that OpenVINO is installed, and takes what the model holds.
-
-        Raises:
-            SpecError: naming the layer or node, and what to change.
-        """
+        """Check that OpenVINO is installed, and takes what the model holds."""
         self.need_package("openvino")
         _ONNX.check(carrier)
 
@@ -74,7 +70,6 @@ class OpenvinoExporter(Exporter):
 
         Raises:
             ArtifactError: OpenVINO does not read the graph.
-            InputError: the disk is full.
         """
         import openvino
 
@@ -86,10 +81,9 @@ class OpenvinoExporter(Exporter):
                 _name_operators(model)
                 openvino.save_model(model, path, compress_to_fp16=False)
             except RuntimeError as error:
-                reason = str(error).strip().splitlines()[-1][:300]
                 raise ArtifactError(
                     "export openvino",
-                    f"OpenVINO does not take the graph ({reason})",
+                    f"OpenVINO does not take the graph ({last_line(error)})",
                     "leave it out, or export onnx with target: openvino",
                 ) from error
         return (path, directory / _WEIGHTS)
@@ -98,10 +92,8 @@ class OpenvinoExporter(Exporter):
         """Open the files in OpenVINO's CPU plugin."""
         self.need_package("openvino")
         path = path if path.is_file() else path / NAME
-        try:
+        with artifact_errors():
             return OpenVinoRunner(path, f"artifact {path.name!r}")
-        except ModelError as error:
-            raise ArtifactError(error.subject, error.problem, error.remedy) from error
 
 
 def _name_operators(model: openvino.Model) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.errors import ArtifactError, SpecError, artifact_errors
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.exporters.onnx.matmul_nbits import Compute
 from compressor.exporters.ort.sorted_file import with_sorted_kernels
@@ -64,11 +64,7 @@ class OrtExporter(Exporter):
         return OnnxExporter(matmul_compute=self.matmul_compute)
 
     def check(self, carrier: Carrier) -> None:
-        """Check that ONNX Runtime takes what the model holds.
-
-        Raises:
-            SpecError: naming the layer or node, and what to change.
-        """
+        """Check that ONNX Runtime takes what the model holds."""
         self._onnx.check(carrier)
         size = self._onnx.predict(carrier)
         if size >= _LIMIT:
@@ -88,7 +84,6 @@ class OrtExporter(Exporter):
 
         Raises:
             ArtifactError: ONNX Runtime does not load the graph, or writes an unknown layout.
-            InputError: the disk is full.
         """
         path, config = directory / NAME, directory / _CONFIG
         with scratch() as folder, disk_errors(path):
@@ -102,10 +97,8 @@ class OrtExporter(Exporter):
     def open(self, path: Path) -> Runner:
         """Open the file in ONNX Runtime's CPU provider."""
         path = path if path.is_file() else path / NAME
-        try:
+        with artifact_errors():
             return OrtRunner(path, f"artifact {path.name!r}")
-        except ModelError as error:
-            raise ArtifactError(error.subject, error.problem, error.remedy) from error
 
 
 def _convert(source: Path, target: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -13,7 +11,7 @@ import onnx_ir as ir
 import torch
 from pydantic import Field
 
-from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.errors import ArtifactError, ModelError, SpecError, artifact_errors
 from compressor.exporters.safetensors.code_layouts import (
     CODE_LAYOUTS,
     COMPRESSED_TENSORS,
@@ -85,10 +83,8 @@ def check_written(plan: StreamPlan, directory: Path) -> str:
 
 
 def _check_header(shard: PlannedShard, path: Path) -> None:
-    try:
+    with artifact_errors("export it again"):
         header = read_header(path)
-    except ModelError as error:
-        raise ArtifactError(error.subject, error.problem, "export it again") from error
     with path.open("rb") as stream:
         text = stream.read(len(shard.layout.header))
     if header.nbytes != shard.nbytes or text != shard.layout.header:
@@ -225,7 +221,6 @@ class SafetensorsExporter(Exporter):
 
         Raises:
             ArtifactError: they cannot be opened again.
-            InputError: the disk is full.
             ModelError: an input file has changed, or a weight holds NaN or infinity.
         """
         if self._streams(carrier):
@@ -309,12 +304,3 @@ def _stacked(carrier: Carrier) -> frozenset[str]:
     """Return the weights of single experts that ``transformers`` stacks, by name."""
     reading = reading_of(carrier)
     return frozenset() if reading is None else reading.merged
-
-
-@contextmanager
-def artifact_errors() -> Iterator[None]:
-    """Turn errors of a model into errors of the artifact, for files that we wrote."""
-    try:
-        yield
-    except ModelError as error:
-        raise ArtifactError(error.subject, error.problem, error.remedy) from error

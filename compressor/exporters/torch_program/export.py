@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, message_lines
 from compressor.exporters.torch_program.calls import Recorded
 from compressor.exporters.torch_program.recording import Recorder
 from compressor.graph.values import dims
@@ -106,5 +106,5 @@ def interface(values: Sequence[ir.Value]) -> list[dict[str, object]]:
 
 def reason_of(error: Exception) -> str:
     """Return the first line of an error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = message_lines(error)
     return lines[0][:_REASON] if lines else type(error).__name__

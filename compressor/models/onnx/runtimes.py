@@ -5,7 +5,6 @@ PyTorch is imported by the files that need it: a process that times how a file s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from compressor.errors import ModelError
+from compressor.errors import ModelError, last_line
 from compressor.models.onnx.ort_session import PROVIDERS, OrtRunner, probe
 from compressor.models.threads import usual_threads
 from compressor.types.tensors import Batch, TensorSpec
@@ -154,7 +153,7 @@ class OpenVinoRunner:
         except RuntimeError as error:
             raise ModelError(
                 subject,
-                f"OpenVINO {release} does not load it ({_reason(error)})",
+                f"OpenVINO {release} does not load it ({last_line(error)})",
                 "export it with another opset, or for another target",
             ) from error
         self._subject = subject
@@ -175,7 +174,7 @@ class OpenVinoRunner:
         except RuntimeError as error:
             raise ModelError(
                 self._subject,
-                f"does not run ({_reason(error)})",
+                f"does not run ({last_line(error)})",
                 "check the inputs' shapes and dtypes in the spec",
             ) from error
         # The next run overwrites the request's buffers.
@@ -197,17 +196,3 @@ class OpenVinoRunner:
     def threads(self) -> int:
         """Number of threads that compute."""
         return int(self._model.get_property("INFERENCE_NUM_THREADS"))
-
-    def precisions(self) -> Counter[tuple[str, str]]:
-        """Return the number of compiled layers by their kind and the type that they compute in."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for op in self._model.get_runtime_model().get_ops():
-            facts = op.get_rt_info()
-            if "layerType" in facts and "runtimePrecision" in facts:
-                counts[facts["layerType"].astype(str), facts["runtimePrecision"].astype(str)] += 1
-        return counts
-
-
-def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(error).__name__

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from compressor.errors import ModelError, SpecError
+from compressor.errors import ModelError, SpecError, message_lines
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
 from compressor.models.torch.translations import FloatBounds, translations
@@ -216,7 +216,7 @@ def _root_cause(error: BaseException) -> str:
     """Return the first line of the innermost cause, since the exporter wraps errors."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = message_lines(error)
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from compressor.errors import ModelError, SpecError, close_names, listed, suggestion
+from compressor.errors import ModelError, SpecError, close_names, listed, message_lines, suggestion
 from compressor.files import read_json
 from compressor.models.checkpoint import folder as checkpoint
 from compressor.progress import quiet_libraries
@@ -383,5 +383,5 @@ def silent() -> Iterator[None]:
 
 def reason_of(error: BaseException) -> str:
     """Return an error's type and the first two lines of its message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = message_lines(error)
     return ": ".join([type(error).__name__, *lines[:2]])[:300]

@@ -104,11 +104,7 @@ class Distill(Recipe, Distillation):
         return {**self.named_models, **assistants}
 
     def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
-        """Compare outputs and layers of teachers with the student's.
-
-        Raises:
-            SpecError: they do not fit.
-        """
+        """Compare outputs and layers of teachers with the student's."""
         for other in others.values():
             self.check_teacher(carrier, other)
         last = f"assistants.{len(self.assistants) - 1}" if self.assistants else "teacher"
