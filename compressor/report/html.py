@@ -48,7 +48,6 @@ from compressor.report.verdict import (
     metric_title,
     next_words,
     remarks,
-    run_verdict,
     unknowns,
 )
 
@@ -148,7 +147,7 @@ def _summary(report: Report) -> dict[str, Any]:
         "headline": headline(report),
         "gist": gist(report),
         "remarks": remarks(report),
-        "verdict": run_verdict(report),
+        "verdict": report["verdict"],
         "failures": [*failures(report), *unknowns(report)],
         "main": main_artifact(report),
         "advice": report.get("advice"),

@@ -25,7 +25,6 @@ from compressor.report.verdict import (
     main_artifact,
     next_words,
     remarks,
-    run_verdict,
     unknowns,
 )
 from compressor.run.verdicts import Verdict
@@ -110,7 +109,7 @@ def code(value: str) -> str:
 
 
 def _verdict(report: Mapping[str, Any]) -> str:
-    mark = MARKS[run_verdict(report)]
+    mark = MARKS[report["verdict"]]
     blocks = [f"# {text(report['name'])}", f"**{mark} {text(headline(report))}**"]
     open_points = (*failures(report), *unknowns(report))
     blocks.append(listed(f"{code(name)}: {text(what)}" for name, what in open_points))

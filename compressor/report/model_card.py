@@ -10,7 +10,7 @@ from typing import Any
 
 from compressor.report.markdown import MARKS, code, listed, table, text
 from compressor.report.tables import facts, missing_reasons, model_table
-from compressor.report.verdict import headline, run_verdict
+from compressor.report.verdict import headline
 
 CARD = "README.md"
 
@@ -69,7 +69,7 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
     blocks = [
         front + f"# {text(name)}",
         f"The weights{origin}, compressed by {code(f'compressor {version}')}.",
-        f"**{MARKS[run_verdict(report)]} {text(headline(report))}**",
+        f"**{MARKS[report['verdict']]} {text(headline(report))}**",
         "## Recipe",
         "```yaml\n" + "\n".join(_recipe(manifest["spec"]["passes"])) + "\n```",
         "## Numbers",

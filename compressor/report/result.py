@@ -24,7 +24,7 @@ from compressor.files import (
 from compressor.lab.verify.manifests import MANIFEST
 from compressor.report.html import first_screen
 from compressor.report.terminal import plain_text, run_page
-from compressor.report.verdict import artifact_verdict, headline, main_artifact, run_verdict
+from compressor.report.verdict import artifact_verdict, headline, main_artifact
 from compressor.run.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class RunResult:
     @property
     def verdict(self) -> Verdict:
         """``passed``, ``failed`` or ``unknown``."""
-        return run_verdict(self.report)
+        verdict: Verdict = self.report["verdict"]
+        return verdict
 
     @property
     def ok(self) -> bool:

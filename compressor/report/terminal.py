@@ -18,7 +18,6 @@ from compressor.report.verdict import (
     main_artifact,
     next_step,
     remarks,
-    run_verdict,
     unknowns,
 )
 from compressor.run.verdicts import Verdict
@@ -79,7 +78,7 @@ def run_page(report: Report, folder: str | None = None, spec: str | None = None)
         folder: the run's output folder, whose report it names.
         spec: the file of its spec, if there is one.
     """
-    verdict = [line(headline(report), VERDICT_STYLES[run_verdict(report)])]
+    verdict = [line(headline(report), VERDICT_STYLES[report["verdict"]])]
     verdict += bullets((f"{artifact}: {what}" for artifact, what in failures(report)), "bad")
     verdict += bullets((f"{artifact}: {what}" for artifact, what in unknowns(report)), "open")
     artifact = main_artifact(report)

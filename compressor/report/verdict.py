@@ -106,7 +106,7 @@ def headline(report: Report) -> str:
     """Return in one sentence whether the run passed."""
     limits, checks = [row.verdict for row in limit_rows(report)], check_rows(report)
     broken = sum(not check.ok for check in checks)
-    verdict = run_verdict(report)
+    verdict = report["verdict"]
     if verdict == "failed":
         parts = [
             f"{failed} of {formats.plural(total, noun)}"
@@ -155,12 +155,6 @@ def _limits_that_are(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
             text = f"{row.name} {row.measured}{interval}, limit {row.limit}: {row.note}"
             lines.append((row.artifact, text))
     return lines
-
-
-def run_verdict(report: Report) -> Verdict:
-    """Return the verdict on a run; reports of earlier versions know passed and failed alone."""
-    verdict: Verdict = report.get("verdict") or ("passed" if report["ok"] else "failed")
-    return verdict
 
 
 def advice_line(report: Report) -> str:
@@ -371,7 +365,7 @@ def _limit_row(report: Report, entry: Mapping[str, Any]) -> LimitRow:
     is_metric = key == _METRIC_DROP
     name = f"{metric_name(report)} drop" if is_metric else key.replace("-", " ")
     unit = (" points" if share else "") if is_metric else " ×"
-    verdict: Verdict = entry.get("verdict") or ("passed" if entry["ok"] else "failed")
+    verdict: Verdict = entry["verdict"]
     interval, note = entry.get("ci95"), entry.get("reason") or ""
     if measured is None:
         texts = formats.NOT_MEASURED, formats.compared(limit, limit)[0]

@@ -160,6 +160,12 @@ def _feeling(workspace: Workspace) -> Feeling | None:
     return Feeling(metric, None if metric.against_float else workspace.targets(_SAMPLES))
 
 
+def noise_of_row(row: Mapping[str, Any]) -> float:
+    """Return the power of a layer's noise where it goes, the output's signal being 1."""
+    decibels = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
+    return 0.0 if decibels is None else 10.0 ** (-float(decibels) / 10.0)
+
+
 def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
     is_known = noise.own is not None and whole > 0
     share = noise.counted / whole if is_known else 0.0

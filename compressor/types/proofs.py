@@ -67,11 +67,11 @@ def sealed_text(document: Mapping[str, Any]) -> str:
     return f"{before}{hashlib.sha256(text.encode()).hexdigest()}{after}"
 
 
-def is_sealed(text: bytes) -> bool | None:
-    """Return whether a document is as it was sealed; ``None`` where it has no seal."""
+def is_sealed(text: bytes) -> bool:
+    """Return whether a document has a seal and is as it was sealed."""
     seals = list(_SEALED.finditer(text))
     if not seals:
-        return None
+        return False
     start, end = seals[-1].span(1)
     whole = hashlib.sha256(text[:start] + NO_HASH.encode() + text[end:]).hexdigest()
     return whole.encode() == text[start:end]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from compressor.files import file_sha256, settle
+from compressor.types.proofs import sealed_text
 from tests.fuzz import mutations
 from tests.fuzz.mutations import Mutation
 
@@ -62,7 +63,7 @@ def _manifest(folder: Path) -> None:
     for entry in content["outputs"]:
         if (folder / entry["name"]).is_file():
             entry["sha256"] = file_sha256(folder / entry["name"])
-    path.write_text(json.dumps(content))
+    path.write_text(sealed_text(content))
 
 
 def _reseal(name: str) -> Callable[[Path], None]:

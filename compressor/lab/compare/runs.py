@@ -22,8 +22,6 @@ from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 
 Allowed = Literal["model", "version"]
-SCHEMA = 1
-_AGAIN = "run the spec again with this version; finished passes are reused"
 
 
 @dataclass(frozen=True)
@@ -92,22 +90,9 @@ def open_run(path: Path, progress: Progress) -> OpenedRun:
         )
     _, files = unchanged_run(folder, subject, progress)
     report = read_mapping(folder / REPORT)
-    _check(subject, report)
+    check_report(report, subject)
     missing = frozenset(file.name for file in files if file.state == "missing")
     return OpenedRun(str(path), folder, report, missing)
-
-
-def _check(subject: str, report: Mapping[str, Any]) -> None:
-    schema = report.get("schema")
-    if schema != SCHEMA:
-        raise InputError(
-            subject, f"has a report of schema {schema}, and this version reads {SCHEMA}", _AGAIN
-        )
-    if not {"identity", "per_sample"} <= set(report):
-        raise InputError(
-            subject, "was made by a version that did not keep results for single samples", _AGAIN
-        )
-    check_report(report, subject)
 
 
 _ROLES = ("BASE", "CANDIDATE")

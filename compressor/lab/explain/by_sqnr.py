@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from compressor import catalog
 from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.files import settle
-from compressor.lab.explain.doubts import doubts, noise_of, own_drop, unfelt_reason, whole_noise
+from compressor.lab.explain.doubts import doubts, own_drop, unfelt_reason, whole_noise
 from compressor.lab.explain.explanation import (
     Explanation,
     Gain,
@@ -27,11 +27,11 @@ from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.progress import Silent
+from compressor.run.attribution import noise_of_row
 from compressor.spec.load import Spec, load_spec
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
 
-_SCHEMA = 1
 _SPECS = (".yaml", ".yml")
 _AGAIN = "run the spec again with this version; finished passes are reused"
 
@@ -94,7 +94,7 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
             raise SpecError(subject, f"has no {name}", remedy)
     opened, _ = unchanged_run(folder, subject, Silent(), only=(REPORT,))
     report, manifest = read_mapping(folder / REPORT), opened.content
-    _check(subject, report, manifest)
+    check_report(report, subject)
     if spec is not None and manifest["spec"] != json.loads(json.dumps(spec.resolved)):
         made_by = (folder / str(manifest.get("spec_file") or path.resolve())).resolve()
         problem = "has changed since it was run"
@@ -102,19 +102,6 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
             problem = f"is not what was run last into {str(folder)!r}: that was {made_by.name!r}"
         raise SpecError(f"spec {str(path)!r}", problem, f"compress run {path} first")
     return FinishedRun(folder, report, manifest, spec)
-
-
-def _check(subject: str, report: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    schema = report.get("schema")
-    if schema != _SCHEMA:
-        raise ModelError(
-            subject, f"has a report of schema {schema}, and this version reads {_SCHEMA}", _AGAIN
-        )
-    passes = report.get("passes")
-    whole = isinstance(passes, list) and isinstance(manifest.get("spec"), dict)
-    if not whole or any(not isinstance(p, dict) or "attribution" not in p for p in passes or ()):
-        raise ModelError(subject, "was made by a version that did not attribute noise", _AGAIN)
-    check_report(report, subject)
 
 
 _OUTPUTS = (
@@ -235,7 +222,9 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
         scheme = str(row["scheme"])
         change = change_for(index, declared, str(row["name"]), scheme, alike=_alone(run, scheme))
         share = (
-            noise_of(row) / whole * 100 if whole > 0 and row["own_sqnr_db"] is not None else None
+            noise_of_row(row) / whole * 100
+            if whole > 0 and row["own_sqnr_db"] is not None
+            else None
         )
         share = None if share is None else share * (1 - change.kept)
         felt = None if felt_whole <= 0 else row.get("metric_noise")

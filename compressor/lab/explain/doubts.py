@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compressor.run.attribution import noise_of_row
 from compressor.run.verdicts import same_function
 
 _LEAST_LAYERS, _LEAST_SHARE = 3, 0.25
@@ -104,12 +105,6 @@ def whole_noise(attribution: Mapping[str, Any] | None) -> float:
     """Return the noise that a pass adds, including that of inputs that several nodes read."""
     if attribution is None:
         return 0.0
-    of_layers = sum(noise_of(row) for row in attribution["layers"])
+    of_layers = sum(noise_of_row(row) for row in attribution["layers"])
     shared = float(attribution["shared_inputs"] or 0.0) / 100
     return of_layers / (1 - shared) if shared < 1 else of_layers
-
-
-def noise_of(row: Mapping[str, Any]) -> float:
-    """Return the power of a layer's noise over that of its signal."""
-    sqnr = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
-    return 0.0 if sqnr is None else 10.0 ** (-float(sqnr) / 10.0)

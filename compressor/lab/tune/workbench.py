@@ -30,7 +30,7 @@ from compressor.run.artifacts import (
     float_file,
     write_artifacts,
 )
-from compressor.run.attribution import attribution
+from compressor.run.attribution import attribution, noise_of_row
 from compressor.run.evaluate import Evaluation
 from compressor.run.execute import settle
 from compressor.run.pipeline import FUSE, Step, run_passes
@@ -313,7 +313,7 @@ class Workbench:
         felt = [row["metric_noise"] for row in rows]
         known = all(f is not None for f in felt)
         feels = known and sum(f > 0 for f in felt) > _FEELING * len(felt)
-        noises = felt if feels else [_output_noise(row) for row in rows]
+        noises = felt if feels else [noise_of_row(row) for row in rows]
         # Inputs that several layers read are rounded for all of them.
         share = min(found["shared_inputs"] or 0.0, _MOST_SHARED) / 100.0
         shared = found["shared_metric_noise"] if feels else sum(noises) * share / (1.0 - share)
@@ -389,8 +389,3 @@ class Workbench:
                         proof.drop, proof.ci95, self.limit, ours.sqnr_db, constant
                     )
         return candidate.proof
-
-
-def _output_noise(row: Mapping[str, Any]) -> float:
-    decibels = row["own_sqnr_db"] if row["output_sqnr_db"] is None else row["output_sqnr_db"]
-    return 0.0 if decibels is None else 10.0 ** (-float(decibels) / 10.0)

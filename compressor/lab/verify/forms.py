@@ -51,6 +51,7 @@ class Manifest(Form):
     versions: _Words
     inputs: list[_Input] = []
     outputs: list[_Output]
+    spec: dict[str, Any]
     spec_file: str | None = None
 
 
@@ -269,7 +270,7 @@ class _Limit(_Named):
     measured: _Number | None
     ci95: _Pair | None = None
     default: bool = False
-    verdict: _Verdict | None = None
+    verdict: _Verdict
     reason: str | None = None
     ok: bool
 
@@ -324,7 +325,7 @@ class Report(Form):
     name: str
     identity: _Identity
     ok: bool
-    verdict: _Verdict | None = None
+    verdict: _Verdict
     baseline: _Baseline
     artifacts: list[_Artifact]
     passes: list[_Pass]

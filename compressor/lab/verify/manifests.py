@@ -16,14 +16,9 @@ from compressor.types.proofs import SEAL, ExpectedFile, is_sealed
 
 MANIFEST = "manifest.json"
 REPORT = "report.json"
-_RUN = {"schema", "name", "seed", "versions", "platform", "model", "inputs", "data", "outputs"}
-_RUN |= {"spec", "spec_file"}
 
 ENGINES = (".engine", ".plan", ".trt")
 ENGINE_MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
-_ENGINE = {"schema", "kind", "name", "spec", "engine", "onnx", "builder", "versions", "flags"}
-_ENGINE |= {"compute_capabilities", "hardware_compatibility", "profiles", "inputs", "outputs"}
-_ENGINE |= {"layers", "quantized"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ def read_manifest(folder: Path) -> RunManifest:
     """
     path = folder / MANIFEST
     subject, problem = f"manifest {str(path)!r}", "is not that of a run"
-    content = _sealed(path, subject, problem, _RUN)
+    content = _sealed(path, subject, problem)
     check_form(Manifest, content, subject, problem)
     files = []
     for entry in content["outputs"]:
@@ -59,11 +54,11 @@ def read_manifest(folder: Path) -> RunManifest:
     return RunManifest(content["name"], content["seed"], content["versions"], content, tuple(files))
 
 
-def _sealed(path: Path, subject: str, problem: str, keys: Collection[str]) -> dict[str, Any]:
-    """Read a document and check its seal; earlier versions wrote none, and these keys alone.
+def _sealed(path: Path, subject: str, problem: str) -> dict[str, Any]:
+    """Read a document and check its seal.
 
     Raises:
-        ModelError: it cannot be read, is no mapping, or was changed.
+        ModelError: it cannot be read, has no seal, or was changed.
     """
     try:
         text = path.read_bytes()
@@ -74,10 +69,9 @@ def _sealed(path: Path, subject: str, problem: str, keys: Collection[str]) -> di
         content = strict_json(text, subject, "cannot be read")
     except ModelError as error:
         raise ModelError(subject, error.problem, EDITED) from error
-    if not isinstance(content, dict):
+    if not isinstance(content, dict) or SEAL not in content:
         raise ModelError(subject, problem, EDITED)
-    sealed = is_sealed(text) if SEAL in content else None
-    if sealed is False or (sealed is None and not content.keys() <= set(keys)):
+    if not is_sealed(text):
         raise ModelError(subject, "is not as it was written: its seal does not fit", EDITED)
     return content
 
@@ -112,7 +106,7 @@ def read_engine_manifest(path: Path) -> dict[str, Any]:
         ModelError: it is not that of an engine, or was changed.
     """
     subject, problem = f"manifest {str(path)!r}", "is not that of a TensorRT engine"
-    content = _sealed(path, subject, problem, _ENGINE)
+    content = _sealed(path, subject, problem)
     check_form(EngineManifest, content, subject, problem)
     return content
 

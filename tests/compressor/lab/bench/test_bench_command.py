@@ -14,6 +14,7 @@ from compressor.cli.application import application
 from compressor.exporters.tensorrt.exporter import TensorrtExporter
 from compressor.report.pages.bench import benchmark_page
 from compressor.report.terminal import plain_text
+from compressor.types.proofs import sealed_text
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project
 from tests.compressor.voice import MODEL, voice_model
@@ -201,7 +202,7 @@ def test_options_that_are_lists_are_read_from_a_report(on_onnx: Project, quick: 
     manifest = json.loads((on_onnx.output / "manifest.json").read_text())
     del manifest["seal"]
     manifest["spec"]["exports"].append({"format": "tensorrt", **options})
-    (on_onnx.output / "manifest.json").write_text(json.dumps(manifest))
+    (on_onnx.output / "manifest.json").write_text(sealed_text(manifest))
     found = document(on_onnx.output)
     assert found["artifacts"][0]["latency"]
     assert "GPU" in found["artifacts"][1]["reason"]

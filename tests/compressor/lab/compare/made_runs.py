@@ -11,6 +11,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.files import file_sha256
+from compressor.types.proofs import sealed_text
 
 MODEL, DATA, SPEC = "a" * 64, "b" * 64, "c" * 64
 FLOAT_BYTES, BYTES = 4_000_000, 1_000_000
@@ -65,7 +66,7 @@ def made_run(
         "outputs": outputs,
         "spec": {"exports": [{"format": name.partition(".")[2]} for name in artifacts]},
     }
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (folder / "manifest.json").write_text(sealed_text(manifest), encoding="utf-8")
     return folder
 
 
@@ -85,6 +86,7 @@ def _report(samples: np.ndarray | None, metric: str, artifacts: tuple[str, ...])
         "name": "made",
         "identity": {"model": MODEL, "data": DATA, "metric_code": "", "spec": SPEC},
         "ok": True,
+        "verdict": "passed",
         "baseline": {
             "metric": None if samples is None else known.summary(np.ones_like(samples)),
             "metric_reason": reason,

@@ -112,16 +112,13 @@ def test_artifacts_need_not_be_there(base: Path, tmp_path: Path) -> None:
     assert "has no model.onnx" in comparison.latency.source
 
 
-def test_an_older_report_has_nothing_to_pair(base: Path, tmp_path: Path) -> None:
-    for key, said in (
-        ("per_sample", "did not keep results"),
-        ("schema", "schema"),
-    ):
+def test_a_report_without_what_is_read_is_refused(base: Path, tmp_path: Path) -> None:
+    for key in ("per_sample", "schema", "verdict"):
         other = made_run(tmp_path / key, results(5))
         report = json.loads((other / "report.json").read_text())
         del report[key]
         rewrite(other, report)
-        assert said in str(refusal(base, other))
+        assert f"cannot read ({key}: Field required)" in str(refusal(base, other))
 
 
 def test_a_model_without_results_is_refused(base: Path, tmp_path: Path) -> None:
@@ -140,12 +137,13 @@ def test_other_numbers_of_samples_are_refused(base: Path, tmp_path: Path) -> Non
 def rewrite(folder: Path, report: dict[str, Any]) -> None:
     """Write a report as a run would have."""
     from compressor.files import file_sha256
+    from compressor.types.proofs import sealed_text
 
     path = folder / "report.json"
     path.write_text(json.dumps(report), encoding="utf-8")
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["outputs"][0]["sha256"] = file_sha256(path)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(sealed_text(manifest))
 
 
 def test_paths_are_checked(base: Path, tmp_path: Path) -> None:

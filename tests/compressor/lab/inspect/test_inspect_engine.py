@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from compressor.lab.inspect.contents import EngineContents
 from compressor.lab.inspect.path import inspect_path
 from compressor.report.pages.inspect import contents_page
 from compressor.report.terminal import plain_text
+from compressor.types.proofs import sealed_text
 
 
 def document(engine: bytes) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def document(engine: bytes) -> dict[str, Any]:
 def written(folder: Path, content: Any, engine: bytes = b"engine") -> Path:
     path = folder / "model.engine"
     path.write_bytes(engine)
-    text = content if isinstance(content, str) else json.dumps(content)
+    text = content if isinstance(content, str) else sealed_text(content)
     path.with_name("model.engine.json").write_text(text, encoding="utf-8")
     return path
 
