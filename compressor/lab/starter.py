@@ -47,7 +47,7 @@ from compressor.lab.starter_parts import (
 )
 from compressor.lab.starter_text import text_data
 from compressor.spec.schema import schema_seen_from
-from compressor.types.tensors import TensorSpec, unstackable
+from compressor.types.tensors import TensorSpec, may_agree, unstackable
 
 _IMAGE_AXES = 4
 
@@ -257,7 +257,7 @@ def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict
             output.name
             for output in outputs
             if output.dtype == spec.dtype
-            and _alike(output.shape, spec.shape)
+            and may_agree(output.shape, spec.shape)
             and output.name not in states.values()
         ]
         if spec.shape and spec.name not in stacked and like:
@@ -265,13 +265,6 @@ def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict
             if named or not single:
                 states[spec.name] = (named or like)[0]
     return states if len(states) < len(inputs) else {}
-
-
-def _alike(first: Sequence[object], second: Sequence[object]) -> bool:
-    """Whether two shapes can be the same; dynamic axes can have any length."""
-    pairs = zip(first, second, strict=False)
-    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
-    return len(first) == len(second) and not differ
 
 
 def _rest(name: str, size_ratio: float = 0.5, storage: str = STORAGE) -> str:

@@ -109,10 +109,7 @@ def _mean_loss(logits: Array, labels: Array) -> float:
 
 def _losses(logits: Array, labels: Array) -> Array:
     """Return the loss of each row of ``[N, classes]``."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=-1, keepdims=True)
-    log_z = np.log(np.exp(shifted).sum(axis=-1))
-    return np.asarray(log_z - np.take_along_axis(shifted, labels[:, None], axis=-1)[:, 0])
+    return -np.take_along_axis(log_softmax(logits), labels[:, None], axis=1)[:, 0]
 
 
 def kl_sums(outputs: Array, expected: Array, target: Any) -> Array:
@@ -135,13 +132,13 @@ def kl_sums(outputs: Array, expected: Array, target: Any) -> Array:
     # Some at a time: vocabularies are large.
     step = max(1, CONVERTED_AT_ONCE // ours.shape[1])
     for start in range(0, len(counted), step):
-        log_p, log_q = (_log_softmax(a[counted[start : start + step]]) for a in (theirs, ours))
+        log_p, log_q = (log_softmax(a[counted[start : start + step]]) for a in (theirs, ours))
         for divergence in (np.exp(log_p) * (log_p - log_q)).sum(axis=1).tolist():
             total += divergence
     return np.array([total, len(counted)])
 
 
-def _log_softmax(scores: Array) -> Array:
+def log_softmax(scores: Array) -> Array:
     """Return the logarithms of the probabilities of each row, float64."""
     shifted = scores.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)

@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from compressor.run.class_metrics import log_softmax
 from compressor.run.metrics import Metric
 from compressor.types.tensors import Array, Batch
 
@@ -52,8 +53,8 @@ class Feeling:
         """
         size = len(next(iter(exact.values())))
         if self.metric.about_classes:
-            wanted = _log_softmax(_decisions(exact))
-            return lambda noisy: size * _divergence(wanted, _log_softmax(_decisions(noisy)))
+            wanted = log_softmax(_decisions(exact))
+            return lambda noisy: size * _divergence(wanted, log_softmax(_decisions(noisy)))
         target: object = exact
         rows = range(first, first + size)
         if isinstance(self.targets, Mapping):
@@ -80,10 +81,3 @@ def _divergence(exact: Array, noisy: Array) -> float:
         exact: ``[decisions, classes]``, as ``noisy``.
     """
     return max(0.0, float((np.exp(exact) * (exact - noisy)).sum(axis=1).mean()))
-
-
-def _log_softmax(logits: Array) -> Array:
-    """Return logarithms of probabilities, float64, of ``[decisions, classes]``."""
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))

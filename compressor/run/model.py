@@ -168,7 +168,7 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
     declared = {s.name: s for s in spec.inputs}
     for actual in carrier.inputs:
         want = declared.pop(actual.name, None)
-        if want is not None and not _agrees(want, actual):
+        if want is not None and not want.fits(actual):
             raise SpecError(
                 f"model.inputs.{actual.name}",
                 f"says {want}, the ONNX file has {actual}",
@@ -188,16 +188,6 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
         files,
         lambda: result_key("onnx", "", files=[file_sha256(f) for f in files]),
         where=spec.where("model", "onnx"),
-    )
-
-
-def _agrees(declared: TensorSpec, actual: TensorSpec) -> bool:
-    """Whether a spec's description of an input fits the file's; names of axes do not matter."""
-    lengths = zip(declared.shape, actual.shape, strict=False)
-    return (
-        declared.dtype == actual.dtype
-        and len(declared.shape) == len(actual.shape)
-        and all(a == b for a, b in lengths if isinstance(a, int) and isinstance(b, int))
     )
 
 

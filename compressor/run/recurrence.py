@@ -202,10 +202,8 @@ def make_recurrence(
                     suggestion(key, specs),
                 )
         want, have = takes[name], gives[output]
-        pairs = zip(want.shape, have.shape, strict=False)
-        differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
         typed = have.dtype != "unknown" and bool(have.shape)  # a graph may not say
-        if typed and (differ or want.dtype != have.dtype or len(want.shape) != len(have.shape)):
+        if typed and not want.fits(have):
             raise SpecError(
                 f"state {name!r}",
                 f"is {want}, and the output that it takes is {have}",

@@ -62,6 +62,12 @@ def by_layer_name(rules: Sequence[RuleT], layers: Sequence[Layer]) -> list[RuleT
     return named
 
 
+def skip_reasons(rules: Sequence[LayerRule], layers: Sequence[Layer]) -> dict[str, str]:
+    """Return for each layer that a rule skips it; raises as :func:`resolve_rules` does."""
+    resolved = resolve_rules(rules, layers)
+    return {name: skip_reason(rule) for name, rule in resolved.items()}
+
+
 def rule_of(rules: Sequence[RuleT], name: str) -> RuleT | None:
     """Return the first rule that matches a layer's name, if any does."""
     return next((rule for rule in rules if fnmatchcase(name, rule.match)), None)

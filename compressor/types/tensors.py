@@ -56,13 +56,20 @@ class TensorSpec:
         """Return how an array of this shape and dtype differs from the description, or ``None``."""
         if dtype != self.dtype:
             return f"dtype is {dtype}, the model expects {self.dtype}"
-        fits = len(shape) == len(self.shape) and all(
-            not isinstance(want, int) or want == have
-            for want, have in zip(self.shape, shape, strict=True)
-        )
-        if fits:
+        if may_agree(self.shape, shape):
             return None
         return f"shape is {list(shape)}, the model expects {self}"
+
+    def fits(self, other: TensorSpec) -> bool:
+        """Whether both can be of one tensor, whatever it is called."""
+        return self.dtype == other.dtype and may_agree(self.shape, other.shape)
+
+
+def may_agree(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Whether two shapes can be the same; an axis that is no number can have any length."""
+    pairs = zip(first, second, strict=False)
+    differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+    return len(first) == len(second) and not differ
 
 
 def answers(arrays: Mapping[str, Any], target: str) -> Any:

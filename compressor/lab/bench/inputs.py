@@ -19,7 +19,7 @@ from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.runtimes import OpenVinoRunner
 from compressor.run.artifact_file import ONNX, Artifact, Machinery
 from compressor.run.evaluate import made_up_batch
-from compressor.types.tensors import Array, Batch, TensorSpec, unstackable
+from compressor.types.tensors import Array, Batch, TensorSpec, may_agree, unstackable
 
 _MOST_INPUTS = 64
 _IMAGE_AXES, _SIDE = 4, 224  # of an example
@@ -87,7 +87,7 @@ def agreed(takes: Mapping[str, tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...
     for name in others:
         specs = {spec.name: spec for spec in takes[name]}
         for key in specs.keys() | common.keys():
-            if key not in specs or key not in common or not _fit(common[key], specs[key]):
+            if key not in specs or key not in common or not common[key].fits(specs[key]):
                 raise SpecError(
                     f"artifact {name!r}",
                     f"takes {_listed(takes[name])}, and {first!r} takes {_listed(takes[first])}",
@@ -182,12 +182,6 @@ def stored_inputs(
     return [{n: a[i * size : (i + 1) * size] for n, a in taken.items()} for i in range(count)]
 
 
-def _fit(first: TensorSpec, second: TensorSpec) -> bool:
-    lengths = zip(first.shape, second.shape, strict=False)
-    same = all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in lengths)
-    return first.dtype == second.dtype and len(first.shape) == len(second.shape) and same
-
-
 def _narrowed(first: TensorSpec, second: TensorSpec) -> tuple[int | str | None, ...]:
     return tuple(
         b if isinstance(b, int) else a for a, b in zip(first.shape, second.shape, strict=True)
@@ -205,11 +199,7 @@ def _fixed(spec: TensorSpec, shape: Sequence[int] | None) -> TensorSpec:
         if missing:
             raise SpecError(f"input {spec}", "has an unknown length", f"give {option}")
         shape = [d if isinstance(d, int) else 1 for d in spec.shape]
-    fits = len(shape) == len(spec.shape) and all(
-        not isinstance(want, int) or want == have
-        for want, have in zip(spec.shape, shape, strict=True)
-    )
-    if not fits:
+    if not may_agree(spec.shape, shape):
         shown = ",".join(str(d) for d in shape)
         problem = f"does not fit {spec}"
         if len(shape) != len(spec.shape):

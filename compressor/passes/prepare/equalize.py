@@ -23,7 +23,7 @@ from compressor.passes.prepare.planned import scalable, unscalable
 from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import plan_layers, skip_reasons
 from compressor.types.layers import Scheme
 from compressor.types.passes import (
     GraphPass,
@@ -72,7 +72,7 @@ class Equalize(GraphPass):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the layers whose channels can be scaled, and ask how large their values are."""
-        scales, kept = self._scales(carrier), self._kept(carrier)
+        scales, kept = self._scales(carrier), skip_reasons(self.layers, carrier.layers())
         rounding = self._rounding(scales)
         planned = scalable(scales, rounding)
         reasons = {}
@@ -111,16 +111,12 @@ class Equalize(GraphPass):
         """Return the model as it is: nothing becomes larger or smaller."""
         return carrier
 
-    def _kept(self, carrier: Carrier) -> dict[str, str]:
-        rules = resolve_rules(self.layers, carrier.layers())
-        return {name: skip_reason(rule) for name, rule in rules.items()}
-
     def _scales(self, carrier: Carrier) -> ScaleMap:
         return scale_map(carrier.graph(), self._parameters(carrier))
 
     def _parameters(self, carrier: Carrier) -> frozenset[str]:
         """Return the names of what may be changed."""
-        kept = self._kept(carrier)
+        kept = skip_reasons(self.layers, carrier.layers())
         weights = {layer.weight for layer in carrier.layers() if kept[layer.name]}
         return frozenset(carrier.tensors()) - weights
 
@@ -161,7 +157,7 @@ class Smooth(Equalize):
         """Find the layers whose channels can be scaled, and ask how large their values are."""
         if not isinstance(carrier, BlockCheckpoint):
             return super().survey(carrier, context)
-        blocks, kept = self._blocks(carrier), self._kept(carrier)
+        blocks, kept = self._blocks(carrier), skip_reasons(self.layers, carrier.layers())
         reached = outside_layers(carrier, blocks)
         reasons = {
             layer.name: kept[layer.name] or ("" if layer.name in reached else _UNREACHED)

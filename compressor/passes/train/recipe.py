@@ -19,7 +19,7 @@ from compressor.passes.train.mixup import Mixup, mixup_of
 from compressor.passes.train.pruning import Gradual, GradualPruning, Parts, ZerosKept
 from compressor.passes.train.rates import MILESTONES, Schedule
 from compressor.types.carrier import Carrier
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import plan_layers, skip_reasons
 from compressor.types.layers import Layer
 from compressor.types.passes import (
     LayerOutcome,
@@ -249,8 +249,7 @@ class Recipe(TrainPass):
         Raises:
             SpecError: a rule matches no layer.
         """
-        rules = resolve_rules(self.layers, carrier.layers())
-        return {name: skip_reason(rule) for name, rule in rules.items()}
+        return skip_reasons(self.layers, carrier.layers())
 
     def pruned_layers(self, carrier: Carrier) -> dict[str, Layer]:
         """Return the layers that lose weights while they are trained, by name.
