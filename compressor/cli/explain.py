@@ -10,6 +10,7 @@ from compressor.cli.options import (
     PATH,
     Number,
     json_option,
+    near,
     print_result,
     set_option,
     shown_progress,
@@ -95,8 +96,7 @@ def explain(
                 explanation = explain_by_leaving_out(finished, budget, top, progress)
         changes = explanation.suggested if applies else ()
         written = write_changed(finished, changes) if changes else None
-    if written is not None and written.is_relative_to(Path.cwd()):
-        written = written.relative_to(Path.cwd())
+    written = None if written is None else near(written)
     print_result(
         lambda: {**explanation.as_json(), "written": None if written is None else str(written)},
         lambda: explanation_page(explanation, written),

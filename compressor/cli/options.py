@@ -104,6 +104,12 @@ def compare_options(function: _Function) -> _Function:
     return function
 
 
+def near(path: Path) -> Path:
+    """Return a path as seen from the current folder, where it lies below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def print_result(document: Callable[[], Any], page: Callable[[], Page], *, as_json: bool) -> None:
     """Print a result on stdout: as one JSON document, or as a page for people."""
     from compressor.files import json_text

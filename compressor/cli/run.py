@@ -14,6 +14,7 @@ from compressor.cli.options import (
     history_option,
     json_option,
     label_option,
+    near,
     print_result,
     quiet_option,
     set_option,
@@ -131,16 +132,10 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
             click.echo("Nothing has changed: these are the results of an earlier run.", err=True)
         path = spec.document.path
         named = str(path) if path.is_file() else None  # a command may have made it up
-        show(run_page(result.report, _near(result.output), named), stderr)
+        show(run_page(result.report, str(near(result.output)), named), stderr)
     elif result.exit_code:
-        click.echo(reason_line(result.report, _near(result.output)), err=True)
+        click.echo(reason_line(result.report, str(near(result.output))), err=True)
     return int(result.exit_code)
-
-
-def _near(path: Path) -> str:
-    """Write a path as seen from the current folder, where it lies below that."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 class _Method(click.Choice[str]):

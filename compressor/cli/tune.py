@@ -13,6 +13,7 @@ from compressor.cli.options import (
     PATH,
     Number,
     json_option,
+    near,
     print_result,
     set_option,
     shown_progress,
@@ -178,9 +179,7 @@ def tune(
             _refuse("a spec, which says it", {"--data": data, "--metric": metric})
             loaded = load_spec(spec, settings)
         found = find(loaded, goal, output, progress, (workers, scheduler))
-    written = found.spec
-    if written is not None and written.is_relative_to(Path.cwd()):
-        written = written.relative_to(Path.cwd())
+    written = None if found.spec is None else near(found.spec)
     print_result(
         lambda: {**found.answer.as_json(), "written": None if written is None else str(written)},
         lambda: tune_page(found.answer, written),

@@ -197,7 +197,7 @@ def node_traffic(node: ir.Node) -> Traffic | None:
     if any(shape is None for shape in shapes):
         return None
     sizes = [prod(shape) for shape in shapes if shape is not None]
-    widths = [_width(value) for value in activations]
+    widths = [4.0 if value.dtype is None else value.dtype.itemsize for value in activations]
     first = entering[0].dtype if entering else None
     return Traffic(
         weights=int(weights[0]),
@@ -251,10 +251,6 @@ def _written(value: ir.Value) -> ir.Value:
             break
         value = uses[0].node.outputs[0]
     return value
-
-
-def _width(value: ir.Value) -> float:
-    return 4.0 if value.dtype is None else value.dtype.itemsize
 
 
 def model_bytes(carrier: Carrier) -> int:

@@ -88,11 +88,6 @@ def change_for(
     )
 
 
-def yaml_lines(changes: Sequence[Change], indent: str = "") -> list[str]:
-    """Return rules of one pass as the lines of its ``layers``."""
-    return [f"{indent}layers:", *(f"{indent}  {change.line}" for change in changes)]
-
-
 def _takes(rules: type[LayerRule], key: str, bits: int) -> bool:
     field = rules.model_fields.get(key)
     choices = [] if field is None else [c for a in get_args(field.annotation) for c in get_args(a)]
@@ -206,7 +201,8 @@ class Explanation:
             return {}
         places = sorted({change.index for change in self.suggested})
         return {
-            index: yaml_lines([c for c in self.suggested if c.index == index]) for index in places
+            index: ["layers:", *(f"  {c.line}" for c in self.suggested if c.index == index)]
+            for index in places
         }
 
     def as_json(self) -> dict[str, Any]:

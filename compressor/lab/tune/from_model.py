@@ -109,15 +109,11 @@ def _parted(roles: Mapping[str, Any], found: Found) -> dict[str, Any]:
     parted = {
         "calibration": {**calibration, "samples": _CALIBRATE},
         "evaluation": {**evaluation},
-        "search": {**evaluation, **_source(calibration, found), "samples": _SEARCH},
+        "search": {**evaluation, found.kind: calibration[found.kind], "samples": _SEARCH},
     }
     for role, fold in folds.items():
         parted[role]["fold"] = fold
     return parted
-
-
-def _source(entry: Mapping[str, Any], found: Found) -> dict[str, Any]:
-    return {found.kind: entry[found.kind]}
 
 
 def _check_labels(spec: Spec, metric: str | None) -> None:

@@ -32,7 +32,6 @@ def graph_runner(
     taps: Sequence[str] = (),
     subject: str = "model",
     *,
-    arena: bool = True,
     optimize: bool = True,
 ) -> OrtRunner:
     """Start a session for an ONNX IR model that also yields the values ``taps``.
@@ -40,15 +39,13 @@ def graph_runner(
     Large weights are not copied: the session reads them where they are.
 
     Args:
-        arena: keep the memory of a run for the next. The inner values ``taps`` outlive their run,
-            so that the next one finds no block for all of its memory, and takes it piece by piece.
         optimize: let the runtime optimize the graph.
     """
-    return _graph_opener(model, taps, subject, arena=arena, optimize=optimize)()
+    return _graph_opener(model, taps, subject, optimize=optimize)()
 
 
 def _graph_opener(
-    model: ir.Model, taps: Sequence[str], subject: str, *, arena: bool, optimize: bool = True
+    model: ir.Model, taps: Sequence[str], subject: str, *, arena: bool = True, optimize: bool = True
 ) -> Callable[[], OrtRunner]:
     """Return what starts sessions as :func:`graph_runner` does, any number of them."""
     model = _tapped(model, taps)
@@ -127,7 +124,8 @@ def runner_of(model: ir.Model, taps: Sequence[str], *, arena: bool = True) -> Ru
 
     Args:
         taps: names of values that are returned along with the outputs.
-        arena: keep the memory of a run for the next.
+        arena: keep the memory of a run for the next. The inner values ``taps`` outlive their run,
+            so that the next one finds no block for all of its memory, and takes it piece by piece.
 
     Raises:
         ModelError: it does not load.

@@ -155,7 +155,7 @@ def single_experts(
         forward = plain_forward(fused)
         if forward is None:
             continue
-        if path not in parts or not _usual(fused):
+        if path not in parts or fused.is_transposed or fused.has_bias or fused.has_post_expert_norm:
             fused.forward = forward
             continue
         leaves = {
@@ -183,10 +183,6 @@ def experts_of(module: nn.Module) -> dict[str, Experts]:
     """Return the experts of a block by their path in it."""
     found = module.named_modules()
     return {path: part for path, part in found if isinstance(part, Experts)}
-
-
-def _usual(fused: Any) -> bool:
-    return not (fused.is_transposed or fused.has_bias or fused.has_post_expert_norm)
 
 
 def _ordered(stack: Tensor, names: Mapping[str, str], rows: Any) -> tuple[str, ...]:

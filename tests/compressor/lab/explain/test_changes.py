@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from compressor import catalog
 from compressor.lab.explain import by_sqnr
 from compressor.lab.explain.by_sqnr import FinishedRun
-from compressor.lab.explain.explanation import Change, change_for, yaml_lines
+from compressor.lab.explain.explanation import Change, change_for
 from compressor.types.layer_rules import resolve_rules, rule_class
 from compressor.types.passes import LayerRule
 
@@ -23,8 +23,7 @@ names = st.text(
 
 @given(names, names)
 def test_a_line_means_its_layer_and_no_other(layer: str, other: str):
-    lines = yaml_lines([Change(0, layer, {"skip": True})])
-    (rule,) = YAML(typ="safe").load("\n".join(lines))["layers"]
+    (rule,) = YAML(typ="safe").load(Change(0, layer, {"skip": True}).line)
     found = resolve_rules([LayerRule.model_validate(rule)], [layer, other])
     assert found[layer] is not None
     assert found[layer].skip
@@ -33,9 +32,7 @@ def test_a_line_means_its_layer_and_no_other(layer: str, other: str):
 
 @pytest.mark.parametrize("name", ["null", "1.5", "on", "features.0", "a*[b]?", "- x: #"])
 def test_names_that_mean_something_in_yaml(name: str):
-    (rule,) = YAML(typ="safe").load("\n".join(yaml_lines([Change(0, name, {"skip": True})])))[
-        "layers"
-    ]
+    (rule,) = YAML(typ="safe").load(Change(0, name, {"skip": True}).line)
     assert isinstance(rule["match"], str)
     assert resolve_rules([LayerRule.model_validate(rule)], [name])[name] is not None
 
