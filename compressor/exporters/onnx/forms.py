@@ -84,9 +84,9 @@ class _Expansion:
         node = self._node
         split, shared = self._shapes()
         value = self._split_codes(split)
-        if input_of(node, 2) is not None:
-            zero = self._reshaped(self._float(node.inputs[2]), shared, "zero_point")
-            value = self._chain.add("Sub", [value, zero], "shifted")
+        if (zero := input_of(node, 2)) is not None:
+            shift = self._reshaped(self._float(zero), shared, "zero_point")
+            value = self._chain.add("Sub", [value, shift], "shifted")
         scale = self._reshaped(self._float(self._scale), shared, "scale")
         value = self._chain.add("Mul", [value, scale], "scaled")
         value = self._reshaped(value, self._shape, "whole", split)

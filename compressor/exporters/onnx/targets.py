@@ -234,8 +234,8 @@ def quantized_type(node: ir.Node) -> DataType | None:
             dtype = quantized_type(maker)
         if dtype is not None:
             return dtype
-    if input_of(node, 2) is not None:
-        return value_type(node.inputs[2])
+    if (zero := input_of(node, 2)) is not None:
+        return value_type(zero)
     if not quantizes:
         return None
     return DataType(node.attributes.get_int("output_dtype", 0) or int(DataType.UINT8))

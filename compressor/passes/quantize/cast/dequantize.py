@@ -219,9 +219,8 @@ def _result_type(node: ir.Node) -> ir.DataType | None:
     if operator(node).dequantizes:
         named = node.attributes.get_int("output_dtype", 0)
         return ir.DataType(named) if named else _sides_type(node.inputs[1:])
-    if operator(node).quantizes and input_of(node, 2) is not None:
-        return node.inputs[2].dtype
-    return None
+    zero = input_of(node, 2) if operator(node).quantizes else None
+    return None if zero is None else zero.dtype
 
 
 def _result_of(
