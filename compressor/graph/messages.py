@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import takewhile
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import onnx
 from google.protobuf.message import Message
@@ -19,6 +19,7 @@ _MOST_NAMED = 100_000_000  # squares of how often each name comes: about eight s
 _DEEPEST = 200  # functions that call each other in a row
 
 Call = tuple[str, str]
+K = TypeVar("K", bound=Hashable)
 
 
 def tensors_in(message: Message) -> Iterator[onnx.TensorProto]:
@@ -127,11 +128,18 @@ def _rule(operator: str, opset: int, domain: str) -> _Rule:
 
 def cyclic_function(proto: onnx.ModelProto) -> str:
     """Return the name of a function that calls itself, perhaps through others; empty if none."""
+    members = members_of_cycle(_calls(proto))
+    return members[0][1] if members else ""
+
+
+def members_of_cycle(before: Mapping[K, Iterable[K]]) -> list[K]:
+    """Return the members of a cycle, each once, or an empty list if there is none."""
     try:
-        TopologicalSorter({call: set(made) for call, made in _calls(proto).items()}).prepare()
+        TopologicalSorter(before).prepare()
     except CycleError as error:
-        return str(error.args[1][0][1])
-    return ""
+        members: list[K] = error.args[1]
+        return members[:-1]
+    return []
 
 
 def expansion(proto: onnx.ModelProto) -> str:

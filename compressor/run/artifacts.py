@@ -187,8 +187,8 @@ def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
             # Options may be such that only a compressed model can be written with them.
             except (SpecError, ModelError, ArtifactError) as error:
                 size, name = workspace.plan.bytes, f"its tensors alone ({error.problem})"
-        with workspace.store.write(key) as (_, stored):
-            stored.update(bytes=size, name=name)
+        stored = {"bytes": size, "name": name}
+        workspace.store.keep(key, stored)
     return int(stored["bytes"]), str(stored["name"])
 
 

@@ -139,8 +139,7 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
                 )
             except (ModelError, DataError) as error:  # a missing explanation does not fail a run
                 noises = ModelNoise({}, {}, str(error))
-        with workspace.store.write(key) as (_, result):
-            result.update(asdict(noises))
+        workspace.store.keep(key, asdict(noises))
         return noises
     layers, values = stored["layers"], stored["values"]
     return ModelNoise(

@@ -129,6 +129,11 @@ class Store:
         """The folder of an entry."""
         return self._root / key[:2] / key[2:]
 
+    def keep(self, key: str, result: Mapping[str, Any]) -> None:
+        """Store a result without files."""
+        with self.write(key) as (_, stored):
+            stored.update(result)
+
     @contextmanager
     def write(
         self, key: str, *, resumable: bool = False, hashes: Mapping[str, str] | None = None

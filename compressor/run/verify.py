@@ -222,8 +222,7 @@ def compared_and_timed(
             "checks": [opened, compared["check"]],
             "latency": _latency(workspace, artifact, final, fused),
         }
-    with workspace.store.write(stored_key) as (_, stored):
-        stored.update(result)
+    workspace.store.keep(stored_key, result)
     return result
 
 
@@ -343,8 +342,7 @@ def _measured_memory(workspace: Workspace, model_key: str, model: ArtifactFile) 
             "peak_memory_range": [round(peak["least"]), round(peak["most"])],
             "peak_memory_bytes_reason": None,
         }
-    with workspace.store.write(key) as (_, result):
-        result.update(entry)
+    workspace.store.keep(key, entry)
     return entry
 
 

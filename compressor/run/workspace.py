@@ -132,8 +132,7 @@ class Workspace:
             key = result_key("lowering-check", self.source_key)
             if self.runs and self.first and self.store.read(key) is None:
                 self.plan.model.check_lowering(self.sample(_CHECK_SAMPLES))
-                with self.store.write(key) as (_, result):
-                    result["ok"] = True
+                self.store.keep(key, {"ok": True})
             if self.first:
                 self.plan.model.keep_graph(self.progress.note)
 
@@ -303,8 +302,7 @@ class KeptNumbers:
 
     def write(self, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
         """Keep it in place of what was kept before."""
-        with self._store.write(self._key(identity)) as (_, result):
-            result.update(content)
+        self._store.keep(self._key(identity), content)
 
     @staticmethod
     def _key(identity: Mapping[str, Any]) -> str:

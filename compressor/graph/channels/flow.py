@@ -151,6 +151,13 @@ class Flow:
         unified: Family = np.where(first >= 0, first, second)
         return unified
 
+    def united(self, family: Family, others: list[Family], node: ir.Node) -> list[Family]:
+        """Return families with one more, which is united with those that it overlaps."""
+        for other in [f for f in others if overlap(f, family)]:
+            family = self.unify(other, family, node)
+            others = [f for f in others if f is not other]
+        return [*others, family]
+
     def couple(self, family: Family, axis: int) -> Family:
         """Unite channels along an axis; return the family without the axis.
 

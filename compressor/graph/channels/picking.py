@@ -62,11 +62,7 @@ def _side_by_side(flow: Flow, node: ir.Node, rest: Sequence[Sequence[Family]]) -
     merged_families: list[Family] = []
     for families in rest:
         for family in families:
-            merged = family
-            for other in [f for f in merged_families if overlap(f, merged)]:
-                merged = flow.unify(other, merged, node)
-                merged_families = [f for f in merged_families if f is not other]
-            merged_families.append(merged)
+            merged_families = flow.united(family, merged_families, node)
     for family in merged_families:
         for families in rest:
             if not any(overlap(family, f) for f in families):

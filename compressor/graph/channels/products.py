@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.channels.flow import UNKNOWN, Flow, Meeting
-from compressor.graph.channels.labels import Family, along, depends_on, overlap, placed, spread
+from compressor.graph.channels.labels import Family, along, depends_on, placed, spread
 from compressor.graph.plain import Shape
 from compressor.graph.stored_weights import weight_source
 from compressor.graph.values import input_of
@@ -214,11 +214,7 @@ def _product(flow: Flow, node: ir.Node, left: list[Family], right: list[Family])
     columns = [f[..., :1, :] for f in right]
     merged: list[Family] = [f for f in rows if f.size > 1]
     for family in (f for f in columns if f.size > 1):
-        current = family
-        for earlier in [f for f in merged if overlap(f, current)]:
-            current = flow.unify(earlier, current, node)
-            merged = [f for f in merged if f is not earlier]
-        merged.append(current)
+        merged = flow.united(family, merged, node)
     _check_batches(flow, node, merged)
     flow.put(output, merged)
     rank = len(flow.shape(output) or ())

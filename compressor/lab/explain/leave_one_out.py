@@ -293,8 +293,7 @@ class _Measuring:
         carrier = self._variants.make(changes)
         evaluation = self._evaluated(key, carrier.runner, changes)
         size = model_bytes(carrier)
-        with store.write(stored_key) as (_, result):
-            result["bytes"] = size
+        store.keep(stored_key, {"bytes": size})
         return self._compared(evaluation, size)
 
     def _evaluated(

@@ -7,10 +7,9 @@ files are mapped, not read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from graphlib import CycleError, TopologicalSorter
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import onnx
 import onnx_ir as ir
@@ -18,7 +17,14 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
 from compressor.errors import ModelError, SpecError
-from compressor.graph.messages import broken_node, cyclic_function, expansion, subgraphs, tensors_in
+from compressor.graph.messages import (
+    broken_node,
+    cyclic_function,
+    expansion,
+    members_of_cycle,
+    subgraphs,
+    tensors_in,
+)
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -26,7 +32,6 @@ PRODUCER = "compressor"
 TARGET = "target"
 """Key of such a file's metadata: the runtime that it was written for."""
 
-K = TypeVar("K", bound=Hashable)
 _CUT = "the file is truncated or of another format"
 _AGAIN = "export the model again"
 _REMEDY = "the file was edited or its exporter is broken; export the model again"
@@ -361,7 +366,7 @@ def _check_nodes(
     for name in outputs:
         if name not in given:
             raise ModelError(subject, f"gives {name!r}, which nothing writes", _REMEDY)
-    cycle = _cycle(before)
+    cycle = members_of_cycle(before)
     if cycle:
         shown = " -> ".join(_described(nodes[index]) for index in cycle[:_SHOWN])
         raise ModelError(subject, f"holds a cycle of {len(cycle)} nodes ({shown})", _REMEDY)
@@ -379,13 +384,3 @@ def _names_read(node: onnx.NodeProto) -> Iterator[str]:
         for inner in graph.node:
             yield from (name for name in _names_read(inner) if name not in inside)
         yield from (value.name for value in graph.output if value.name not in inside)
-
-
-def _cycle(before: Mapping[K, Iterable[K]]) -> list[K]:
-    """Return the members of a cycle, each once, or an empty list if there is none."""
-    try:
-        TopologicalSorter(before).prepare()
-    except CycleError as error:
-        members: list[K] = error.args[1]
-        return members[:-1]
-    return []
