@@ -326,7 +326,7 @@ def piece_length(config: Mapping[str, Any]) -> int:
 def _fitting_class(architectures: Any) -> str:
     saved = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     name = auto_class_for(saved)
-    if saved and name in dir(library()):
+    if saved and hasattr(library(), name):
         return f"use transformers.{name}: it was saved from {saved}"
     return f"it was saved from {saved}" if saved else "see the model's page for its class"
 

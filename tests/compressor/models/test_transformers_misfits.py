@@ -121,6 +121,17 @@ def test_not_a_number_is_found_when_weights_are_looked_at(llama_copy: Path) -> N
         carrier.load(llama_copy)
 
 
+def test_a_class_is_found_without_listing_thousands(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(_: object) -> list[str]:
+        raise AssertionError("it takes a third of a second")
+
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(type(transformers), "__dir__", listed)
+    assert opened(llama).layers()
+
+
 def test_classes_that_do_not_fit(llama: Path, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"not an auto class.*did you mean 'AutoModelForCausalLM'"):
         opened(llama, "AutoModelForCasualLM")
