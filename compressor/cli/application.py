@@ -217,6 +217,8 @@ def main() -> NoReturn:
     # Where other processes want the same cores, PyTorch's threads lose hundreds of times more by
     # spinning at barriers than by sleeping. Read once, when PyTorch is first imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # NumPy's threads cannot sleep so, and it multiplies small matrices only.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The libraries' objects stay. Looking for garbage among them after each 700 that are made, and
     # once more at the end, takes two seconds of a run.
     gc.set_threshold(_OBJECTS)

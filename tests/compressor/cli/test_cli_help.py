@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -81,6 +82,23 @@ def test_no_garbage_is_looked_for_as_the_process_ends() -> None:
         "main()\n"
     )
     assert python("-c", code, "passes").stderr == "True\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
+def test_numpy_starts_no_threads_that_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # it would decide
+    code = (
+        "import atexit, os, sys\n"
+        "def show():\n"
+        "    before = len(os.listdir('/proc/self/task'))\n"
+        "    import numpy as np\n"
+        "    np.ones((512, 512)) @ np.ones((512, 512))\n"
+        "    print(len(os.listdir('/proc/self/task')) - before, file=sys.stderr)\n"
+        "atexit.register(show)\n"
+        "from compressor.cli.application import main\n"
+        "main()\n"
+    )
+    assert python("-c", code, "--version").stderr == "0\n"
 
 
 def test_runs_as_a_module() -> None:
