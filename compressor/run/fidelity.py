@@ -16,6 +16,9 @@ from compressor.run.signals import OutputSums
 from compressor.run.verdicts import agreement
 from compressor.types.tensors import Array, Batch, TensorSpec, filled, samples_in
 
+CHECK_SAMPLES = 64
+"""Samples that models are compared on, at most."""
+
 _SAME_DB = 100.0  # over differences from here on, they are those of sums in another order
 
 
@@ -47,8 +50,9 @@ class Trio:
 
         Returns:
             The largest difference from the float model (``max_abs_diff``), whether all outputs
-            are ``equal`` to the source's but for the rounding of float32, and the entry that
-            :func:`agreement` returns (``check``).
+            are ``equal`` to the source's but for the rounding of float32, their signal over their
+            difference from the source's (``sqnr_db``), and the entry that :func:`agreement` returns
+            (``check``).
 
         Raises:
             ArtifactError: the artifact's outputs have other shapes than the source declares.
@@ -84,6 +88,7 @@ class Trio:
         return {
             "max_abs_diff": worst,
             # Labels alone hide by how much they were missed.
+            "sqnr_db": near,
             "equal": numbers and (equal or (near is not None and near >= _SAME_DB)),
             "check": agreement(
                 written.sqnr_db, compressed.sqnr_db, np.concatenate(errors) @ compressed.weights

@@ -20,7 +20,7 @@ from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, artifact_runner, float_file
 from compressor.run.cold_rounds import cold_starts
 from compressor.run.evaluate import Evaluation
-from compressor.run.fidelity import Trio
+from compressor.run.fidelity import CHECK_SAMPLES, Trio
 from compressor.run.pipeline import Step
 from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
@@ -30,7 +30,6 @@ from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check
 from compressor.types.tensors import Batch, fixed_batch, samples_in
 
-_CHECK_SAMPLES = 64
 _COMPARED = 2  # version of what is stored
 _TIMED_SAMPLES = 64
 _THREADS = 1  # more would measure how many cores are free
@@ -204,7 +203,7 @@ def compared_and_timed(
     with workspace.progress.stage(f"time {artifact.path.name}"):
         runner = artifact_runner(workspace, artifact)
         source = workspace.runner(artifact.source, final.runner)
-        size = min((data.batch for data in workspace.plan.data.values()), default=_CHECK_SAMPLES)
+        size = min((data.batch for data in workspace.plan.data.values()), default=CHECK_SAMPLES)
         trio = Trio(
             artifact.path.name,
             runner,
@@ -213,7 +212,7 @@ def compared_and_timed(
             final.outputs,
             workspace.output_parts,
         )
-        compared = trio.compare(workspace.probes(_CHECK_SAMPLES), size)
+        compared = trio.compare(workspace.probes(CHECK_SAMPLES), size)
         opened = {"name": "opens in its runtime", "ok": True, "detail": runner.runtime}
         result = {
             "runtime": runner.runtime,

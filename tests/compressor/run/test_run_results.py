@@ -1,6 +1,7 @@
 """What a run leaves: its files, their hashes, the keys of the report, and equal bytes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import compressor
 from compressor.errors import ExitCode
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.files import file_sha256
+from compressor.passes.fuse.fuse import Fuse
 from compressor.report.run import RunResult
 from compressor.run import workspace
 from compressor.run.evaluate import evaluate
 from compressor.types.carrier import Carrier
+from compressor.types.passes import Outcome
 from tests.compressor.conftest import spine_of_tests
 from tests.compressor.tiny_project import (
     ONNX,
@@ -178,6 +181,35 @@ def test_a_file_that_gives_the_same_is_evaluated_for_the_model_too(
     (artifact,), (step,) = report["artifacts"], report["passes"]
     assert (artifact["sqnr_db"] == step["sqnr_db"]) == (times == 2)
     assert artifact["checks"][1]["detail"].startswith("equal") == (off == 0.0)
+
+
+@pytest.mark.parametrize(("off", "times"), [(1e-6, 2), (1e-3, 3)])
+def test_a_fused_model_that_gives_the_same_is_not_evaluated_anew(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch, off: float, times: int
+):
+    evaluated = 0
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal evaluated
+        evaluated += 1
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(workspace, "evaluate", counted)
+    apply = Fuse.apply
+
+    def coarse(self: Fuse, carrier: Carrier, *others: Any) -> Outcome:
+        outcome = apply(self, carrier, *others)
+        bias = outcome.carrier.tensors()["fc.bias"].read() + off
+        return replace(outcome, carrier=outcome.carrier.with_weights({"fc.bias": bias}))
+
+    monkeypatch.setattr(Fuse, "apply", coarse)
+    on_onnx.spec.update(passes=[{"pass": "fuse"}, {"pass": "nudge"}], exports=[{"format": "onnx"}])
+    report = on_onnx.run().report
+    assert evaluated == times
+    fuse = report["passes"][0]
+    assert (fuse["sqnr_db"] > 100) == (times == 2)
+    assert fuse["metric"] == report["baseline"]["metric"]
+    assert on_onnx.run().report["passes"][0] == {**fuse, "cached": True}
 
 
 def test_the_manifest_hashes_every_input_and_output(quantized: tuple[Project, RunResult]):
