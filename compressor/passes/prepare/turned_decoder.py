@@ -178,7 +178,7 @@ def parts_of(carrier: Carrier) -> dict[str, Layer]:
     Raises:
         SpecError: the model is not one that can be turned without changing what it computes.
     """
-    kind = str(_config(carrier).get("model_type"))
+    kind = model_type(carrier)
     if kind not in FAMILIES:
         raise _refused(
             f"knows no residual stream in a model of type {kind!r}, only in {', '.join(FAMILIES)}",
@@ -208,6 +208,11 @@ def parts_of(carrier: Carrier) -> dict[str, Layer]:
         what = f"misses {listed(missing)}" if missing else f"has no place for {listed(strange)}"
         raise _refused(f"{what} in a {kind}", "leave out this pass")
     return {part: layers[part] for part in parts}
+
+
+def model_type(carrier: Carrier) -> str:
+    """Return what its configuration says that it is; ``None`` in letters where there is none."""
+    return str(_config(carrier).get("model_type"))
 
 
 def blocks_of(carrier: Carrier) -> int:

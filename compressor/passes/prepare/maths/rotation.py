@@ -106,6 +106,43 @@ def principal_components(moment: Tensor) -> tuple[DenseRotation, Tensor]:
     return DenseRotation(components * largest.sign()), powers
 
 
+def components_beside_mean(moment: Tensor) -> tuple[DenseRotation, Tensor]:
+    """Return a basis that a layer norm does not see, whose first channels hold most of the power.
+
+    A layer norm commutes with an orthogonal matrix that leaves the mean over channels alone. Beside
+    the mean there are ``n - 1`` principal components, and channels to write them in. The ``j``-th
+    is written with the ``j``-th row of Helmert's matrix (1876), ``(1, ..., 1, -j, 0, ..., 0)``: of
+    the first ``k`` channels alone, the first ``k - 1`` components are all there, and of every
+    other one there is but a mean, which a layer norm of ``k`` channels takes off. So for each ``k``
+    the first channels are those that hold most.
+
+    >>> turn, powers = components_beside_mean(torch.diag(torch.tensor([4.0, 4.0, 0.0])))
+    >>> bool((turn.times(torch.ones(3)) - 1).abs().max() < 1e-12), powers[2].item() < powers[0]
+    (True, True)
+
+    Args:
+        moment: the second moment ``Σ x xᵀ`` of what flows, ``[n, n]``, ``n`` at least 2.
+
+    Returns:
+        The matrix, float64, and for each channel the power of the component that ends there,
+        float64 ``[n]``, falling; the first channel has a part of all, and is given that of the
+        second, with which the first component begins.
+    """
+    basis = helmert(len(moment))
+    inner, powers = principal_components(basis.T @ moment.to(torch.float64) @ basis)
+    mean = torch.full(moment.shape, 1 / len(moment), dtype=torch.float64)
+    turn = DenseRotation(basis @ inner.matrix @ basis.T + mean)
+    return turn, torch.cat([powers[:1], powers])
+
+
+def helmert(size: int) -> Tensor:
+    """Return Helmert's orthonormal basis of all vectors without a mean, float64 ``[n, n - 1]``."""
+    ends = torch.arange(1, size, dtype=torch.float64)
+    basis = torch.triu(torch.ones((size, size), dtype=torch.float64))[:, :-1]
+    basis = basis - torch.nn.functional.pad(torch.diag(ends), (0, 0, 1, 0))
+    return basis / (ends * (ends + 1)).sqrt()
+
+
 def rotation(size: int, seed: int) -> Rotation:
     """Return a randomized Hadamard matrix, or what comes nearest to one of a size.
 

@@ -66,8 +66,8 @@ class PruneStructured(GraphPass):
         "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
         "to the outputs to first order (taylor), by mean absolute activations (activation), by "
         "the error that remains once the layers that read them are solved (reconstruction; l2 "
-        "where none can be), by their power once a decoder's residual stream is turned to its "
-        "principal components (principal-components; l2 for all other channels), or at random as "
+        "where none can be), by their power once the residual stream is turned to its principal "
+        "components (principal-components; l2 for all other channels), or at random as "
         "a baseline; l2, l1, batch-norm and random need no calibration data",
     )
     scope: groups.Scope | None = Field(
@@ -281,7 +281,7 @@ class _Pruning:
         else:
             after = self._carrier.with_channels(smaller, kept, probe=probe)
         if self._turned is not None:
-            after = self._turned.scaled(after, variant.removed)
+            after = self._turned.restored(after, self._channels, variant.removed)
             self._notes.append(self._turned.note(variant.removed))
         self._notes += became_notes(self._carrier, after, dropped=bool(variant.dropped))
         self._notes += self._removal.proof(variant, smaller, self._samples)

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.passes.prepare.maths.rotation import paley, principal_components, rotation
+from compressor.passes.prepare.maths.rotation import (
+    components_beside_mean,
+    helmert,
+    paley,
+    principal_components,
+    rotation,
+)
 
 
 @pytest.mark.parametrize("size", [4, 12, 20, 24, 28, 36, 44, 60, 76])
@@ -70,3 +76,44 @@ def test_principal_components_are_uncorrelated_and_sorted(size: int, rank: int, 
     assert (powers[rank:] < 1e-9 * powers[0]).all()
     largest = turn.matrix.abs().argmax(0, keepdim=True)
     assert (turn.matrix.gather(0, largest) > 0).all()
+
+
+def layer_norm(rows: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(rows, rows.shape[-1:], eps=0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_helmert_is_a_basis_of_what_has_no_mean(size: int) -> None:
+    basis = helmert(size)
+    assert torch.allclose(basis.T @ basis, torch.eye(size - 1, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(basis.sum(0), torch.zeros(size - 1, dtype=torch.float64), atol=1e-12)
+    assert torch.equal(basis.tril(-2), torch.zeros_like(basis))
+
+
+@settings(max_examples=20, deadline=None)
+@given(size=st.integers(2, 12), seed=st.integers(0, 5))
+def test_a_layer_norm_commutes_with_components_beside_the_mean(size: int, seed: int) -> None:
+    normal = torch.randn((40, size), generator=torch.Generator().manual_seed(seed)).double()
+    rows = 3 + normal @ torch.diag(torch.arange(1.0, size + 1).double())
+    turn, powers = components_beside_mean(rows.T @ rows)
+    one = torch.eye(size, dtype=torch.float64)
+    assert torch.allclose(turn.matrix @ turn.matrix.T, one, atol=1e-12)
+    assert torch.allclose(layer_norm(turn.times(rows)), turn.times(layer_norm(rows)), atol=1e-9)
+    centred = rows - rows.mean(1, keepdim=True)
+    assert powers[1:].sum().item() == pytest.approx(float(centred.square().sum()))
+    assert powers[0] == powers[1]
+    assert (powers.diff() <= 1e-9).all()
+
+
+@pytest.mark.parametrize("left", [2, 3, 5, 8])
+def test_the_first_channels_hold_the_first_components(left: int) -> None:
+    """Any number of them, less their own mean, has the power of one component fewer, the best."""
+    rows = torch.randn((60, 9), generator=torch.Generator().manual_seed(3)).double()
+    rows = 5 + rows @ torch.diag(torch.arange(1.0, 10).double())
+    turn, powers = components_beside_mean(rows.T @ rows)
+    first = turn.times(rows)[:, :left]
+    held = (first - first.mean(1, keepdim=True)).square().sum()
+    assert held.item() == pytest.approx(float(powers[1:left].sum()))
+    centred = rows - rows.mean(1, keepdim=True)
+    best = torch.linalg.svdvals(centred).square()[: left - 1].sum()
+    assert held.item() == pytest.approx(float(best))

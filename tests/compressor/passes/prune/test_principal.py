@@ -129,7 +129,7 @@ def test_other_channels_score_as_before(subspace: TorchCarrier) -> None:
     groups = [g for g in map_channels(subspace.graph()).groups if not g.frozen]
     plain = [np.arange(len(group.units), dtype=np.float64) for group in groups]
     scores = found.scores(groups, plain)
-    (place,) = (i for i, group in enumerate(groups) if group.name == found.stream.name)
+    (place,) = (i for i, group in enumerate(groups) if group.name == found.stream.group.name)
     assert np.array_equal(scores[place], found.powers)
     assert all(s is p for i, (s, p) in enumerate(zip(scores, plain, strict=True)) if i != place)
 
@@ -216,7 +216,7 @@ def test_norms_behind_the_sum_are_refused(tmp_path: Path) -> None:
     config = transformers.BertConfig(vocab_size=40, num_hidden_layers=1, **sizes)
     transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
     bert = open_pretrained("AutoModelForMaskedLM", tmp_path, {}, ())
-    assert "in a model of type 'bert'" in refusal(bert, layers=[])
+    assert "norms lie behind the sums, not before" in refusal(bert, layers=[])
 
 
 def test_a_stream_that_rules_keep(subspace: TorchCarrier) -> None:
@@ -235,7 +235,7 @@ def test_the_remedy_for_tied_embeddings_works(tmp_path: Path) -> None:
     LAYOUT.write(Rotate().apply(open_checkpoint(tied), PassContext(), {}).carrier, out, USUAL)
     before = opened(out)
     step().survey(before, PassContext())
-    assert len(principal.stream_of(before, map_channels(before.graph())).units) == WIDTH
+    assert len(principal.stream_of(before, map_channels(before.graph())).group.units) == WIDTH
 
 
 def test_it_asks_for_calibration_data() -> None:
