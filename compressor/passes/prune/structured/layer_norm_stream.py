@@ -248,7 +248,8 @@ class _Walk:
         for value in node.outputs:
             name = value.name or ""
             for axis in self._axes(name):
-                if not np.array_equal(self._analysis.axes[name][axis], self._group.units):
+                units = self._analysis.axes[name][axis]
+                if units is None or not np.array_equal(units, self._group.units):
                     raise _met(node, "moves some of its channels alone")
                 self._tags[name] = tag
 
