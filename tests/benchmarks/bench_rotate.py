@@ -113,12 +113,14 @@ class Texts:
             yield {"input_ids": row[None].numpy()}
 
 
-def trained(folder: Path, tokens: Tensor) -> Path:
-    """Train a small Qwen3, which has a width that is no power of two and tied embeddings."""
+def trained(folder: Path, tokens: Tensor, kind: str = "qwen3") -> Path:
+    """Train a small network of a width that is no power of two; only a Qwen3's is tied."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(vocab_size=66, max_position_embeddings=512, **SIZES)
-    network = transformers.Qwen3ForCausalLM(config)
+    sizes = {**SIZES, "vocab_size": 66, "max_position_embeddings": 512}
+    sizes["tie_word_embeddings"] = kind == "qwen3"
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    network = transformers.AutoModelForCausalLM.from_config(config)
     rates = {"max_lr": RATE, "total_steps": TRAINING, "pct_start": 0.05}
     optimizer = torch.optim.AdamW(network.parameters(), RATE, betas=(0.9, 0.98), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, **rates)
