@@ -51,6 +51,19 @@ def bigram_loss(known: np.ndarray, unseen: np.ndarray, letters: int) -> float:
     return float(-np.log(chances[unseen[:-1], unseen[1:]]).mean())
 
 
+@pytest.mark.parametrize(("known", "narrow"), [({}, False), ({"avx512_bf16": True}, True)])
+def test_products_are_of_bfloat16_where_the_processor_has_them(
+    train: ModuleType, monkeypatch: pytest.MonkeyPatch, known: dict[str, bool], narrow: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    seen = set[torch.dtype]()
+    size = train.Size(width=8, inner=8, layers=1, steps=1, rate=1e-3, batch=1)
+    model = train.untrained(size, 5)
+    model.lm_head.register_forward_hook(lambda *given: seen.add(given[2].dtype))
+    train.train(model, torch.zeros(600, dtype=torch.int64), size)
+    assert seen == {torch.bfloat16 if narrow else torch.float32}
+
+
 @pytest.mark.slow
 def test_checkpoint_reaches_the_stated_loss(train: ModuleType) -> None:
     carrier = open_pretrained("AutoModelForCausalLM", CHECKPOINT, {}, ())
