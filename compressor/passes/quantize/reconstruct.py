@@ -27,12 +27,19 @@ from compressor.graph.values import tensor_spec
 from compressor.models.element_types import from_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.torch.smaller_module import check_executable
+from compressor.passes.quantize.joint_scales import (
+    JointRecipe,
+    JointScales,
+    JointTask,
+    train_scales,
+)
 from compressor.passes.quantize.maths.reconstruct import (
     TrainedCodes,
     rate_share,
     relative_error,
 )
 from compressor.passes.quantize.rounded_graph import Drop, RoundedValue, with_rounding
+from compressor.progress import Advance
 from compressor.run.blockwise import Activations
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import PassContext
@@ -49,12 +56,15 @@ class Reconstructed:
         weights: by the layer's name.
         activations: by the value's name, with the steps that were trained.
         errors: by the layer's name, the squared error of its block's outputs on the samples held
-            back, as a share of their squares: with the codes at first, and with those here.
+            back, as a share of their squares: with the codes at first, and with those that its own
+            training ended with.
+        joint: what training all scales together did, if that was asked for.
     """
 
     weights: dict[str, QuantizedTensor]
     activations: dict[str, RoundedValue]
     errors: dict[str, tuple[float, float]]
+    joint: JointScales | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +76,15 @@ class Recipe:
         batch: samples in a step.
         rate: at which codes move at first.
         size_rate: at which scales do, as a share of what they were.
+        joint: how all scales are trained together in the end, by the divergence of the last
+            block's first output, which holds scores of classes.
     """
 
     steps: int = 100
     batch: int = 32
     rate: float = 0.05
     size_rate: float = 0.005
+    joint: JointRecipe | None = None
 
 
 @dataclass(frozen=True)
@@ -117,12 +130,25 @@ def reconstruct(start: Start, context: PassContext, name: str) -> Reconstructed:
     assert samples is not None
     title = f"{name}: reconstruct"
     with scratch() as folder, context.progress.stage(title, len(blocks)) as advance:
-        walk = _Walk(start, folder, context.seed)
-        walk.read(samples.batches(), {name for block in blocks for name in block.inputs})
+        kept = _joint_values(start, blocks[-1])
+        walk = _Walk(start, folder, context.seed, kept)
+        read = {name for block in blocks for name in block.inputs}
+        walk.read(samples.batches(), read.union(kept[:-1]))
         for index, block in enumerate(blocks):
             walk.visit(block, {name for later in blocks[index + 1 :] for name in later.inputs})
             advance(index + 1)
-        return walk.result
+        if start.recipe.joint is None:
+            return walk.result
+        with context.progress.stage(f"{name}: scales", start.recipe.joint.steps) as moved:
+            return walk.joined(start.recipe.joint, kept, moved)
+
+
+def _joint_values(start: Start, last: GraphBlock) -> tuple[str, ...]:
+    """Return the values that the last part of training reads: the model's inputs, and an output."""
+    if start.recipe.joint is None:
+        return ()
+    inputs = {value.name or "" for value in start.model.graph.inputs}
+    return (*sorted(inputs), block_outputs(start.model, last)[0])
 
 
 @dataclass(frozen=True)
@@ -211,9 +237,9 @@ class _Block:
 class _Walk:
     """Visits the blocks in the order of execution."""
 
-    def __init__(self, start: Start, folder: Path, seed: int):
+    def __init__(self, start: Start, folder: Path, seed: int, kept: Collection[str] = ()):
         self.result = Reconstructed({}, dict(start.activations), {})
-        self._start, self._model = start, start.model
+        self._start, self._model, self._kept = start, start.model, kept
         self._graph, self._steps = with_rounding(start.model, start.activations)
         self._layers = {layer.weight: layer for layer in start.layers}
         self._order, self._drop = np.random.default_rng(seed), Drop(seed)
@@ -264,8 +290,27 @@ class _Walk:
         if kept:
             inputs = (task.inputs(index, self._drop) for index in range(len(floats)))
             _run(task.module, inputs, self._rounded)
-        self._floats.keep([*later, *kept])
+        self._floats.keep([*later, *kept, *self._kept])
         self._rounded.keep(kept)
+
+    def joined(self, recipe: JointRecipe, kept: Sequence[str], advance: Advance) -> Reconstructed:
+        """Train all scales together; ``kept`` are the model's inputs and an output."""
+        inputs, targets = (list(self._floats.batches(x)) for x in (kept[:-1], kept[-1:]))
+        task = JointTask(GraphModule(self._model), inputs, kept[-1], targets)
+        weights = {
+            name: (layer, self.result.weights[layer.name])
+            for name, layer in self._layers.items()
+            if layer.name in self.result.weights
+        }
+        groups, held = self._divided()
+        batches = [index for group in held for index in group]
+        joint = train_scales(task, weights, self._drawn(groups), batches, recipe, advance)
+        return replace(self.result, weights=joint.weights, joint=joint)
+
+    def _divided(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Return the groups of batches that train, and those that judge."""
+        held = self._groups[::_HELD_BACK]
+        return [group for group in self._groups if group not in held] or held, held
 
     def _module(self, block: GraphBlock, layers: Iterable[Layer]) -> GraphModule:
         """Return a block with rounding, with weights and steps as they are now."""
@@ -278,8 +323,7 @@ class _Walk:
 
     def _train(self, task: _Task, layers: Sequence[Layer]) -> bool:
         """Train some layers, and the activations in a block; return whether it is better so."""
-        held = self._groups[::_HELD_BACK]
-        groups = [group for group in self._groups if group not in held] or held
+        groups, held = self._divided()
         present = task.module.state_dict()
         steps = {
             value: name

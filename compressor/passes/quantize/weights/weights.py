@@ -93,19 +93,21 @@ class QuantizeWeights(WeightPass):
     the weights' outliers; both need weights alone and so serve checkpoints that are larger than
     memory. `gptq` makes up for each rounding error with the weights still to be rounded; `awq`
     gives the channels with large activations finer steps; `reconstruct` goes on from `gptq` and
-    trains the codes until each block gives the float block's outputs. These three need calibration
-    data and work through the model block by block; `gptq` and `awq` take the checkpoint of a causal
-    language model as it is, of which memory then holds one block, and `reconstruct` a model that
-    runs.
+    trains the codes until each block gives the float block's outputs, and where the metric reads
+    scores of classes, then all scales by the divergence from the float model. These three need
+    calibration data and work through the model block by block; `gptq` and `awq` take the checkpoint
+    of a causal language model as it is, of which memory then holds one block, and `reconstruct` a
+    model that runs.
     """
 
     name: ClassVar[str] = "quantize-weights"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     widens: ClassVar[bool] = False  # rounding widens a few rows at a time
     source: ClassVar[str] = (
         "hqq: Badri & Shaji 2023 (mobiusml.github.io/hqq_blog); gptq: Frantar et al. 2022 "
         "(arXiv:2210.17323); awq: Lin et al. 2023 (arXiv:2306.00978); reconstruct: Nagel et al. "
-        "2020 (arXiv:2004.10568), Li et al. 2021 (arXiv:2102.05426); mxfp4: OCP Microscaling "
+        "2020 (arXiv:2004.10568), Li et al. 2021 (arXiv:2102.05426), Chen et al. 2024 "
+        "(arXiv:2407.11062); mxfp4: OCP Microscaling "
         "Formats 1.0; nvfp4: NVIDIA 2025"
     )
 

@@ -14,9 +14,11 @@ from compressor.calibration.collect import make_observer
 from compressor.errors import DataError
 from compressor.graph.blocks import partition
 from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.passes.quantize.joint_scales import JointRecipe
 from compressor.passes.quantize.reconstruct import Recipe
 from compressor.passes.quantize.weights import gptq
 from compressor.run.blockwise import Feed, GraphBlocks
+from compressor.types.carrier import Carrier
 from tests.compressor.passes.prepare.networks import scaled_layers
 from tests.compressor.passes.quantize.weight_only_models import (
     ANY,
@@ -122,6 +124,34 @@ def test_trained_codes_lose_less_than_those_of_gptq(language, tmp_path, monkeypa
     spoiled = quantized(declared, language, tmp_path, data).carrier
     for name, kept in codes(started.carrier).items():
         same(kept, codes(spoiled)[name])
+
+
+def divergence(model: Carrier, other: Carrier) -> float:
+    """Mean nats a token on data that was not calibrated with."""
+    batch = batches(4, seed=9)[0]
+    exact, found = (
+        torch.log_softmax(torch.from_numpy(next(iter(m.runner().run(batch).values()))), -1)
+        for m in (model, other)
+    )
+    return float((exact.exp() * (exact - found)).sum(-1).mean())
+
+
+def test_scales_that_are_trained_together_lower_the_divergence(language, tmp_path, monkeypatch):
+    """Codes stay; without a metric of scores, or where it does harm, scales do, too."""
+    monkeypatch.setattr(gptq, "_RECIPE", Recipe(steps=20, batch=8, rate=0.02, size_rate=0.01))
+    declared, data = weights(method="reconstruct", bits=2, group=32), batches(16)
+    scored = replace(ANY, metric="perplexity")
+    alone = quantized(declared, language, tmp_path, data, replace(ANY, metric="mse"))
+    together = quantized(declared, language, tmp_path, data, scored)
+    losses = [divergence(language, x.carrier) for x in (alone, together)]
+    assert losses[1] < 0.8 * losses[0]
+    assert "divergence" in together.notes[-1]
+    assert not any("divergence" in note for note in alone.notes)
+    monkeypatch.setattr(gptq, "_JOINT", JointRecipe(steps=2, rate=5.0))
+    spoiled = quantized(declared, language, tmp_path, data, scored)
+    for name, kept in codes(alone.carrier).items():
+        same(kept, codes(spoiled.carrier)[name])
+        assert torch.equal(kept.codes, codes(together.carrier)[name].codes)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])

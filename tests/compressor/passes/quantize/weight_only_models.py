@@ -106,17 +106,21 @@ def reasons(declared: QuantizeWeights, model: Carrier) -> dict[str, str]:
 
 
 def quantized(
-    declared: QuantizeWeights, model: Carrier, folder: Path, data: list[Batch] | None = None
+    declared: QuantizeWeights,
+    model: Carrier,
+    folder: Path,
+    data: list[Batch] | None = None,
+    context: PassContext = ANY,
 ) -> Outcome:
-    survey = declared.survey(model, ANY)
+    survey = declared.survey(model, context)
     if not declared.by_block:
         assert not survey.requests
-        return declared.apply(model, ANY, {})
+        return declared.apply(model, context, {})
     graph = model.graph()
     data = data or batches()
     feed = Feed(data, make_observer, folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
-    return declared.apply(model, replace(ANY, blocks=blocks, samples=Given(data)), {})
+    return declared.apply(model, replace(context, blocks=blocks, samples=Given(data)), {})
 
 
 def codes(model: Carrier) -> dict[str, QuantizedTensor]:
