@@ -41,8 +41,11 @@ from compressor.models.codec.headers import read_header
 from compressor.models.codec.load import check, check_graph, load
 from compressor.models.codec.writing import GraphPlan
 from compressor.models.onnx.module import RuntimeModule
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.matching import TorchRunner
 from compressor.models.torch.smaller_module import without_data
+from compressor.models.transformers.config import OR_GRAPH
+from compressor.models.transformers.networks import CONFIG
 from compressor.models.transformers.reading import reading_of
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import STORED, USUAL, Check, ExportContext, Exporter
@@ -241,9 +244,12 @@ class SafetensorsExporter(Exporter):
         return prove(carrier, self._plan(carrier), path.parent)
 
     def remarks(self, carrier: Carrier) -> tuple[str, ...]:
-        """Return what share of a streamed artifact cannot be stored as codes."""
+        """Return what share of a streamed artifact cannot be stored as codes.
+
+        Of a graph, return why no directory for ``transformers`` could be written in its place.
+        """
         if not self._streams(carrier):
-            return ()
+            return _without_directory(carrier)
         cached, layout = bool(caches_of(carrier)), self._codes.name
         said = remark_on(self.consumer, carrier.tensors().values(), cached=cached)
         if lost_experts(carrier.tensors().values(), layout, _stacked(carrier)):
@@ -304,3 +310,18 @@ def _stacked(carrier: Carrier) -> frozenset[str]:
     """Return the weights of single experts that ``transformers`` stacks, by name."""
     reading = reading_of(carrier)
     return frozenset() if reading is None else reading.merged
+
+
+def _without_directory(carrier: Carrier) -> tuple[str, ...]:
+    """Return why a network of ``transformers`` has no directory any more, and what opens it."""
+    if not isinstance(carrier, TorchCarrier):
+        return ()
+    try:
+        _ = carrier.config
+    except SpecError as error:
+        remedy = error.remedy.removesuffix(OR_GRAPH)
+        return (
+            f"compressor.load opens this model, and transformers could not: {CONFIG} "
+            f"{error.problem}; for a directory, {remedy}",
+        )
+    return ()

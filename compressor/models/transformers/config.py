@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +25,7 @@ from compressor.models.torch.saved_module import Alterations
 from compressor.models.torch.smaller_module import close, random_batch, run_module
 from compressor.models.transformers.networks import (
     CONFIG,
+    described_module,
     described_network,
     described_shapes,
     read_config,
@@ -41,6 +44,10 @@ _HEADS = re.compile(r"head|groups")
 _HEAD_SIZE = re.compile(r"head_(dim|size)|d_kv")
 _OWN_SIZE = re.compile(r"inner|intermediate|ffn|head_dim")
 """Sizes that a configuration may omit, so that the class derives them from others."""
+_EXECUTES = (
+    "it is no longer a network of its class, but executes a graph (the pass's notes say why)"
+)
+OR_GRAPH = ", or export layout: graph, which needs no configuration"
 _MOST_BUILT = 64
 _MOST_VALUES = 6
 
@@ -61,7 +68,7 @@ def altered_config(
     if not altered.channels_removed:
         return checkpoint.read_config(directory / CONFIG)
     if altered.executes_graph:
-        raise _no_config(directory, "it is no longer a network of its class, but executes a graph")
+        raise _no_config(directory, _EXECUTES)
     return smaller_config(module, directory, None if altered.planned else inputs)
 
 
@@ -93,18 +100,58 @@ def smaller_config(
             return content
     nearest = min(ends, key=search.cost)
     if search.wrong(nearest):
-        raise _no_config(directory, search.trouble(nearest))
-    raise _no_config(directory, "a network of the same shapes computes something else")
+        raise _no_config(directory, search.trouble(nearest), search.around_wrong(nearest))
+    other, modules = _differences(network, search.written(nearest))
+    raise _no_config(
+        directory, f"a network of the same shapes computes something else{other}", modules
+    )
 
 
-def _no_config(directory: Path, problem: str) -> SpecError:
+def _no_config(directory: Path, problem: str, modules: Iterable[str] = ()) -> SpecError:
+    """Return the error.
+
+    Args:
+        modules: paths of those that do not fit.
+    """
+    named = {re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path) + ".*": None for path in modules if path}
+    matches = [m for m in named if not any(fnmatchcase(m, o) for o in named if o != m)]
+    rules = ", ".join(f"{{match: '{match}', skip: true}}" for match in matches)
+    layers = f" (layers: [{rules}])" if rules else ""
+    remedy = (
+        "let layers of one kind keep the same number (prune-structured with a target ratio, and "
+        "round-to a multiple of the number of heads) and keep by rules what the configuration "
+        f"does not name{layers}{OR_GRAPH}"
+    )
     return SpecError(
         f"{CONFIG} of {str(directory)!r}",
         f"cannot state the sizes of the smaller network: {problem}",
-        "let layers of one kind keep the same number (prune-structured with a target ratio, and "
-        "round-to a multiple of the number of heads) and keep by rules what the configuration "
-        "does not name, or export layout: graph, which needs no configuration",
+        remedy,
     )
+
+
+def _differences(network: torch.nn.Module, values: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Return what numbers modules hold that a configuration gives another value, and which do.
+
+    Classes derive such from sizes: the factor of attention from that of heads, and in some that of
+    the table of tokens from that of the stream.
+    """
+    described = described_module(type(network), values)
+    others = {} if described is None else dict(described.named_modules())
+    found = {
+        path: [
+            (name, value, vars(others[path]).get(name))
+            for name, value in vars(part).items()
+            if type(value) in (int, float) and vars(others[path]).get(name, value) != value
+        ]
+        for path, part in network.named_modules()
+        if path in others
+    }
+    found = {path: numbers for path, numbers in found.items() if numbers}
+    if not found:
+        return "", []
+    path, numbers = next(iter(found.items()))
+    name, value, other = min(numbers, key=lambda number: type(number[1]) is int)
+    return f" ({name} of {path!r} is {value:.4g}, and {other:.4g} by these sizes)", list(found)
 
 
 def _same_function(
@@ -141,12 +188,16 @@ class _Search:
     stated: Mapping[str, Any]
     built: dict[tuple[tuple[_Key, int | None], ...], _Shapes | None] = field(default_factory=dict)
 
+    @cached_property
+    def before(self) -> _Shapes:
+        """The shapes of the configuration as it was."""
+        return described_shapes(self.network, self.stored) or {}
+
     def ends(self) -> Iterator[_Values]:
         """Yield the best values found from each of two starts."""
-        before = described_shapes(self.network, self.stored) or {}
         lengths = Counter(
             pair
-            for name, shape in before.items()
+            for name, shape in self.before.items()
             for pair in zip(shape, self.target.get(name, ()), strict=False)
         )
         choices = {key: _meanings(key, value, lengths) for key, value in _sizes(self.stated, ())}
@@ -195,6 +246,13 @@ class _Search:
                 place = place[parent]
             place[last] = value
         return content
+
+    def around_wrong(self, values: _Values) -> list[str]:
+        """Return the modules that hold the layers with a wrong shape; those that lost outputs."""
+        wrong = [name for name in self.wrong(values) if len(self.target.get(name, ())) > 1]
+        lost = [n for n in wrong if self.target[n][0] < self.before.get(n, (0,))[0]]
+        layers = [name.rpartition(".")[0] for name in lost or wrong]
+        return list(dict.fromkeys(layer.rpartition(".")[0] or layer for layer in layers))
 
     def trouble(self, values: _Values) -> str:
         """Return why a configuration does not describe the network."""

@@ -188,12 +188,24 @@ def described_shapes(
 
     No memory is used.
     """
+    module = described_module(network, values)
+    if module is None:
+        return None
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def described_module(
+    network: type[torch.nn.Module], values: Mapping[str, Any]
+) -> torch.nn.Module | None:
+    """Return the network of a configuration on the ``meta`` device, or ``None`` if it is rejected.
+
+    No memory is used.
+    """
     try:
         with silent(), torch.device("meta"):
-            tensors = network(_configuration(values)).state_dict()
+            return network(_configuration(values))
     except Exception:  # noqa: BLE001  # as in network_of: sizes that do not go together
         return None
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def described_network(network: torch.nn.Module, values: Mapping[str, Any]) -> torch.nn.Module:

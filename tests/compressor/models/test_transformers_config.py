@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,19 @@ import pytest
 import torch
 from torch import nn
 
+from compressor import catalog
 from compressor.errors import SpecError
+from compressor.exporters.safetensors.exporter import SafetensorsExporter
+from compressor.files import read_json
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.saved_module import Alterations
 from compressor.models.transformers import config as transformers_config
+from compressor.models.transformers.carrier import open_pretrained
 from compressor.models.transformers.config import smaller_config
 from compressor.progress import quiet_libraries
+from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
+from tests.compressor.exporters.tiny_directories import save_tiny
 
 transformers = pytest.importorskip("transformers")
 
@@ -133,7 +140,12 @@ def test_heads_that_are_wider_than_their_share_have_none(tmp_path: Path) -> None
         own = layer.attention.self
         own.query, own.key, own.value = (nn.Linear(32, 16) for _ in range(3))
         layer.attention.output.dense = nn.Linear(16, 32)
-    with pytest.raises(SpecError, match=r"query\.bias' is \[16\]|dense\.weight' is \[32, 16\]"):
+    with pytest.raises(
+        SpecError,
+        match=r"query\.bias' is \[16\]|dense\.weight' is \[32, 16\].* keep by rules what the "
+        r"configuration does not name \(layers: \[\{match: 'encoder\.layer\.\*\.attention\.self"
+        r"\.\*', skip: true\}\]\), or export layout: graph",
+    ):
         smaller_config(small, tmp_path, None)
 
 
@@ -151,6 +163,58 @@ def test_what_computes_something_else_is_not_described(tmp_path: Path) -> None:
     small = smaller("GPT2", {**GPT2, **GPT2_ENDS}, {"n_head": 2}, tmp_path)
     with pytest.raises(SpecError, match="a network of the same shapes computes something else"):
         smaller_config(small, tmp_path, IDS)
+
+
+def test_numbers_that_a_class_derives_from_sizes_are_named(tmp_path: Path) -> None:
+    """Gemma multiplies its table of tokens by the root of the stream's width."""
+    small = smaller("Gemma", LLAMA | {"head_dim": 8}, {"hidden_size": 8}, tmp_path)
+    table = small.embed_tokens
+    table.scalar_embed_scale = 32**0.5
+    table.embed_scale.fill_(32**0.5)
+    with pytest.raises(
+        SpecError,
+        match=r"computes something else \(scalar_embed_scale of 'embed_tokens' is 5\.657, and "
+        r"2\.828 by these sizes\); .*\(layers: \[\{match: 'embed_tokens\.\*', skip: true\}\]\)",
+    ):
+        smaller_config(small, tmp_path, IDS)
+
+
+def test_a_graph_says_why_it_is_no_directory(tmp_path: Path) -> None:
+    small = smaller("GPT2", {**GPT2, **GPT2_ENDS}, {"n_head": 2}, tmp_path)
+    altered = Alterations(attributes={})
+    carrier = TorchCarrier(small, IDS, folder=tmp_path, altered=altered)
+    (said,) = SafetensorsExporter().remarks(carrier)
+    assert said.startswith(
+        "compressor.load opens this model, and transformers could not: config.json cannot state "
+        "the sizes of the smaller network: a network of the same shapes computes something else "
+        "(scaling of 'h.0.attn' is 0.25, and 0.3536 by these sizes); for a directory, let layers"
+    )
+    assert "{match: 'h.*.attn.*', skip: true}" in said
+    assert "\n" not in said
+    assert "layout: graph" not in said
+    fitting = smaller("GPT2", {**GPT2, **GPT2_ENDS}, {"n_inner": 50}, tmp_path)
+    carrier = TorchCarrier(fitting, IDS, folder=tmp_path, altered=altered)
+    assert SafetensorsExporter().remarks(carrier) == ()
+
+
+@pytest.mark.slow
+def test_rules_that_a_message_names_make_a_directory(tmp_path: Path) -> None:
+    """The stream of DINOv2 reaches an output and stays, so that its heads have to, too."""
+    save_tiny(tmp_path, "dinov2")
+
+    def pruned(rules: list[dict[str, Any]]) -> TorchCarrier:
+        carrier = open_pretrained("AutoModel", tmp_path, {}, PIXELS)
+        options = {"target": {"ratio": 0.5}, "layers": tuple(rules)}
+        step = catalog.load("pass", "prune-structured").model_validate(options)
+        smaller = step.apply(carrier, PassContext(targets=frozenset({"ort-cpu"})), {}).carrier
+        assert isinstance(smaller, TorchCarrier)
+        return smaller
+
+    with pytest.raises(SpecError, match=r"layers: \[") as raised:
+        _ = pruned([]).config
+    named = re.findall(r"match: '([^']+)'", str(raised.value))
+    found = pruned([{"match": match, "skip": True} for match in named]).config
+    assert found["mlp_ratio"] < read_json(tmp_path / "config.json", "", "")["mlp_ratio"]
 
 
 def test_sizes_that_build_and_do_not_run_are_no_configuration(
