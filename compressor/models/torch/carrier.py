@@ -19,6 +19,7 @@ from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.onnx.carrier import OnnxCarrier, graph_with_codes, restore_graph
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.torch.computed_weights import with_computed_weights
+from compressor.models.torch.derived_factors import fitted
 from compressor.models.torch.lowering import NamedModule, lower
 from compressor.models.torch.matching import attach_weights, load_into, load_tensors
 from compressor.models.torch.parametrized import originals, with_originals
@@ -34,7 +35,6 @@ from compressor.models.torch.smaller_module import (
     Agreement,
     copied,
     executable,
-    fitting_attributes,
     run_module,
     selected,
     shortened,
@@ -271,11 +271,12 @@ class TorchCarrier:
         tensors = selected(self.module, whole) | inverted
         module = with_shorter(self.module, graph, tensors)
         agreement = Agreement(graph, self.inputs, probe)
-        sizes = fitting_attributes(self.module, module, whole, agreement)
-        if sizes is None:
+        found = fitted(self.module, module, whole, agreement)
+        if found is None:
             return self._executing(graph, agreement=agreement)
-        lowered = None if computed else graph  # it has no place for what the module computes
-        return self._changed(module, lowered, self._altered.adding(tensors, sizes))
+        sizes, scaled = found
+        lowered = None if computed or scaled else graph  # it is not what the module computes
+        return self._changed(module, lowered, self._altered.adding({*tensors, *scaled}, sizes))
 
     def with_trainable_graph(
         self,

@@ -19,7 +19,8 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from compressor.models.torch.parametrized import weight_parameter
 from compressor.types.channels import Flags
 
-Value: TypeAlias = "int | tuple[int, ...] | list[int]"
+Size: TypeAlias = "int | tuple[int, ...] | list[int]"
+Value: TypeAlias = "Size | float"
 Attributes: TypeAlias = Mapping[str, Mapping[str, Value]]
 """New values, by the module's path and the attribute's name."""
 Masks: TypeAlias = Mapping[int, Mapping[int, Flags]]
@@ -52,8 +53,8 @@ class _Choice:
 
     path: str
     key: tuple[str, str]
-    value: Value
-    options: Mapping[Kind, Value]
+    value: Size
+    options: Mapping[Kind, Size]
     ambiguous: bool
 
 
@@ -74,7 +75,7 @@ def readings(module: nn.Module, masks: Masks, *, configured: bool = False) -> It
         masks: the positions that remain on its tensors' axes.
         configured: also read the sizes in the configurations that modules hold, ``config.NAME``.
     """
-    certain: dict[str, dict[str, Value]] = {}
+    certain: dict[str, dict[str, Size]] = {}
     choices: list[_Choice] = []
     for path, part in module.named_modules():
         plain = _certain_values(part, masks)
@@ -218,7 +219,7 @@ def _is_size(value: object) -> bool:
     return type(value) is int and value > 1
 
 
-def _options(value: Value, mask: Flags) -> Iterator[tuple[str, Value]]:
+def _options(value: Size, mask: Flags) -> Iterator[tuple[str, Size]]:
     """Yield new values for each reading of a value that fits an axis, with the kind of reading.
 
     ``whole`` is the axis's length; ``block`` the length of blocks that lose equally much or all,
@@ -266,7 +267,7 @@ def _left(blocks: Flags) -> tuple[int, int] | None:
     return len(counts), int(counts[0])
 
 
-def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
+def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Size] | None:
     """Return changed attributes of a PyTorch or ``transformers`` layer; ``None`` for other modules.
 
     A layer without tensors counts as another module, since only its surroundings show its sizes.
@@ -280,7 +281,7 @@ def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
         return None
     axes = masks.get(id(weight), {})
     shape = [int(axes[i].sum()) if i in axes else n for i, n in enumerate(weight.shape)]
-    values: dict[str, Value] | None = None
+    values: dict[str, Size] | None = None
     if isinstance(part, _ConvNd):
         groups = _groups(part.groups, axes.get(0))
         first, second = shape[0], shape[1] * groups
@@ -307,11 +308,11 @@ def _certain_values(part: nn.Module, masks: Masks) -> dict[str, Value] | None:
     return None if values is None else _changed(part, values)
 
 
-def _changed(part: nn.Module, values: Mapping[str, Value]) -> dict[str, Value]:
+def _changed(part: nn.Module, values: Mapping[str, Size]) -> dict[str, Size]:
     return {name: new for name, new in values.items() if new != getattr(part, name)}
 
 
-def _recurrent_values(part: nn.Module, masks: Masks) -> dict[str, Value]:
+def _recurrent_values(part: nn.Module, masks: Masks) -> dict[str, Size]:
     """Return the sizes of a recurrent layer, all of whose directions and layers share one state."""
     first = "_l0" if isinstance(part, nn.RNNBase) else ""
     entry, state = (getattr(part, f"weight_{kind}{first}") for kind in ("ih", "hh"))

@@ -24,7 +24,7 @@ from compressor.types.channels import Units
 from compressor.types.tensors import Array, Batch, TensorSpec
 
 _TOLERANCE = 1e-4  # of an output's largest value
-_MOST_READINGS = 64
+MOST_READINGS = 64
 
 
 def run_module(module: torch.nn.Module, inputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
@@ -66,11 +66,20 @@ class Agreement:
 
     def holds(self, module: torch.nn.Module) -> bool:
         """Whether the module's outputs are the graph's, within 1e-4 of the largest value."""
+        outputs = self._outputs(module)
+        return outputs is not None and all(map(close, outputs, self._wanted))
+
+    def fits(self, module: torch.nn.Module) -> bool:
+        """Whether the module runs, and its outputs have the shapes of the graph's."""
+        outputs = self._outputs(module)
+        return outputs is not None and [o.shape for o in outputs] == [w.shape for w in self._wanted]
+
+    def _outputs(self, module: torch.nn.Module) -> list[Array] | None:
         try:
             outputs = run_module(module, self._inputs, self._batch)
         except Exception:  # noqa: BLE001  # the user's forward, with sizes it may not be made for
-            return False
-        return len(outputs) == len(self._wanted) and all(map(close, outputs, self._wanted))
+            return None
+        return outputs if len(outputs) == len(self._wanted) else None
 
 
 def close(output: Array, reference: Array) -> bool:
@@ -101,8 +110,7 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         KeyError: the module has no tensor of a name.
     """
     held = held_tensors(module)
-    unknown = sorted(tensors.keys() - held.keys())
-    if unknown:
+    if unknown := sorted(tensors.keys() - held.keys()):
         raise KeyError(f"no parameter {unknown[0]!r}")
     memo = {id(tensor): tensor for tensor in held.values()}
     for name, tensor in tensors.items():
@@ -242,13 +250,13 @@ def fitting_attributes(
     Returns:
         The attributes that were set; ``None`` where no reading of them agrees.
     """
-    masks = _masks(module, kept)
+    masks = removal_masks(module, kept)
     for configured in (False, True):
-        for attributes in islice(readings(module, masks, configured=configured), _MOST_READINGS):
+        for attributes in islice(readings(module, masks, configured=configured), MOST_READINGS):
             set_attributes(smaller, attributes)
             if agreement.holds(smaller):
                 return attributes
-            set_attributes(smaller, _present(module, attributes))
+            set_attributes(smaller, present(module, attributes))
     return None
 
 
@@ -370,20 +378,20 @@ def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:
     return nn.Parameter(tensor.detach(), requires_grad=like.requires_grad)
 
 
-def _masks(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> Masks:
+def removal_masks(module: nn.Module, kept: Mapping[str, Mapping[int, Units]]) -> Masks:
+    """Return which positions remain on the axes that become shorter, by the tensor's ``id``."""
     held = held_tensors(module)
     masks: dict[int, dict[int, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]] = {}
     for name in held.keys() & kept.keys():
         for axis, positions in kept[name].items():
-            length = held[name].shape[axis]
-            if len(positions) < length:
-                mask = np.zeros(length, dtype=bool)
-                mask[positions] = True
+            mask = np.isin(np.arange(held[name].shape[axis]), positions)
+            if not mask.all():
                 masks.setdefault(id(held[name]), {})[axis] = mask
     return masks
 
 
-def _present(module: nn.Module, attributes: Attributes) -> Attributes:
+def present(module: nn.Module, attributes: Attributes) -> Attributes:
+    """Return the values that a module has of the attributes that others were found for."""
     modules = dict(module.named_modules())
     return {
         path: {name: stated(modules[path], name) for name in values}
