@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -15,11 +16,12 @@ from compressor.graph.channels.slicing import Kept, remove_channels
 from compressor.graph.costs import size_notes
 from compressor.graph.residuals import ResidualBlock, drop_blocks, gated
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.matching import held_tensors
 from compressor.passes.prune.batch_statistics import with_batch_statistics
 from compressor.passes.prune.structured import masking
 from compressor.passes.prune.structured.segments import Variant
 from compressor.types.carrier import Carrier
-from compressor.types.channels import ChannelMap, Flags
+from compressor.types.channels import ChannelMap, Flags, Units
 from compressor.types.data import Samples
 from compressor.types.tensors import Batch
 
@@ -93,6 +95,60 @@ class Removal:
     def _without_blocks(self, model: ir.Model, variant: Variant) -> ir.Model:
         return drop_blocks(model, [self._blocks[i] for i in sorted(variant.dropped)])
 
+    def became(self, after: Carrier, kept: Kept, *, dropped: bool) -> list[str]:
+        """Describe what the model has become; ``dropped`` says that residual blocks are gone."""
+        notes = _became_notes(self._carrier, after, dropped=dropped)
+        rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (self._carrier, after)]
+        if rebuilt == [False, True] and not dropped:
+            notes.append(self._why_rebuilt(after, kept))
+        return [*notes, *size_notes(self._carrier, after)]
+
+    def _why_rebuilt(self, after: Carrier, kept: Kept) -> str:
+        """Return why a module that executes the graph takes the place of the user's."""
+        if rigid := _rigid_attention(self._carrier, after):
+            return (
+                "the heads of PyTorch's MultiheadAttention together are as wide as its inputs, "
+                f"which stay at {listed(rigid)}: a module that executes the graph takes the place "
+                f"of all. A rule that skips '{rigid[0]}.*' keeps its heads, so that the module may "
+                "stay"
+            )
+        for name in sorted(kept):
+            if layers := self._bound_layers(name, kept[name]):
+                match = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", layers[0])
+                return (
+                    f"forward computes numbers for the outputs of {layers[0]!r}, other ones for "
+                    "each channel or head, and would compute those of fewer in a smaller module: a "
+                    "module that executes the graph takes its place. A rule that skips "
+                    f"{match!r} keeps them, so that the module may stay"
+                )
+        return (
+            "no sizes of the module make it compute what its graph does, such as where its "
+            "forward has sizes written into it or computes weights of its parameters: a module "
+            "that executes the graph takes its place"
+        )
+
+    def _bound_layers(self, name: str, kept: Mapping[int, Units]) -> list[str]:
+        """Return the layers that write the units of a constant that forward computes.
+
+        None where it is a tensor of the module, or its positions are alike.
+        """
+        assert isinstance(self._carrier, TorchCarrier)
+        stored = self._carrier.graph().graph.initializers[name].const_value
+        if name in held_tensors(self._carrier.module) or stored is None:
+            return []
+        values = stored.numpy()
+        alike = [(values == values.take([0], axis)).all() for axis in kept]
+        if all(alike):
+            return []
+        beside = {
+            member.parameter
+            for group in self._analysis.channels.groups
+            if any(member.parameter == name for member in group.members)
+            for member in group.members
+            if member.role == "output"
+        }
+        return [x.name for x in self._carrier.layers() if x.weight in beside]
+
     def proof(self, variant: Variant, smaller: ir.Model, samples: Samples | None) -> list[str]:
         """Compare the smaller model with the masked one; return what was found, in sentences.
 
@@ -157,30 +213,16 @@ def _rigid_attention(before: Carrier, after: Carrier) -> list[str]:
     ]
 
 
-def became_notes(before: Carrier, after: Carrier, *, dropped: bool) -> list[str]:
-    """Describe what a model has become; ``dropped`` says that residual blocks are gone."""
-    notes = []
-    rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (before, after)]
+def _became_notes(before: Carrier, after: Carrier, *, dropped: bool) -> list[str]:
     if after.kind != before.kind:
-        notes.append(
+        return [
             "no sizes of the module make it compute what its graph does: the graph takes its "
             "place, and cannot be trained"
-        )
-    elif rebuilt == [False, True] and dropped:
-        notes.append(
+        ]
+    rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (before, after)]
+    if rebuilt == [False, True] and dropped:
+        return [
             "the module still has the blocks that were dropped: a module that executes the graph "
             "takes its place"
-        )
-    elif rebuilt == [False, True] and (rigid := _rigid_attention(before, after)):
-        notes.append(
-            "the heads of PyTorch's MultiheadAttention together are as wide as its inputs, which "
-            f"stay at {listed(rigid)}: a module that executes the graph takes the place of all. "
-            f"A rule that skips '{rigid[0]}.*' keeps its heads, so that the module may stay"
-        )
-    elif rebuilt == [False, True]:
-        notes.append(
-            "no sizes of the module make it compute what its graph does, such as where its "
-            "forward has sizes written into it or computes weights of its parameters: a module "
-            "that executes the graph takes its place"
-        )
-    return [*notes, *size_notes(before, after)]
+        ]
+    return []

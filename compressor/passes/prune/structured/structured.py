@@ -22,7 +22,7 @@ from compressor.passes.prune.criteria import Queue, Scores, normalized
 from compressor.passes.prune.structured import groups, latency, principal, reconstruction, scores
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import remaining_scores
-from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal, became_notes
+from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal
 from compressor.passes.prune.structured.segments import Variant
 from compressor.passes.prune.structured.selection import Selector
 from compressor.passes.prune.structured.solved import first_batches
@@ -283,7 +283,7 @@ class _Pruning:
         if self._turned is not None:
             after = self._turned.restored(after, self._channels, variant.removed)
             self._notes.append(self._turned.note(variant.removed))
-        self._notes += became_notes(self._carrier, after, dropped=bool(variant.dropped))
+        self._notes += self._removal.became(after, kept, dropped=bool(variant.dropped))
         self._notes += self._removal.proof(variant, smaller, self._samples)
         details: dict[str, dict[str, Any]] = {}
         if self._solves:
