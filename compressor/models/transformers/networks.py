@@ -105,6 +105,8 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
     try:
         with silent(), torch.device("meta"):
             config = _configuration(values)
+            if (saved := _unmapped_class(auto, config, values)) is not None:
+                return saved._from_config(config, attn_implementation=_ATTENTION)
             return auto.from_config(config, attn_implementation=_ATTENTION, trust_remote_code=False)
     # The class is the user's choice and the values are a stranger's: anything may be raised.
     except Exception as error:
@@ -117,6 +119,19 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
         raise ModelError(
             subject, f"describes no network ({reason_of(error)})", "correct its values"
         ) from error
+
+
+def _unmapped_class(auto: Any, config: Any, values: Mapping[str, Any]) -> Any:
+    """Return the class that a model was saved from, where its auto class does not know its type.
+
+    The text decoder of a larger model, saved alone, may have a type that no auto class knows.
+    """
+    names = values.get("architectures")
+    saved = str(names[0]) if isinstance(names, list) and names else ""
+    if auto_class_for(saved) != auto.__name__ or type(config) in auto._model_mapping:
+        return None
+    named = getattr(library(), saved, None)
+    return named if getattr(named, "config_class", None) is type(config) else None
 
 
 def saved_class(directory: Path) -> Any:

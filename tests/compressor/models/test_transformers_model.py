@@ -23,6 +23,7 @@ from compressor.run.model import OpenedModel
 from compressor.types.tensors import Batch, TensorSpec
 from tests.compressor.models.transformers_folders import (
     CAUSAL,
+    GROUPED,
     KINDS,
     change,
     opened,
@@ -143,6 +144,19 @@ print(anonymous() - before)
     command = [sys.executable, "-c", program, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) * 1024 < size / 5
+
+
+def test_a_decoder_of_a_type_that_no_auto_class_knows(tmp_path: Path) -> None:
+    """The text decoder of Llama 3.2 Vision, saved alone."""
+    sizes = {"num_hidden_layers": 2, "cross_attention_layers": [], "pad_token_id": 0}
+    config = transformers.MllamaTextConfig(**{**GROUPED, **sizes})
+    with quiet_libraries():
+        transformers.MllamaForCausalLM(config).save_pretrained(tmp_path)
+    module = open_pretrained("AutoModelForCausalLM", tmp_path, {}, ()).module
+    assert type(module) is transformers.MllamaForCausalLM
+    assert module.config._attn_implementation == "eager"
+    with pytest.raises(SpecError, match="is not for models of type 'mllama_text_model'"):
+        open_pretrained("AutoModelForSequenceClassification", tmp_path, {}, ())
 
 
 def test_tied_weights_are_one(tmp_path: Path) -> None:
