@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import transformers
 
 from compressor.models.transformers.block_checkpoint import open_blocks, opened_block
+from compressor.passes.prune.sparse import pruning
 from compressor.run.decoder_blocks import DecoderBlocks, OpenBlock
 from tests.compressor.run.test_decoder_blocks import GPTQ, SIZES, WORDS, folder_of, passed
 
@@ -96,3 +98,28 @@ def test_a_block_is_run_as_far_as_its_statistics(llama: Path, monkeypatch: pytes
         name: count * batches for name, count in expected.items()
     }
     assert "1.mlp.down_proj" not in found, "nothing follows it"
+
+
+def test_what_a_block_was_pruned_by_is_gone_before_the_next(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A factor takes as much as the moment, and as much again while it is inverted."""
+    made: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+    curvature, run_on = pruning.curvature, DecoderBlocks._run_on
+
+    def noted(moment: torch.Tensor) -> Any:
+        alive.append(sum(each() is not None for each in made))
+        found = curvature(moment)
+        made.append(weakref.ref(found))
+        return found
+
+    def watched(self: DecoderBlocks, opened: OpenBlock) -> None:
+        alive.append(sum(each() is not None for each in made))
+        run_on(self, opened)
+
+    monkeypatch.setattr(pruning, "curvature", noted)
+    monkeypatch.setattr(DecoderBlocks, "_run_on", watched)
+    passed(llama, "half", {"pass": "prune-sparsegpt", "n": 2, "m": 4}, llama / "out")
+    assert len(made) >= 2 * 4, "of what the layers of a block read"
+    assert not any(alive), alive

@@ -171,7 +171,9 @@ class PatternPruning(WeightPass):
     ) -> Changes:
         """Prune a block's layers, their groups counted in the new order of channels."""
         choice.work.find_orders(carrier)
-        return super().change_layers(carrier, choice, layers, block)
+        changes = super().change_layers(carrier, choice, layers, block)
+        choice.work.forget()
+        return changes
 
     def conclude(self, carrier: Carrier, choice: Choice, changes: Changes) -> Outcome:
         """Move channels to their new places, and count the zeros."""

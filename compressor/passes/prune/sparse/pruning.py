@@ -83,6 +83,10 @@ class Pruner:
         if self.orders is not None and self.reordered is None:
             self.reordered = find_orders(carrier, self.orders)
 
+    def forget(self) -> None:
+        """Give back what is kept for layers that read the same value."""
+        self.last = None
+
     def pruned(
         self,
         rows: WeightRows,
@@ -140,6 +144,7 @@ class Pruner:
             moment = observed.second[group]
             if order is not None:
                 moment = moment[order][:, order]
+            self.forget()  # a factor takes as much as the moment
             self.last = (observed, place, curvature(moment))
         curved = self.last[2]
         # Where nothing flows in, no weight changes the output.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compressor.passes.prune.sparse.patterns import Pattern, group_mask, whole_mask
-from compressor.passes.quantize.maths.gptq import inverse_factor
+from compressor.passes.quantize.maths.cholesky import check_finite, inverse_factor
 
 _BLOCK = 128  # columns whose mask is chosen together
 _DEAD = 1e-12  # what the score of a weight without input is multiplied with
@@ -40,8 +40,7 @@ def curvature(moment: Tensor, damping: float = 0.01) -> Curvature | None:
     Raises:
         ValueError: the moment is not finite.
     """
-    if not bool(torch.isfinite(moment).all()):
-        raise ValueError("the moment holds values that are not finite")
+    check_finite(moment)
     factor = inverse_factor(moment, damping)
     return None if factor is None else Curvature(factor, moment.diagonal() > 0)
 
@@ -70,7 +69,7 @@ def sparsegpt(matrix: Tensor, curved: Curvature, pattern: Pattern) -> Tensor:
     width = _BLOCK if not pattern.m else max(_BLOCK // pattern.m, 1) * pattern.m
     factor = curved.factor
     # Columns first: one column of all rows is then contiguous.
-    left = matrix.to(torch.float32).T.contiguous().clone()
+    left = matrix.T.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     costs = torch.where(curved.alive, 1.0, _DEAD) / factor.diagonal().square()
     for start in range(0, columns, width):
         end = min(start + width, columns)

@@ -17,6 +17,11 @@ from torch import Tensor
 
 from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
+from compressor.passes.quantize.maths.cholesky import (
+    check_finite,
+    costs_of_columns,
+    upper_factor,
+)
 from compressor.passes.quantize.maths.descent import (
     better_rows,
     descend,
@@ -28,10 +33,8 @@ from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.types.layers import QuantizedTensor, Scheme
 
 _BLOCK = 128  # columns between updates of all columns that are yet to come
-_INVERTED = 512  # columns of an inverse that are computed at once
 _SERIAL = 32768  # elements up to which torch does not start threads, which cost more than work
-_RETRIES = (1.0, 10.0, 100.0)  # factors on the damping
-_AT_ONCE = 1 << 22  # weights whose rows are rounded together: each takes some 50 bytes
+_AT_ONCE = 1 << 21  # weights whose rows are rounded together: each takes some 50 bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +47,7 @@ class FactoredMoment:
     @classmethod
     def of(cls, moment: Tensor, damping: float = 0.01) -> FactoredMoment:
         """Factorize a moment; raises ``ValueError`` where it is not finite."""
-        _check_finite(moment)
+        check_finite(moment)
         return cls(moment, _order_and_factor(moment, damping))
 
 
@@ -92,6 +95,7 @@ def gptq_weights(
     search: floating.RangeSearch = "mse",
     damping: float = 0.01,
     sweeps: int = 1,
+    between: Callable[[], None] | None = None,
 ) -> QuantizedTensor:
     """Quantize a weight, its scales included, so that the layer's output changes least.
 
@@ -113,6 +117,7 @@ def gptq_weights(
         search: how ranges are found.
         damping: share of the mean input power that is added to every diagonal element.
         sweeps: how often coordinate descent visits every code and scale.
+        between: called whenever some rows are done, and what they took has been freed.
 
     Raises:
         ValueError: the moment has another shape or is not finite, the columns do not divide into
@@ -121,10 +126,14 @@ def gptq_weights(
     matrices = [matrix] if isinstance(matrix, Tensor) else matrix
     for each in matrices:
         _check_shape(each, moment)
-    _check_finite(moment)
+    check_finite(moment)
     moment = moment.to(torch.float32)
     ordered = _order_and_factor(moment, damping)
-    costs = _costs(*ordered) if search == "mse" and ordered is not None else None
+    costs = None
+    if search == "mse" and ordered is not None:
+        order, factor = ordered
+        costs = torch.empty(len(order))
+        costs[order] = costs_of_columns(factor)
     power = moment.diagonal()
     mean = power.sum() / (power > 0).sum().clamp(min=1)  # of inputs that are not always zero
     ridge = damping * float(mean)
@@ -144,7 +153,12 @@ def gptq_weights(
 
     whole = scheme.granularity == "tensor"
     count = max(1, sum(map(len, matrices)) if whole else _AT_ONCE // max(len(moment), 1))
-    return join_rows([fitted(rows) for rows in _some_rows(matrices, count)])
+    parts = []
+    for rows in _some_rows(matrices, count):
+        parts.append(fitted(rows))
+        if between is not None:
+            between()
+    return join_rows(parts)
 
 
 def _some_rows(matrices: Sequence[Tensor], count: int) -> Iterator[Tensor]:
@@ -192,16 +206,6 @@ def _check_shape(matrix: Tensor, moment: Tensor) -> None:
         raise ValueError(f"moment {list(moment.shape)} does not fit {columns} columns")
 
 
-def _check_finite(moment: Tensor) -> None:
-    if not _is_finite(moment):
-        raise ValueError("the moment holds values that are not finite")
-
-
-def _is_finite(matrix: Tensor) -> bool:
-    """Whether all numbers are finite, without a copy of a large matrix."""
-    return not matrix.numel() or all(bool(end.isfinite()) for end in matrix.aminmax())
-
-
 def _from_nearest(
     matrix: Tensor, moment: Tensor, nearest: QuantizedTensor, ordered: tuple[Tensor, Tensor] | None
 ) -> QuantizedTensor:
@@ -241,99 +245,12 @@ def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] |
     return None if factor is None else (order, factor)
 
 
-def _costs(order: Tensor, factor: Tensor) -> Tensor:
-    """What a squared error in each column costs after compensation, ``1 / (M⁻¹)ⱼⱼ``.
-
-    Section 3.2 of E. Frantar and D. Alistarh, Optimal Brain Compression, 2022 (arXiv:2208.11580).
-    """
-    costs = torch.empty(len(order))
-    for start in range(0, len(order), _INVERTED):  # the whole inverse would take much memory
-        end = min(start + _INVERTED, len(order))
-        eye = torch.zeros(end, end - start, dtype=factor.dtype)
-        eye[start:].fill_diagonal_(1.0)
-        columns = torch.linalg.solve_triangular(factor[:end, :end], eye, upper=True)
-        costs[order[start:end]] = 1 / columns.square().sum(0)
-    return costs
-
-
 def by_column(parameter: Tensor, codes: Tensor) -> Tensor:
     """Spread a scale or zero point ``[rows, groups]`` over columns: float32 ``[columns, rows]``."""
     rows, columns = codes.shape
     groups = parameter.shape[1]
     spread = parameter.to(torch.float32).T.repeat_interleave(columns // groups, dim=0)
     return spread.expand(columns, rows).contiguous()
-
-
-def upper_factor(moment: Tensor, damping: float, order: Tensor | None = None) -> Tensor | None:
-    """Upper triangular ``F`` with ``F Fᵀ = M + d I``, or ``None`` where there is none.
-
-    ``d`` is ``damping`` times the mean input power, and more if the sum is not positive definite.
-    With the order of rows and columns reversed, ``F`` is Cholesky's factor ``L``. ``order`` is that
-    of the columns; ``None`` is the one they have.
-    """
-    order = torch.arange(len(moment)) if order is None else order
-    return _factored(moment, order, damping, lambda lower: lower)
-
-
-def inverse_factor(moment: Tensor, damping: float) -> Tensor | None:
-    """Upper triangular ``U`` with ``Uᵀ U = (M + d I)⁻¹``, the inverse of :func:`upper_factor`.
-
-    That takes one factorization in place of two and an inverse.
-    """
-    return _factored(moment, torch.arange(len(moment)), damping, _inverted)
-
-
-def _factored(
-    moment: Tensor, order: Tensor, damping: float, made: Callable[[Tensor], Tensor]
-) -> Tensor | None:
-    """Return what is made of ``L``, columns in the given order; ``None`` where there is no ``L``.
-
-    Each matrix of thousands of columns takes much memory: there is one beside the moment."""
-    power = moment.diagonal()[order]
-    alive = power > 0
-    if not bool(alive.any()):
-        return None
-    mean = power[alive].mean()
-    # A dead column has no input: any positive power serves, for nothing is passed on from it.
-    extra = torch.where(alive, 0.0, mean).flip(0)
-    turned = order.flip(0)
-    for retry in _RETRIES:
-        for dtype in (torch.float32, torch.float64):
-            damped = moment[turned[:, None], turned].to(dtype)
-            damped.diagonal().add_(extra + retry * damping * mean)
-            lower = damped.mT  # the same numbers, in the order that is factorized in place
-            failed = torch.empty((), dtype=torch.int32)
-            torch.linalg.cholesky_ex(lower, out=(lower, failed))
-            if int(failed):
-                continue
-            factor = made(lower)
-            del damped, lower
-            factor = _turned(factor).to(torch.float32)
-            if _is_finite(factor):
-                return factor
-    return None
-
-
-def _turned(matrix: Tensor) -> Tensor:
-    """Reverse the order of rows and of columns, in place but for some rows."""
-    size = len(matrix)
-    for start in range(0, (size + 1) // 2, _INVERTED):
-        end = min(start + _INVERTED, (size + 1) // 2)
-        first = matrix[start:end].flip(0, 1)
-        matrix[start:end] = matrix[size - end : size - start].flip(0, 1)
-        matrix[size - end : size - start] = first
-    return matrix
-
-
-def _inverted(lower: Tensor) -> Tensor:
-    """Return the inverse of a lower triangular matrix, computed without what is zero."""
-    inverse = torch.zeros_like(lower)
-    for start in range(0, len(lower), _INVERTED):
-        rest = lower[start:, start:]
-        eye = torch.eye(len(rest), min(_INVERTED, len(rest)), dtype=lower.dtype)
-        columns = torch.linalg.solve_triangular(rest, eye, upper=False)
-        inverse[start:, start : start + _INVERTED] = columns
-    return inverse
 
 
 def compensate(
@@ -346,7 +263,7 @@ def compensate(
 ) -> Tensor:
     """Round column by column; all tensors but ``factor`` are ``[columns, rows]``.
 
-    ``factor`` is that of :func:`upper_factor`. In its terms the output's squared error is
+    ``factor`` is that of ``cholesky.upper_factor``. In its terms the output's squared error is
     ``|Fᵀ e|²``, so that a column's best value follows from the errors ``e`` of those before it by
     division by the diagonal: no inverse is needed (J. Chen et al., The Geometry of LLM
     Quantization: GPTQ as Babai's Nearest Plane Algorithm, 2025, arXiv:2507.18553).

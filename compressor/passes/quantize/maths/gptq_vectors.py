@@ -85,9 +85,8 @@ def gptq_from_vectors(
 def _blocks(inputs: Tensor, damping: float) -> list[tuple[slice, Tensor, Tensor]] | None:
     """Return the blocks of columns, each with its share ``P Xᵀ / d`` and its factor.
 
-    The share is ``[columns of the block, vectors]``, the factor that of
-    :func:`compressor.passes.quantize.maths.gptq.upper_factor` for the block's moment. ``P`` loses
-    what a block compensates for, from the last block to the first.
+    The share is ``[columns of the block, vectors]``, the factor that of ``cholesky.upper_factor``
+    for the block's moment. ``P`` loses what a block compensates for, from the last to the first.
 
     Returns:
         ``None`` where a block's moment is not positive definite, as when all inputs are zero.

@@ -99,7 +99,11 @@ class GptqWork:
             moments = observed(stacked[0], self.by_layer[stacked[0].name], block)
             given = [self.matrix(layer) for layer in stacked]
             if len(moments.second) == 1:
-                codes = gptq_weights(given, moments.second[0], scheme, self.search)
+                # Between parts of a large weight: what one took lies in pieces that the next one
+                # does not fit into, and so memory would grow with each.
+                codes = gptq_weights(
+                    given, moments.second[0], scheme, self.search, between=return_freed_memory
+                )
             else:  # the rows of each channel group go by the moment of that group's inputs
                 groups = zip(given[0].chunk(len(moments.second)), moments.second, strict=True)
                 codes = join_rows([gptq_weights(w, m, scheme, self.search) for w, m in groups])

@@ -12,11 +12,10 @@ from compressor.passes.quantize.maths.affine import absmax_parameters, quantize
 from compressor.passes.quantize.maths.gptq import (
     FactoredMoment,
     gptq,
-    inverse_factor,
     output_error,
-    upper_factor,
 )
 from compressor.types.layers import QuantizedTensor, Scheme
+from tests.compressor.passes.quantize.test_cholesky import indefinite
 
 SCHEMES = [
     Scheme(8),
@@ -186,69 +185,11 @@ def test_a_singular_moment_is_damped_until_it_factors() -> None:
     assert output_error(matrix, result, moment) <= output_error(matrix, nearest, moment)
 
 
-def indefinite(least: float) -> Tensor:
-    """Return a matrix of mean diagonal one with a negative eigenvalue: that of rounding."""
-    generator = torch.Generator().manual_seed(5)
-    turned, _ = torch.linalg.qr(torch.randn(32, 32, generator=generator, dtype=torch.float64))
-    values = torch.full((32,), 1.0 + (1.0 + least) / 31, dtype=torch.float64)
-    values[7] = -least
-    return (turned * values) @ turned.T
-
-
-@pytest.mark.parametrize("columns", [512, 513, 1100])
-def test_the_inverse_is_computed_in_blocks(columns: int) -> None:
-    values = torch.randn(2 * columns, columns, generator=torch.Generator().manual_seed(0))
-    moment = values.T @ values
-    factor = inverse_factor(moment, damping=0.01)
-    assert factor is not None
-    assert torch.equal(factor, factor.triu())
-    damped = moment.double()
-    damped.diagonal().add_(0.01 * moment.diagonal().mean())
-    product = factor.double() @ damped @ factor.double().T
-    torch.testing.assert_close(product, torch.eye(columns).double(), rtol=0, atol=1e-4)
-
-
-def test_the_factor_is_that_of_the_damped_moment() -> None:
-    values = torch.randn(90, 40, generator=torch.Generator().manual_seed(0))
-    values[:, 3] = 0  # no input: any power serves
-    moment = values.T @ values
-    factor = upper_factor(moment, damping=0.05)
-    assert factor is not None
-    assert torch.equal(factor, factor.triu())
-    mean = float(moment.diagonal().sum() / 39)
-    damped = moment + 0.05 * mean * torch.eye(40)
-    damped[3, 3] += mean
-    torch.testing.assert_close(factor @ factor.T, damped, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(("least", "retry"), [(0.005, 1.0), (0.05, 10.0), (0.5, 100.0)])
-def test_damping_grows_until_the_moment_factors(least: float, retry: float) -> None:
-    moment = indefinite(least)
-    factor = inverse_factor(moment.float(), damping=0.01)
-    assert factor is not None
-    assert torch.equal(factor, factor.triu())
-    damped = moment + retry * 0.01 * torch.eye(32, dtype=torch.float64)
-    expected = torch.linalg.inv(damped).float()
-    torch.testing.assert_close(factor.T @ factor, expected, rtol=1e-3, atol=1e-3)
-
-
 def test_a_moment_that_no_damping_helps_leaves_nearest_rounding() -> None:
     moment = indefinite(1.5).float()
-    assert inverse_factor(moment, damping=0.01) is None
     matrix, _ = correlated(4, 32)
     compensated, nearest = both(matrix, moment, Scheme(4))
     assert torch.equal(compensated.codes, nearest.codes)
-
-
-def test_what_float32_cannot_factor_is_factored_in_float64() -> None:
-    moment = torch.ones(48, 48)  # one direction; beside it, the damping is lost in float32
-    factor = inverse_factor(moment, damping=1e-9)
-    assert factor is not None
-    assert factor.dtype == torch.float32
-    weak = torch.randn(48, generator=torch.Generator().manual_seed(0)).double()
-    weak -= weak.mean()  # where there is no input, only damping is inverted
-    product = factor.double() @ weak
-    assert float(product @ product) == pytest.approx(float(weak @ weak) / 1e-9, rel=1e-2)
 
 
 def test_unusable_moments_are_refused() -> None:

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.passes.quantize.maths import cholesky
 from compressor.passes.quantize.maths import gptq as maths
 from compressor.passes.quantize.maths.affine import absmax_parameters
 from compressor.passes.quantize.maths.descent import row_errors
@@ -213,7 +214,7 @@ def test_what_errors_cost_is_computed_some_columns_at_a_time(
     """Ranges are found by it, so that scales show it."""
     matrix, moment = correlated(8, 64)
     whole = gptq_weights(matrix, moment, WEIGHT_ONLY[1], sweeps=0)
-    monkeypatch.setattr(maths, "_INVERTED", 20)
+    monkeypatch.setattr(cholesky, "_AT_ONCE", 20)
     parts = gptq_weights(matrix, moment, WEIGHT_ONLY[1], sweeps=0)
     assert torch.equal(parts.scale, whole.scale)
     assert (parts.codes == whole.codes).float().mean() > 0.99
@@ -259,18 +260,11 @@ def test_weights_given_together_are_those_below_each_other(
     whole = gptq_weights(half.float(), moment, scheme)
     if scheme.granularity != "tensor":
         monkeypatch.setattr(maths, "_AT_ONCE", 7 * 160)
-    found = gptq_weights(half.split([10, 0, 6, 8]), moment, scheme)
+    done: list[None] = []
+    found = gptq_weights(
+        half.split([10, 0, 6, 8]), moment, scheme, between=lambda: done.append(None)
+    )
+    assert len(done) == (1 if scheme.granularity == "tensor" else 4), "of 7 rows each"
     assert torch.equal(found.codes.view(torch.uint8), whole.codes.view(torch.uint8))
     torch.testing.assert_close(found.scale, whole.scale)
     assert torch.equal(found.zero_point, whole.zero_point)
-
-
-@pytest.mark.parametrize("size", [1, 2, 7, 8])
-def test_a_matrix_is_turned_in_place(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maths, "_INVERTED", 3)
-    matrix = torch.arange(float(size * size)).reshape(size, size)
-    for each in (matrix.clone(), matrix.clone().mT):
-        expected, place = each.flip(0, 1), each.data_ptr()
-        found = maths._turned(each)
-        assert torch.equal(found, expected)
-        assert found.data_ptr() == place
