@@ -3,12 +3,15 @@
 The output error ``tr(E M Eᵀ)`` is quadratic in the error ``E`` of the weights. So what it changes
 by, when a group is rounded with another range or a column after another factor, is known exactly
 from that group's or column's own errors and from the gradient, and trying is cheap. Weights are
-rounded to nearest throughout."""
+rounded to nearest throughout.
+
+What is widened to float32, or rounded to be judged, is so for some rows at a time: of all rows
+there are only an error and a gradient."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -16,48 +19,62 @@ from torch import Tensor
 
 from compressor.passes.quantize.maths import floating
 from compressor.passes.quantize.maths.affine import extremes, in_groups, parameters, quantize
-from compressor.passes.quantize.maths.descent import row_errors
+from compressor.passes.quantize.maths.cholesky import check_finite
+from compressor.passes.quantize.maths.gptq import join_rows
 from compressor.types.layers import QuantizedTensor, Scheme
 
+_AT_ONCE = 1 << 22  # weights that are rounded together
 _SHARES = tuple(1 - 0.03 * step for step in range(22))  # of the full range
 
 
 class Rounded:
     """A weight whose columns are scaled and rounded, with the gradient of its output error.
 
-    ``matrix`` is not scaled yet, ``start`` is the scaled weight, quantized, and ``factors`` are
-    what columns are multiplied with; all are float32.
+    ``matrix`` is of any float type and not scaled yet, ``start`` is the scaled weight, quantized,
+    and ``factors`` are what columns are multiplied with, float32.
     """
 
     def __init__(self, matrix: Tensor, moment: Tensor, start: QuantizedTensor, factors: Tensor):
-        self._matrix, self._moment, self._start = matrix, moment, start
-        self._factors = factors.clone()
+        self._matrix, self._moment, self._scheme = matrix, moment, start.scheme
+        self._factors, self._whole = factors.clone(), start.tensor_scale
         self._scale, self._zero = start.scale.clone(), start.zero_point.clone()
-        self._error = start.dequantize() / factors - matrix
+        self._error = torch.empty(matrix.shape)
+        for rows in _row_parts(matrix, start.scheme):
+            self._error[rows] = _some(start, rows).dequantize().div_(factors).sub_(matrix[rows])
         self._gradient = self._error @ moment
 
     def result(self) -> QuantizedTensor:
         """The scaled weight with the ranges and factors as they are now."""
-        matrix, scheme = self._matrix * self._factors, self._start.scheme
-        if scheme.element == "int":
-            return quantize(matrix, self._scale, self._zero, scheme)
-        return floating.quantize_floats(matrix, self._scale, scheme, self._start.tensor_scale)
+        parts = []
+        for rows in _row_parts(self._matrix, self._scheme):
+            matrix = self._matrix[rows].to(torch.float32) * self._factors
+            if self._scheme.granularity == "tensor":
+                scale, zero = self._scale, self._zero
+            else:
+                scale, zero = self._scale[rows], self._zero[rows]
+            if self._scheme.element == "int":
+                parts.append(quantize(matrix, scale, zero, self._scheme))
+            else:
+                made = floating.quantize_floats(matrix, scale, self._scheme, self._whole)
+                parts.append(made)
+        return join_rows(parts)
 
     def visit_ranges(self) -> None:
         """Give each row of each group in turn the range of least error among shrunk ones."""
-        scheme = self._start.scheme
+        scheme = self._scheme
         if scheme.granularity == "tensor":
             return
         width = in_groups(self._matrix, scheme).shape[2]
         for group in range(self._scale.shape[1]):
             columns = slice(group * width, (group + 1) * width)
-            part = self._matrix[:, columns] * self._factors[columns]
+            exact = self._matrix[:, columns].to(torch.float32)
+            part = exact * self._factors[columns]
             moment = self._moment[columns, columns]
             scale, zero = self._scale[:, group].clone(), self._zero[:, group].clone()
             least, moved = torch.zeros(len(part)), torch.zeros_like(part)
             for tried in self._tries(part):
                 delta = tried.dequantize() / self._factors[columns]
-                delta.sub_(self._matrix[:, columns]).sub_(self._error[:, columns])
+                delta.sub_(exact).sub_(self._error[:, columns])
                 change = ((delta @ moment).add_(self._gradient[:, columns], alpha=2) * delta).sum(1)
                 better = change < least
                 least = torch.where(better, change, least)
@@ -79,10 +96,10 @@ class Rounded:
             What the output error changes by, float64 ``[tried]``, and by how much the weights
             grow, ``[tried, rows, count]``.
         """
-        exact = self._matrix[:, columns]
+        exact = self._matrix[:, columns].to(torch.float32)
         factors = self._factors[columns] * ratios[:, None]
         step, zero = self._of_columns(columns)
-        scheme = self._start.scheme
+        scheme = self._scheme
         levels = exact * factors[:, None] / step
         if scheme.element != "int":
             levels = floating.nearest_values(levels, scheme)
@@ -103,13 +120,13 @@ class Rounded:
         """Steps and zero points, float32 ``[rows or 1, count]``."""
         group = columns // (self._matrix.shape[1] // self._scale.shape[1])
         step = self._scale[:, group]
-        if self._start.tensor_scale is not None:
-            step = step * self._start.tensor_scale
+        if self._whole is not None:
+            step = step * self._whole
         return step, self._zero[:, group].to(torch.float32)
 
     def _tries(self, part: Tensor) -> Iterator[QuantizedTensor]:
         """Round the columns of a group with each of the ranges that are tried."""
-        scheme, whole = self._start.scheme, self._start.tensor_scale
+        scheme, whole = self._scheme, self._whole
         if scheme.element == "int":
             low, high = extremes(in_groups(part, scheme), scheme)
             for share in _SHARES:
@@ -153,7 +170,7 @@ def awq(
     nearest with ranges that hold all values.
 
     Args:
-        matrices: the weights, each ``[rows, columns]`` with rows of its own.
+        matrices: the weights, each ``[rows, columns]`` with rows of its own, of any float type.
         moment: ``Σ x xᵀ`` over the shared input, ``[columns, columns]``.
         schemes: how the codes of each weight are represented.
         search: ``mse`` refines ranges and factors by coordinate descent; ``min-max`` takes the
@@ -170,25 +187,20 @@ def awq(
     columns = moment.shape[0]
     if any(matrix.shape[1] != columns or moment.shape != (columns, columns) for matrix in matrices):
         raise ValueError(f"moment {list(moment.shape)} does not fit the weights' columns")
-    if not bool(torch.isfinite(moment).all()):
-        raise ValueError("the moment holds values that are not finite")
-    weights = [matrix.to(torch.float32) for matrix in matrices]
+    check_finite(moment)
     owner = torch.arange(columns) if tied is None else torch.unique(tied, return_inverse=True)[1]
     ones = torch.ones(columns)
-    layers = list(zip(weights, schemes, strict=True))
-    nearest = [floating.round_to_nearest(weight, scheme) for weight, scheme in layers]
-    fallback = Scaled(ones, tuple(nearest))
+    problem = _Problem(list(zip(matrices, schemes, strict=True)), moment, owner)
     if not bool((moment.diagonal() > 0).any()):
-        return fallback
-    problem = _Problem(layers, moment, owner)
+        return problem.plain(ones)
     factors = ones if problem.single else problem.from_grid(search)
     scaled = problem.refined(factors, sweeps) if search == "mse" else problem.plain(factors)
-    return scaled if problem.error(scaled) < problem.error(fallback) else fallback
+    return scaled if problem.error(scaled) < problem.plain_error(ones) else problem.plain(ones)
 
 
 @dataclass(frozen=True, eq=False)
 class _Problem:
-    """Float32 weights, the moment of their input, and the number of each column's factor."""
+    """Weights, the float32 moment of their input, and the number of each column's factor."""
 
     layers: list[tuple[Tensor, Scheme]]
     moment: Tensor
@@ -208,7 +220,7 @@ class _Problem:
         power = self.moment.diagonal()
         least = power[power > 0].min()
         inputs = power.clamp(min=least).log() / 2
-        squares = torch.stack([w.square().mean(0) for w, _ in self.layers if len(w)])
+        squares = torch.stack([_mean_squares(w) for w, _ in self.layers if len(w)])
         share = (squares / squares.mean(1, keepdim=True).clamp(min=1e-30)).sum(0)
         weights = share.clamp(min=1e-12).log() / 2
         logarithms = [
@@ -219,16 +231,36 @@ class _Problem:
         return best if search == "min-max" else self._best([best**r for r in _ROOTS], search)
 
     def _best(self, choices: list[Tensor], search: floating.RangeSearch) -> Tensor:
-        errors = [self.error(self.plain(factors, search)) for factors in choices]
+        errors = [self.plain_error(factors, search) for factors in choices]
         return choices[errors.index(min(errors))]
 
     def plain(self, factors: Tensor, search: floating.RangeSearch = "min-max") -> Scaled:
-        importance = self.moment.diagonal() / factors.square()
-        codes = [
-            floating.round_to_nearest(weight * factors, scheme, search, importance=importance)
+        """Round to nearest what the factors make of the weights."""
+        rounded = [
+            join_rows([codes for _, codes in self._rounded(weight, scheme, factors, search)])
             for weight, scheme in self.layers
         ]
-        return Scaled(factors, tuple(codes))
+        return Scaled(factors, tuple(rounded))
+
+    def plain_error(self, factors: Tensor, search: floating.RangeSearch = "min-max") -> float:
+        """Return the error of :meth:`plain`, of which no more than some rows are kept."""
+        return sum(
+            self._error(weight[rows], factors, codes)
+            for weight, scheme in self.layers
+            for rows, codes in self._rounded(weight, scheme, factors, search)
+        )
+
+    def _rounded(
+        self, weight: Tensor, scheme: Scheme, factors: Tensor, search: floating.RangeSearch
+    ) -> Iterator[tuple[slice, QuantizedTensor]]:
+        """Yield the codes of some rows after the other."""
+        importance = self.moment.diagonal() / factors.square()
+        parts = _row_parts(weight, scheme)
+        scaled = (weight[rows].to(torch.float32) * factors for rows in parts)
+        whole = floating.shared_scale(scaled, scheme)
+        for rows in parts:
+            matrix = weight[rows].to(torch.float32) * factors
+            yield rows, floating.round_to_nearest(matrix, scheme, search, whole, importance)
 
     def refined(self, factors: Tensor, sweeps: int) -> Scaled:
         start = self.plain(factors, "mse")
@@ -246,11 +278,17 @@ class _Problem:
         return Scaled(factors, tuple(part.result() for part in parts))
 
     def error(self, scaled: Scaled) -> float:
-        moment = self.moment / scaled.factors[:, None] / scaled.factors
+        """Return the sum of the layers' output errors."""
         return sum(
-            float(row_errors(weight * scaled.factors, codes, moment).sum())
-            for (weight, _), codes in zip(self.layers, scaled.weights, strict=True)
+            self._error(weight[rows], scaled.factors, _some(codes, rows))
+            for (weight, scheme), codes in zip(self.layers, scaled.weights, strict=True)
+            for rows in _row_parts(weight, scheme)
         )
+
+    def _error(self, rows: Tensor, factors: Tensor, codes: QuantizedTensor) -> float:
+        # As the unscaled weights have it, for which the moment is as it is.
+        error = codes.dequantize().div_(factors).sub_(rows)
+        return float(((error @ self.moment) * error).sum(dtype=torch.float64))
 
     def _usable(self, logarithm: Tensor) -> Tensor:
         """Factors of mean logarithm 0, the same for tied columns, within bounds."""
@@ -274,3 +312,24 @@ class _Problem:
                 for part, (_, moved) in zip(parts, changes, strict=True):
                     part.move(columns, moved[best], tried[best])
         return factors
+
+
+def _row_parts(matrix: Tensor, scheme: Scheme) -> list[slice]:
+    """Cut the rows so that a piece has so many weights; those that share a scale stay together."""
+    rows, columns = matrix.shape
+    step = max(1, rows if scheme.granularity == "tensor" else _AT_ONCE // max(columns, 1))
+    return [slice(start, start + step) for start in range(0, max(rows, 1), step)]
+
+
+def _some(codes: QuantizedTensor, rows: slice) -> QuantizedTensor:
+    """Return some rows of a quantized weight, which may have one scale for all."""
+    if codes.scheme.granularity == "tensor":
+        return replace(codes, codes=codes.codes[rows])
+    scale, zero = codes.scale[rows], codes.zero_point[rows]
+    return replace(codes, codes=codes.codes[rows], scale=scale, zero_point=zero)
+
+
+def _mean_squares(matrix: Tensor) -> Tensor:
+    """Mean square of each column, float32 ``[columns]``."""
+    parts = torch.split(matrix, max(1, _AT_ONCE // max(matrix.shape[1], 1)))
+    return torch.stack([x.to(torch.float32).square().sum(0) for x in parts]).sum(0) / len(matrix)

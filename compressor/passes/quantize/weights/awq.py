@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeAlias
 
 import onnx_ir as ir
 import torch
@@ -25,6 +26,9 @@ from compressor.passes.quantize.weights.gptq import UNOBSERVED, observed
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request
+
+_Operator: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_Scaling: TypeAlias = tuple[_Operator, torch.Tensor]
 
 
 def awq_groups(
@@ -70,25 +74,27 @@ def block_groups(
 
 @dataclass
 class Folded:
-    """Float parameters as factors have changed them."""
+    """Float parameters as factors have changed them.
+
+    Of a layer there are the factors alone, and its weight is computed when it is wanted: those of a
+    block in float32 would take as much memory as all that is done to one of them.
+    """
 
     read: Callable[[str], torch.Tensor]  # returns a parameter as the model has it, by name
-    # what has changed, in float32 and in the stored shape; of layers' weights, in canonical form
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    # norms and biases that have changed, in float32
+    vectors: dict[str, torch.Tensor] = field(default_factory=dict)
+    # by a layer's weight: what is done to it in canonical form, one after the other
+    scaled: dict[str, tuple[Layer, list[_Scaling]]] = field(default_factory=dict)
     # the factors that groups got so far
     done: list[tuple[InputGroup, torch.Tensor]] = field(default_factory=list)
 
-    def get(self, name: str) -> torch.Tensor:
-        """Return a parameter as it is now, in float32."""
-        if name not in self.tensors:
-            return self.read(name).to(torch.float32)
-        return self.tensors[name]
-
     def matrix(self, layer: Layer) -> torch.Tensor:
-        """Return a layer's weight as it is now, float32 ``[rows, columns]``."""
-        if layer.weight in self.tensors:
-            return self.tensors[layer.weight]
-        return layer.canonical(self.read(layer.weight)).to(torch.float32)
+        """Return a layer's weight as it is now, ``[rows, columns]``; float32 if it has changed."""
+        matrix = layer.canonical(self.read(layer.weight))
+        _, scalings = self.scaled.get(layer.weight, (layer, []))
+        for operator, factors in scalings:
+            matrix = operator(matrix.to(torch.float32), factors)
+        return matrix
 
     def fold(self, group: InputGroup, factors: torch.Tensor) -> None:
         """Multiply the columns of a group's layers with factors and divide its source by them.
@@ -96,26 +102,35 @@ class Folded:
         Factors are one a column, the same for columns of one channel of the source.
         """
         for layer in group.layers:
-            self.tensors[layer.weight] = self.matrix(layer) * factors
+            self._scale(layer, torch.mul, factors)
         source = group.source
         assert source is not None
         self.done.append((group, factors))
         divisor = torch.ones(source.count)
         divisor[torch.tensor(source.channels)] = factors.to(torch.float32)
         for name in source.vectors:
-            self.tensors[name] = self.get(name) / divisor
+            vector = self.vectors[name] if name in self.vectors else self.read(name)
+            self.vectors[name] = vector.to(torch.float32) / divisor
         if source.layer is not None:
-            self.tensors[source.layer.weight] = self.matrix(source.layer) / divisor[:, None]
+            self._scale(source.layer, torch.div, divisor[:, None])
 
     def taken(self, weights: Collection[str]) -> dict[str, torch.Tensor]:
-        """Forget what has changed, and return it in its own dtype, except ``weights``."""
-        changed = {
-            name: tensor.to(self.read(name).dtype)
-            for name, tensor in self.tensors.items()
+        """Forget what has changed, and return it in its own dtype, except ``weights``.
+
+        Weights of layers are in canonical form.
+        """
+        matrices = {
+            name: self.matrix(layer)
+            for name, (layer, _) in self.scaled.items()
             if name not in weights
         }
-        self.tensors.clear()
-        return changed
+        changed = {**self.vectors, **matrices}
+        self.vectors.clear()
+        self.scaled.clear()
+        return {name: tensor.to(self.read(name).dtype) for name, tensor in changed.items()}
+
+    def _scale(self, layer: Layer, operator: _Operator, factors: torch.Tensor) -> None:
+        self.scaled.setdefault(layer.weight, (layer, []))[1].append((operator, factors))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +177,7 @@ class AwqWork:
         return partial(_alike, tuple(self.folded.done)) if self.folded.done else None
 
     def matrix(self, layer: Layer) -> torch.Tensor:
-        """Return the weight that a layer's codes stand for."""
+        """Return the weight that a layer's codes stand for, of any float type."""
         return self.folded.matrix(layer)
 
     def quantized(self, layers: Sequence[Layer], block: Block) -> dict[str, WeightCodes]:

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compressor.passes.quantize.maths import awq as maths
 from compressor.passes.quantize.maths.affine import quantize
 from compressor.passes.quantize.maths.awq import Rounded, Scaled, _Problem, awq
 from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.passes.quantize.maths.gptq import output_error
 from compressor.types.layers import Scheme
+from tests.peak_memory import growth
 
 INT4 = Scheme(4, granularity="group", group=32, narrow=False)
 SCHEMES = [
@@ -271,3 +273,26 @@ def test_each_weight_needs_a_scheme() -> None:
     weights, moment = problem(4, 32)
     with pytest.raises(ValueError, match="shorter"):
         awq(weights, moment, [INT4])
+
+
+def test_rows_are_widened_and_judged_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same result; of all rows there are an error and a gradient, in float32."""
+    weights, moment = problem()
+    whole = [searched(scheme) for scheme in SCHEMES]
+    monkeypatch.setattr(maths, "_AT_ONCE", 5 * 96)
+    for scheme, expected in zip(SCHEMES, whole, strict=True):
+        found = awq(weights, moment, [scheme] * 2)
+        torch.testing.assert_close(found.factors, expected.factors)
+        for ours, theirs in zip(found.weights, expected.weights, strict=True):
+            assert torch.equal(ours.codes.view(torch.uint8), theirs.codes.view(torch.uint8))
+
+
+def test_memory_is_that_of_an_error_and_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those are twice the weight in float32; it was 8 times that."""
+    for name, value in {"_AT_ONCE": 1 << 16, "_INPUT_EXPONENTS": (0.0, 0.5)}.items():
+        monkeypatch.setattr(maths, name, value, raising=False)
+    monkeypatch.setattr(maths, "_SHARES", (1.0, 0.9))
+    (weight, _), moment = problem(4096, 512)
+    weight = weight.bfloat16()
+    awq([weight[:64]], moment, [INT4], sweeps=0)  # what the libraries take at first
+    assert growth(lambda: awq([weight], moment, [INT4], sweeps=0)) < 5 * 4 * weight.numel()
