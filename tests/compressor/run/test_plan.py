@@ -264,6 +264,12 @@ def test_a_bare_checkpoint_cannot_be_run_on_data(on_checkpoint: Project):
             "graph and run",
             "give data.calibration or model.factory",
         ),
+        (
+            {"pass": "quantize-weights", "method": "reconstruct"},
+            "graph and run",
+            "give model.factory, or set method to gptq, which takes a language model's directory "
+            "block by block",
+        ),
     ],
 )
 def test_a_bare_checkpoint_offers_weights_only(

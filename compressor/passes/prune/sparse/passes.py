@@ -228,6 +228,7 @@ class PruneNm(PatternPruning):
     """
 
     name: ClassVar[str] = "prune-nm"
+    version: ClassVar[int] = 2
     source: ClassVar[str] = (
         "Mishra et al. 2021 (arXiv:2104.08378); TensorRT Developer Guide, Structured Sparsity; "
         "wanda: Sun et al. 2023 (arXiv:2306.11695); sparsegpt: Frantar & Alistarh 2023 "
@@ -376,6 +377,7 @@ class PruneSparsegpt(SparsePruning):
     """
 
     name: ClassVar[str] = "prune-sparsegpt"
+    version: ClassVar[int] = 2
     source: ClassVar[str] = "Frantar & Alistarh 2023 (arXiv:2301.00774)"
 
     @property

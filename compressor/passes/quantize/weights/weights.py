@@ -184,6 +184,13 @@ class QuantizeWeights(WeightPass):
         """Whether nothing but each block's inputs has to be seen."""
         return self.method in ("gptq", "awq") or (self.by_block and self.method != "reconstruct")
 
+    @property
+    def instead(self) -> str:
+        """What takes a directory as it is: training needs the graph of the whole model."""
+        if self.method != "reconstruct":
+            return ""
+        return "set method to gptq, which takes a language model's directory block by block"
+
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:
         """Return each layer's scheme, and what the method has to know of its inputs.
 
