@@ -2,9 +2,10 @@
 
 A Llama-shaped directory of random bfloat16 weights: width 3,072, 8,192 in the MLP, a vocabulary of
 128,256 that is the output layer, too. Each pass runs in a process of its own, whose memory is read
-fifty times a second. ``BENCH_BLOCKS`` sets how many blocks there are, ``BENCH_SAMPLES`` how many
-pieces of 512 tokens are read (with fewer than 17 the moments of the MLP never take their full
-size), ``BENCH_PASSES`` the passes.
+fifty times a second. ``BENCH_BLOCKS`` sets how many blocks there are (several numbers with commas:
+a directory of each; 28 are 6 GB), ``BENCH_SAMPLES`` how many pieces of ``BENCH_LENGTH`` tokens are
+read (with fewer than 17 of 512 the moments of the MLP are found at the end, from inputs that were
+kept), ``BENCH_PASSES`` the passes.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from tests.benchmarks.marks import benchmark
 from tests.paths import ROOT
 
 pytestmark = benchmark(seconds=7200)
-BLOCKS = int(os.environ.get("BENCH_BLOCKS", "2"))
+BLOCKS = tuple(map(int, os.environ.get("BENCH_BLOCKS", "2").split(",")))
 SAMPLES = int(os.environ.get("BENCH_SAMPLES", "17"))
-WIDTH, KEYS, MIDDLE, WORDS, LENGTH = 3072, 1024, 8192, 128_256, 512
+LENGTH = int(os.environ.get("BENCH_LENGTH", "512"))
+WIDTH, KEYS, MIDDLE, WORDS = 3072, 1024, 8192, 128_256
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
 QUANTIZE = {"pass": "quantize-weights", "preset": "int4-g128"}
 PASSES: dict[str, dict[str, Any]] = {
@@ -41,7 +43,7 @@ PASSES: dict[str, dict[str, Any]] = {
 }
 
 
-def make_directory(folder: Path) -> None:
+def make_directory(folder: Path, blocks: int) -> None:
     """Write the weights, each block in a shard of its own, with a tokenizer of letters."""
     from tokenizers import Tokenizer, models
 
@@ -54,7 +56,7 @@ def make_directory(folder: Path) -> None:
         "num_attention_heads": 24,
         "num_key_value_heads": 8,
         "head_dim": 128,
-        "num_hidden_layers": BLOCKS,
+        "num_hidden_layers": blocks,
         "vocab_size": WORDS,
         "tie_word_embeddings": True,
         "dtype": "bfloat16",
@@ -68,8 +70,15 @@ def make_directory(folder: Path) -> None:
         return (torch.randn(rows, columns, generator=generator) * 0.02).bfloat16()
 
     ones = torch.ones(WIDTH).bfloat16()
-    shards = [{"model.embed_tokens.weight": random(WORDS, WIDTH), "model.norm.weight": ones}]
-    for block in range(BLOCKS):
+    places = {}
+
+    def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
+        name = f"model-{number:05}.safetensors"
+        save_file(tensors, folder / name, {"format": "pt"})
+        places.update(dict.fromkeys(tensors, name))
+
+    write(0, {"model.embed_tokens.weight": random(WORDS, WIDTH), "model.norm.weight": ones})
+    for block in range(blocks):
         path = f"model.layers.{block}"
         shapes = {
             "self_attn.q_proj": (WIDTH, WIDTH),
@@ -83,12 +92,7 @@ def make_directory(folder: Path) -> None:
         tensors = {f"{path}.{name}.weight": random(*shape) for name, shape in shapes.items()}
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"{path}.{name}.weight"] = ones.clone()
-        shards.append(tensors)
-    places = {}
-    for number, tensors in enumerate(shards):
-        name = f"model-{number:05}.safetensors"
-        save_file(tensors, folder / name, {"format": "pt"})
-        places.update(dict.fromkeys(tensors, name))
+        write(block + 1, tensors)
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
@@ -117,9 +121,10 @@ def cost(spec: Path) -> Cost:
     return Cost(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, peak)
 
 
-def test_block_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_block_memory(blocks: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
-    make_directory(tmp_path / "llama")
+    make_directory(tmp_path / "llama", blocks)
     letters = torch.randint(len(LETTERS), (SAMPLES * LENGTH + 1,)).tolist()
     (tmp_path / "text.txt").write_text("".join(LETTERS[place] for place in letters))
     data = {
@@ -132,7 +137,7 @@ def test_block_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     }
     chosen = os.environ.get("BENCH_PASSES", ",".join(PASSES)).split(",")
     with capsys.disabled():
-        print(f"\n{BLOCKS} blocks, {SAMPLES} x {LENGTH} tokens")
+        print(f"\n{blocks} blocks, {SAMPLES} x {LENGTH} tokens")
         print(f"{'':16}{'anonymous MB':>14}{'CPU s':>9}", flush=True)
         for name in chosen:
             value = {

@@ -114,9 +114,8 @@ class Pruner:
                     "skip the layer, or prune by magnitude",
                 )
             parts = ordered.chunk(layer.groups)
-            pruned = torch.cat(
-                [self._group(part, observed, n, order, pattern) for n, part in enumerate(parts)]
-            )
+            made = [self._group(x, observed, n, order, pattern) for n, x in enumerate(parts)]
+            pruned = made[0] if len(made) == 1 else torch.cat(made)
         if order is None:
             return pruned
         restored = torch.empty_like(matrix)
