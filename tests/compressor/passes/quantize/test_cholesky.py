@@ -48,6 +48,18 @@ def test_the_factor_is_that_of_the_damped_moment() -> None:
     torch.testing.assert_close(factor @ factor.T, damped, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("columns", [63, 64, 65, 200])
+def test_the_factor_is_in_the_order_that_is_asked_for(columns: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(2 * columns, columns, generator=generator)
+    moment, order = values.T @ values, torch.randperm(columns, generator=generator)
+    factor = upper_factor(moment, 0.05, order)
+    assert factor is not None
+    damped = moment[order[:, None], order]
+    damped.diagonal().add_(0.05 * moment.diagonal().mean())
+    torch.testing.assert_close(factor @ factor.T, damped, rtol=1e-5, atol=1e-2)
+
+
 @pytest.mark.parametrize(("least", "retry"), [(0.005, 1.0), (0.05, 10.0), (0.5, 100.0)])
 def test_damping_grows_until_the_moment_factors(least: float, retry: float) -> None:
     moment = indefinite(least)
