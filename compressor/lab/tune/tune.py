@@ -15,7 +15,7 @@ from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.from_model import is_model
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.opened import opened_bench
-from compressor.lab.tune.recipe import Recipe
+from compressor.lab.tune.recipe import Recipe, spec_with
 from compressor.lab.tune.tuning import Tuning
 from compressor.lab.tune.workbench import Candidate
 from compressor.lab.tune.workers import dask_crew
@@ -70,14 +70,16 @@ def tune(
     file = _place(spec, output)
     with progress.stage("plan"):
         bench, goal = opened_bench(spec, goal, progress)
-    check_free(bench.spec.output, force=False)
+    place = str(bench.spec.document.value["output"])
+    answered = spec_with(bench.spec, {"output": place.removesuffix("tuned") + file.stem})
+    check_free(answered.output, force=False)
 
     def publish(candidate: Candidate) -> None:
-        write_text(file, spec_text(bench.spec, candidate.recipe, goal))
-        with switch(bench.spec.output) as (staged, gone):
-            stage_artifacts(candidate.written, bench.spec.output, staged)
+        write_text(file, spec_text(answered, candidate.recipe, goal))
+        with switch(answered.output) as (staged, gone):
+            stage_artifacts(candidate.written, answered.output, staged)
             entry = manifest(candidate.workspace, candidate.written, [])
-            gone += stale_files(bench.spec.output, [str(o["name"]) for o in entry["outputs"]])
+            gone += stale_files(answered.output, [str(o["name"]) for o in entry["outputs"]])
             (staged / MANIFEST).write_text(sealed_text(entry), encoding="utf-8")
 
     with (

@@ -89,7 +89,9 @@ def test_a_search_that_was_stopped_goes_on_and_the_best_so_far_is_there(
     assert resumed != first  # a smaller one was proved since
     document = found(project)
     assert tuned(project, *LOOSE, "-o", str(project.folder / "other.yaml")).exit_code == 0
-    assert (project.folder / "other.yaml").read_text() == resumed
+    assert (project.folder / "other.yaml").read_text() == resumed.replace("-tuned", "-other")
+    both = [project.folder / "out" / f"tiny-{name}" / "model.onnx" for name in ("tuned", "other")]
+    assert both[0].read_bytes() == both[1].read_bytes()
     assert json.loads((project.folder / "other.json").read_text()) == document
 
 
