@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.errors import SpecError
 from compressor.files import scratch
 from compressor.front.run import run
@@ -134,7 +135,7 @@ def prune(
         passes=usual if passes is None else passes,
         exports=[{"format": "safetensors"}],
     )
-    with scratch() as folder, importable([Path.cwd()]):
+    with scratch() as folder, random_numbers_kept(), importable([Path.cwd()]):
         plan = make_plan(replace(checked(spec), output=folder / spec.name))
         workspace = Workspace(plan, Store(store_of(folder / spec.name)), Silent())
         with workspace.store.locked():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.front.spec import SpecLike, checked
 from compressor.progress import Progress
 from compressor.report.result import RunResult
@@ -44,5 +45,5 @@ def run(
     Raises:
         CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
-    with importable([Path.cwd()]):
+    with random_numbers_kept(), importable([Path.cwd()]):
         return run_spec(checked(spec, settings), options, progress)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.errors import SpecError, listed
 from compressor.front.compress import (
     OutputForm,
@@ -201,7 +202,7 @@ def prepare(
     if passes.output is None:
         folder = TemporaryFolder()
         spec = replace(spec, output=folder.path / spec.name)
-    with importable([Path.cwd()]):
+    with random_numbers_kept(), importable([Path.cwd()]):
         plan = make_plan(spec)
         workspace = Workspace(plan, Store(store_of(spec.output)), Silent(), loop=OwnLoop("", _take))
         with workspace.store.locked():

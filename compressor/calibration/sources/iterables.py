@@ -246,7 +246,7 @@ class _RandomState:
     """States of the random numbers of torch, numpy and Python."""
 
     def __init__(self, seed: int):
-        with self._kept():
+        with random_numbers_kept():
             torch.default_generator.manual_seed(seed)
             np.random.seed(seed % (1 << 32))  # noqa: NPY002  # what datasets draw from
             random.seed(seed)
@@ -255,21 +255,22 @@ class _RandomState:
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Let the block draw from these, and leave those of the program as they are."""
-        with self._kept():
+        with random_numbers_kept():
             _set_states(self._states)
             try:
                 yield
             finally:
                 self._states = _states()
 
-    @staticmethod
-    @contextmanager
-    def _kept() -> Iterator[None]:
-        before = _states()
-        try:
-            yield
-        finally:
-            _set_states(before)
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Leave the program's random numbers as they are, whatever the block draws or seeds."""
+    before = _states()
+    try:
+        yield
+    finally:
+        _set_states(before)
 
 
 def _states() -> tuple[torch.Tensor, Any, Any]:

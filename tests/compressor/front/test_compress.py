@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,23 @@ class Fixed(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Any]:
         hidden = torch.relu(self.first(x)).reshape(-1, 16)
         return {"all": self.last(hidden), "pair": (hidden.sum(1), [x])}
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda m, data: compressor.prune(m, data, macs=0.7),
+        lambda m, data: compressor.quantize(m, data, passes=[STATIC]),
+        lambda m, data: compressor.prepare(m, [{"pass": "qat", "loss": "mse", "steps": 1}], data),
+    ],
+)
+def test_the_programs_random_numbers_stay(
+    module: nn.Module, loader: DataLoader[Any], work: Callable[[nn.Module, Any], Any]
+):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    work(module, loader)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_module_that_executes_its_graph_returns_what_the_module_did():
