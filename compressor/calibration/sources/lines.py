@@ -14,6 +14,7 @@ from compressor.calibration.sources.tokenizer import (
     class_names,
     encode_lines,
     open_line_tokenizer,
+    tells_texts_apart,
 )
 from compressor.errors import DataError, suggestion
 from compressor.types.tensors import Array, Batch, TensorSpec
@@ -83,6 +84,7 @@ class _Encoder:
         self._options = options
         self._tokenizer = open_line_tokenizer(options.tokenizer, options.length, options.padding)
         self._answers = Answers(class_names(options.tokenizer))
+        self._typed = tells_texts_apart(options.tokenizer)
 
     def batch(self, records: Sequence[Record]) -> Batch:
         encodings = self._encodings(records)
@@ -92,7 +94,7 @@ class _Encoder:
         rows = {
             IDS: [e.ids for e in encodings],
             MASK: [e.attention_mask for e in encodings],
-            TYPES: [e.type_ids for e in encodings],
+            TYPES: [e.type_ids if self._typed else [0] * len(e.ids) for e in encodings],
         }
         return {
             name: np.array(rows[stored], np.int64)

@@ -23,6 +23,7 @@ PIECE = 1 << 15
 _TOGETHER = 8 * PIECE  # characters for one call, in which the library works in parallel
 _MOST = 1024  # pieces for one call
 _NAME = "tokenizer.json"
+_OF_NO_KIND = ("PreTrainedTokenizerFast", "TokenizersBackend")
 _SETTINGS, _MODEL = "tokenizer_config.json", "config.json"
 _INCOMPLETE = "tokenizer", "cannot encode the text", "save it again; its vocabulary is not complete"
 BESIDE = (_SETTINGS, _MODEL)
@@ -126,6 +127,20 @@ def _set_padding(
             pad_token=token,
             length=length,
         )
+
+
+def tells_texts_apart(path: Path) -> bool:
+    """Return whether a tokenizer says which text of a pair each token is of.
+
+    ``transformers`` has it from ``model_input_names`` in ``tokenizer_config.json``, or else from
+    the tokenizer's class: those that are made for no kind of model do not. A network then reads
+    zeros, whatever types ``tokenizer.json`` states.
+    """
+    settings = beside(path, _SETTINGS)
+    names = settings.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    return settings.get("tokenizer_class") not in _OF_NO_KIND
 
 
 def class_names(path: Path) -> dict[str, int]:

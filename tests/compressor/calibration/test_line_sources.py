@@ -133,6 +133,33 @@ def test_without_a_padding_token(tmp_path: Path, letters: Path) -> None:
     assert batch_of(lines(path, letters))["input_ids"][1].tolist()[3:] == [PAD, PAD]
 
 
+@pytest.mark.parametrize(
+    ("settings", "typed"),
+    [
+        ({}, True),
+        ({"tokenizer_class": "BertTokenizer"}, True),
+        ({"tokenizer_class": "PreTrainedTokenizerFast"}, False),
+        ({"tokenizer_class": "TokenizersBackend"}, False),
+        ({"model_input_names": ["input_ids", "attention_mask"]}, False),
+        (
+            {
+                "tokenizer_class": "TokenizersBackend",
+                "model_input_names": ["input_ids", "token_type_ids"],
+            },
+            True,
+        ),
+    ],
+)
+def test_types_are_those_that_the_tokenizers_settings_name(
+    tmp_path: Path, letters: Path, settings: dict[str, Any], typed: bool
+) -> None:
+    """A network that is served without types was judged with ones for the second text."""
+    path = write(tmp_path / "a.jsonl", {"q": "ab", "c": "cd"})
+    settle(letters, **settings)
+    batch = batch_of(lines(path, letters, field="q", text_pair="c"))
+    assert batch["token_type_ids"].tolist() == [[0] * 4 + ([1] if typed else [0]) * 3]
+
+
 def test_pairs(tmp_path: Path, letters: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"q": "ab", "c": "cde"}, {"q": "f", "c": "g"})
     batch = batch_of(lines(path, letters, field="q", text_pair="c"))
