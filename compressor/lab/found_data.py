@@ -10,6 +10,7 @@ from pathlib import Path
 
 from compressor.calibration.sources.arrays import NpySource, NpzSource, SafetensorsSource
 from compressor.calibration.sources.audio import WavFolderSource
+from compressor.calibration.sources.documents import objects
 from compressor.calibration.sources.file_source import FileSource, Header
 from compressor.calibration.sources.images import ImageFolderSource
 from compressor.errors import SpecError
@@ -41,6 +42,7 @@ class Found:
         typical: how many the former has.
         classes: how many class folders they lie in.
         arrays: of a file, or of the first npz file in a folder of them, by their names.
+        texts: names of the texts in the first object of a jsonl file.
     """
 
     kind: str
@@ -50,6 +52,7 @@ class Found:
     typical: int = 1
     classes: int = 0
     arrays: Mapping[str, Header] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
 
     @property
     def feeds(self) -> bool:
@@ -85,6 +88,7 @@ def look_at(place: Path) -> Found:
 
     Raises:
         SpecError: it does not exist, or holds nothing that is known.
+        DataError: a line of JSON is none.
     """
     subject = f"data {str(place)!r}"
     if not place.exists():
@@ -92,7 +96,7 @@ def look_at(place: Path) -> Found:
     if place.is_file() and place.suffix in _FILES:
         kind = _FILES[place.suffix]
         arrays = ARRAYS[kind](path=place).readable() if kind in ARRAYS else {}
-        return Found(kind, place, place, arrays=arrays)
+        return Found(kind, place, place, arrays=arrays, texts=_texts(place))
     found = (_folder(place) or _feeds(place)) if place.is_dir() else None
     if found is None:
         remedy = f"name a folder of images, WAV or npz files, or a file: {', '.join(_FILES)}"
@@ -106,6 +110,14 @@ def beside(model: Path) -> list[Path]:
     folders = [p for p in entries if p.is_dir() and not p.name.startswith(".")]
     seen = ((p, _folder(p)) for p in folders if p != model.resolve())
     return [p for p, found in seen if found and (found.classes > 1 or found.kind == "wav")]
+
+
+def _texts(place: Path) -> tuple[str, ...]:
+    if place.suffix != ".jsonl":
+        return ()
+    with place.open("rb") as stream:
+        _, first = next(objects(place, stream), ("", {}))
+    return tuple(name for name, value in first.items() if isinstance(value, str))
 
 
 def _folder(place: Path) -> Found | None:

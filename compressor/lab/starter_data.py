@@ -174,15 +174,11 @@ class Given:
             parted = found.halves() and "    samples: feeds" not in text
             folds = {"calibration": "1/2", "evaluation": "2/2"} if parted else {}
             note = " # CHECK: calibration and evaluation apart" if found.shared else ""
-            written = "npz" if found.kind in ARRAYS else found.kind
-            if not re.search(rf"^    {written}: ", text, re.MULTILINE):
-                problem = f"is {found.words()}, which this model's spec does not take"
-                remedy = "give a file or folder of what the model takes, such as .npz"
-                raise SpecError(f"data {str(choices.data)!r}", problem, remedy)
+            written, field = self._written(text)
             text = re.sub(
                 rf"^    {written}: (calibration|evaluation)(\.\w+| # a folder)?$",
                 lambda match: (
-                    f"    {found.kind}: {places[match[1]]}"
+                    f"    {found.kind}: {places[match[1]]}{field}"
                     + (_fold(folds[match[1]]) if folds else note)
                 ),
                 text,
@@ -195,6 +191,27 @@ class Given:
             line = f"metric: {scalar(choices.metric)}"
             text = re.sub(r"^(# )?metric: [\w-]+$", line, text, count=1, flags=re.MULTILINE)
         return text
+
+    def _written(self, text: str) -> tuple[str, str]:
+        """Return the kind of data in a spec that the file takes the place of, and lines to add.
+
+        Raises:
+            SpecError: the spec has another kind.
+        """
+        assert self.found is not None
+        kinds = re.findall(r"^    (npz|text|jsonl|images|wav): ", text, re.MULTILINE)
+        kind = "npz" if self.found.kind in ARRAYS else self.found.kind
+        if kind in kinds:
+            return kind, ""
+        if kind == "jsonl" and "text" in kinds and self.found.texts:
+            texts = self.found.texts
+            return "text", "" if "text" in texts else f"\n    field: {scalar(texts[0])}"
+        wanted = {"text": "text (.txt, .jsonl)", "npz": "arrays (.npz, .npy, .safetensors)"}
+        raise SpecError(
+            f"data {str(self.choices.data)!r}",
+            f"is {self.found.words()}, which this model's spec does not take",
+            f"give {' or '.join(wanted.get(k, k) for k in dict.fromkeys(kinds)) or 'other data'}",
+        )
 
 
 def _of_folder(

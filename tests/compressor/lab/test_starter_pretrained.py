@@ -15,8 +15,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compressor.calibration.sources.tokens import TokenSource
-from compressor.errors import ModelError
+from compressor.errors import ModelError, SpecError
 from compressor.lab.starter import write_starter
+from compressor.lab.starter_data import Choices
 from compressor.progress import quiet_libraries
 from compressor.run.data import check_data, open_data
 from compressor.run.model import open_model
@@ -172,6 +173,26 @@ def test_of_an_encoder_of_text(tmp_path: Path, auto: str, metric: str) -> None:
     assert data["calibration"].first(2)["attention_mask"].tolist() == [[1, 1], [1, 0]]
     # The first of its positions is padding's.
     assert spec.data["calibration"].options.length == 18  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [({"text": "a", "label": "x"}, "text"), ({"n": 1, "body": "a", "note": "a"}, "body")],
+)
+def test_lines_of_json_take_the_place_of_text(
+    tmp_path: Path, line: dict[str, Any], field: str
+) -> None:
+    """init refused the file whose kind its own help names."""
+    path = encoder(tmp_path, "AutoModelForSequenceClassification", roberta())
+    data = tmp_path / "lines.jsonl"
+    data.write_text(f"{json.dumps(line)}\n" * 4)
+    choices = Choices(data=data)
+    assert not write_starter(path, tmp_path / "spec.yaml", choices)
+    entry = load_spec(tmp_path / "spec.yaml").data["evaluation"]
+    assert (entry.kind, entry.options.field) == ("jsonl", field)  # type: ignore[union-attr]
+    data.write_text('{"n": 1}\n')
+    with pytest.raises(SpecError, match=r"jsonl, which .*; give text \(\.txt, \.jsonl\)"):
+        write_starter(path, tmp_path / "other.yaml", choices)
 
 
 def test_of_an_encoder_that_scores_texts(tmp_path: Path) -> None:
