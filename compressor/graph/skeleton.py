@@ -243,6 +243,8 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
     proto = parts.proto
     proto.ir_version = max(proto.ir_version, 4)  # initializers need not be inputs from there on
     _drop_defaults(proto.graph, have, opset)
+    if opset < _PADS_AXES <= have:
+        _set_pads_aside(proto)
     inputs = len(proto.graph.input)
     # Turn empty initializers into inputs, except those whose values a conversion reads.
     filled = []
@@ -271,11 +273,16 @@ def converted(model: ir.Model, opset: int) -> ir.Model:
         graph.register_initializer(value)
     if have < _PLACES_STATED <= opset:
         _state_places(result)
+    if result.opset_imports.pop(_ASIDE, None):
+        for node in all_nodes(result.graph):
+            node.domain = "" if node.domain == _ASIDE else node.domain
     _restore_types(model, result)
     return result
 
 
 _PLACES_STATED = 11  # the first opset that says where the pixels of a resized image lie
+_PADS_AXES = 18  # the first whose Pad may name axes
+_ASIDE = "compressor.aside"
 _ONE_AXIS = 13  # the first whose softmax and its kind are along one axis, not over all from one on
 
 
@@ -295,6 +302,18 @@ def _state_places(model: ir.Model) -> None:
         node.replace_input_with(1, None)  # only another mode reads it
         if region is not None and region.is_initializer() and not region.uses():
             graph.initializers.pop(region.name or "", None)
+
+
+def _set_pads_aside(proto: onnx.ModelProto) -> None:
+    """Hide what pads all axes from the converter, which takes no ``Pad`` below opset 18.
+
+    From there on it may name axes, and wrap around: else it is the same operator.
+    """
+    for node in proto.graph.node:
+        modes = [a.s for a in node.attribute if a.name == "mode"]
+        if node.op_type == "Pad" and _has(node, _PADS_AXES) and len(node.input) <= 3:
+            node.domain = node.domain if b"wrap" in modes else _ASIDE
+    proto.opset_import.append(helper.make_opsetid(_ASIDE, 1))
 
 
 def _check_flattened(model: ir.Model) -> None:
