@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from compressor.errors import SpecError
-from compressor.models.transformers.networks import CONFIG, piece_length, read_config
+from compressor.models.transformers.lengths import piece_length
+from compressor.models.transformers.networks import CONFIG, read_config
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 
@@ -42,7 +43,7 @@ class QuantizeOptions:
         max_shard_size: bytes of a written file at most; ``None`` keeps the input's shards.
         text: what methods ``gptq`` and ``awq`` calibrate on.
         samples: how many pieces of it, of ``length`` tokens each; ``None`` takes what
-            :func:`~compressor.models.transformers.networks.piece_length` says.
+            :func:`~compressor.models.transformers.lengths.piece_length` says.
         evaluation: text on which the result is judged.
         format: of the result; ``None`` takes that of the consumer.
         consumer: what is going to read it; the plan refuses what that has no kernels for.

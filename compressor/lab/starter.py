@@ -275,7 +275,8 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     """Return the starter spec for a Hugging Face directory, all but its head."""
     from compressor.lab.inspect.checkpoint import headers, mostly_bfloat16
     from compressor.models.transformers.carrier import text_inputs
-    from compressor.models.transformers.networks import auto_class_for, piece_length, read_config
+    from compressor.models.transformers.lengths import piece_length
+    from compressor.models.transformers.networks import auto_class_for, read_config
 
     config = read_config(model)
     saved = config.get("architectures")

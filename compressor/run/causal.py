@@ -14,7 +14,8 @@ from typing import Any
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError
 from compressor.models.transformers.carrier import auto_class_name
-from compressor.models.transformers.networks import CONFIG, is_causal, positions_of, read_config
+from compressor.models.transformers.lengths import positions_of
+from compressor.models.transformers.networks import CONFIG, is_causal, read_config
 from compressor.spec.keys import MetricKeys
 from compressor.spec.load import DataEntry, Spec
 

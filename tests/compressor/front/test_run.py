@@ -41,7 +41,7 @@ PASSES = [
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = onnx_project(tmp_path_factory.mktemp("front"))
     project.spec.update(passes=PASSES, exports=[{"format": "safetensors"}, {"format": "onnx"}])
-    project.spec["limits"] = {"metric-drop": 50, "size-ratio": 3, "latency-ratio": None}
+    project.spec["limits"] = {"metric-drop": 8, "size-ratio": 3, "latency-ratio": None}
     return project
 
 
@@ -63,7 +63,7 @@ def typed(project: Project) -> Spec:
             ),
         ],
         exports=[SafetensorsExporter(), OnnxExporter()],
-        limits=LimitKeys(metric_drop=50, size_ratio=3, latency_ratio=None),
+        limits=LimitKeys(metric_drop=8, size_ratio=3, latency_ratio=None),
     )
 
 

@@ -10,7 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from compressor.errors import SpecError
-from compressor.models.transformers.networks import is_causal, piece_length, positions_of
+from compressor.models.transformers.lengths import piece_length, positions_of
+from compressor.models.transformers.networks import is_causal
 from compressor.run.causal import check_windows, window_doubts
 from compressor.spec.load import Spec, load_spec
 from tests.compressor.models.transformers_folders import change, save

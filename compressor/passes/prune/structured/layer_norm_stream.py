@@ -29,7 +29,8 @@ from compressor.types.channels import ChannelGroup, ChannelMap, Flags, kept
 SUBJECT = "criterion principal-components"
 _NORM = "LayerNormalization"
 _MOVES = ("same", "type", "shape", "order", "some")
-_WHOLE = ("Concat", "Expand", "Gather", "Split", "Dropout", "ReduceMean")
+_JOINED = ("parts", "repeated")  # what makes zeros of an output of those of its inputs
+_WHOLE = ("Dropout", "ReduceMean")
 """Operators that move vectors of channels, or average them, beside those whose rows say so."""
 _BEHIND = "takes what a norm gives: norms lie behind the sums, not before"
 
@@ -223,7 +224,7 @@ class _Walk:
             if None in tags:
                 raise _met(node, "adds the same to all its channels")
             self._put(node, "stream" if moving else "parameter")
-        elif row.moves in _MOVES or is_op(node, *_WHOLE):
+        elif row.moves in _MOVES or row.zeros in _JOINED or _picks(node) or is_op(node, *_WHOLE):
             if len({*tags} - {None}) > 1 and normed:
                 raise _met(node, "joins it before a norm and behind one")
             self._put(node, next(iter(moving), "parameter"))
@@ -256,3 +257,9 @@ class _Walk:
 
 def _met(node: ir.Node, problem: str) -> SpecError:
     return _refused(f"{node.op_type} {node.name!r} {problem}")
+
+
+def _picks(node: ir.Node) -> bool:
+    """Return whether a node hands on parts of what it reads."""
+    row = operator(node)
+    return row.is_table or (len(node.outputs) > 1 and row.passes_factor)
