@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 import samples
 from compressor.cli.application import application
+from compressor.run.verdicts import AGREES
 from samples.cifar import data
 from samples.cifar.model import ZeroPadShortcut, resnet20
 
@@ -126,9 +127,7 @@ def test_published_checkpoint_reaches_its_accuracy() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["openvino", "tensorrt"])
 def test_another_runtime_may_round_otherwise(target: str, tmp_path: Path) -> None:
-    """Its outputs differ from the quantized model's by as much as that differs from the float one,
-    but are no further from the float model.
-    """
+    """Its outputs are near those of the quantized model, or no further from the float model."""
     published_file("resnet20_cifar10.th")
     if target == "openvino":
         pytest.importorskip("openvino")
@@ -138,5 +137,6 @@ def test_another_runtime_may_round_otherwise(target: str, tmp_path: Path) -> Non
     result = CliRunner().invoke(application, command)
     assert result.exit_code == 0, result.output
     report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
-    details = [a["checks"][1]["detail"] for a in report["artifacts"]]
-    assert any("beside the float model too" in detail for detail in details)
+    checks = [check for artifact in report["artifacts"] for check in artifact["checks"]]
+    assert {check["name"] for check in checks} >= {AGREES}
+    assert all(check["ok"] for check in checks)
