@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from compressor.calibration.sources.class_folders import ClassFolderSource
 from compressor.calibration.sources.file_source import PathSource
 from compressor.errors import SpecError
 from compressor.graph.costs import cannot_run
@@ -19,17 +20,42 @@ from compressor.types.tensors import Array, Batch
 _FARTHEST = 16.0  # between values of one kind of data: pixels of 255 and of 1 are farther apart
 
 
-def data_doubts(spec: Spec, samples: Mapping[str, Batch], *, calibrates: bool) -> tuple[str, ...]:
+def data_doubts(
+    spec: Spec, carrier: Carrier, samples: Mapping[str, Batch], *, calibrates: bool
+) -> tuple[str, ...]:
     """Return what is doubtful about the data that calibrate and those that judge.
 
     Args:
+        carrier: the float model.
         samples: the first sample of each role.
         calibrates: a pass reads the calibration data.
     """
+    labels = folders_missing(spec, carrier)
     if not calibrates or not {"calibration", "evaluation"} <= samples.keys():
-        return ()
+        return tuple(labels)
     shared = judged_on_calibration(spec)
-    return (*shared, *scales_apart(samples["calibration"], samples["evaluation"]))
+    return (*labels, *shared, *scales_apart(samples["calibration"], samples["evaluation"]))
+
+
+def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:
+    """Return a doubt where the model scores more classes than there are folders to judge.
+
+    Folders are numbered in their order: one that is missing shifts the labels of all behind it.
+    """
+    entry = spec.data.get("evaluation")
+    if entry is None or entry.keys.target is None:
+        return []
+    source = entry.options
+    folders = source.numbered_by_order if isinstance(source, ClassFolderSource) else 0
+    shape = carrier.outputs[0].shape if carrier.outputs else ()
+    scores = shape[-1] if len(shape) == 2 else None
+    if not folders or not isinstance(scores, int) or not scores >= 2 or folders >= scores:
+        return []
+    return [
+        f"data.evaluation has {folders} class folders, numbered in their order, and the model "
+        f"gives {scores} scores: where one is missing, all labels behind it are wrong; name them "
+        "(classes: {FOLDER: LABEL})"
+    ]
 
 
 def scales_apart(calibrating: Batch, judging: Batch) -> list[str]:

@@ -161,7 +161,8 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     _check_exports(spec, spec.exports)
     _check_judged(spec)
     size = model_bytes(float_model)
-    doubts = data_doubts(spec, samples, calibrates=any(p.reads_data for p in passes))
+    calibrates = any(p.reads_data for p in passes)
+    doubts = data_doubts(spec, float_model, samples, calibrates=calibrates)
     return Plan(
         spec=spec,
         model=model,

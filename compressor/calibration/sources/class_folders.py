@@ -88,6 +88,18 @@ class ClassFolderSource(IndexedFileSource):
     def _folders(self) -> list[Path]:
         return sorted(p for p in self.path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
+    @property
+    def numbered_by_order(self) -> int:
+        """How many class folders have the numbers of their order; 0 where somebody named them."""
+        return 0 if self.classes is not None or self._known else len(self._folders)
+
+    @cached_property
+    def _known(self) -> dict[str, int]:
+        """What ``config.json`` beside the preprocessor says, if it names all folders."""
+        known = {} if self.preprocessor is None else classes_beside(self.preprocessor)
+        names = [folder.name for folder in self._folders]
+        return {n: known[n] for n in names} if all(n in known for n in names) else {}
+
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """The labels of class folders."""
@@ -98,10 +110,7 @@ class ClassFolderSource(IndexedFileSource):
                     problem = f"has the class folder {name!r}, which classes does not name"
                     raise DataError(self.subject, problem, suggestion(name, self.classes))
             return {name: self.classes[name] for name in names}
-        known = {} if self.preprocessor is None else classes_beside(self.preprocessor)
-        if known and all(name in known for name in names):
-            return {name: known[name] for name in names}
-        return {name: label for label, name in enumerate(names)}
+        return self._known or {name: label for label, name in enumerate(names)}
 
     def _items(self) -> list[Item]:
         loose = sorted(path for path in self.path.iterdir() if self._is_one(path))

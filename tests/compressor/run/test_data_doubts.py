@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from compressor import Spec
 from compressor.errors import SpecError
@@ -88,6 +89,30 @@ def test_doubts_are_warnings_of_a_plan_whose_passes_calibrate(
     plan = on_onnx.plan()
     assert len(plan.doubts) == doubts
     assert set(plan.doubts) <= set(plan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("folders", "keys", "doubted"),
+    [
+        ("abc", {}, True),
+        ("abcd", {}, False),
+        ("abc", {"classes": {"a": 0, "b": 2, "c": 3}}, False),
+    ],
+)
+def test_a_missing_class_folder_is_doubted(
+    on_onnx: Project, folders: str, keys: dict[str, Any], doubted: bool
+):
+    """Nine folders of ten classes: 0 % right, and not a word."""
+    for name in folders:
+        place = on_onnx.folder / "photos" / name
+        place.mkdir(parents=True)
+        Image.new("L", (8, 8)).save(place / "1.png")
+    one = {"images": "photos", "size": [8, 8], "inputs": {"image": "image"}, "target": "label"}
+    one |= {"colour": "grey", "layout": "channels-first", "mean": [0.5], "std": [0.5]}
+    on_onnx.spec |= {"data": {"evaluation": {**one, **keys}}, "passes": [{"pass": "fuse"}]}
+    plan = on_onnx.plan()
+    words = "data.evaluation has 3 class folders, numbered in their order, and the model gives 4"
+    assert any(d.startswith(words) for d in plan.doubts) is doubted
 
 
 @pytest.mark.parametrize(
