@@ -185,11 +185,13 @@ def test_observer(example: Any) -> None:
 
 def test_metric(example: Any) -> None:
     metric = example("worst_class").WORST_CLASS
-    outputs = {"y": np.eye(3, dtype=np.float32)[[0, 1, 0, 0]]}
-    labels = np.array([0, 0, 0, 1])
-    values = metric.per_sample(outputs, labels, 4)
-    assert values.tolist() == [1, 1, 1, 0]
-    assert metric.summary(values)["value"] == 75.0
+    logits, labels = np.eye(3, dtype=np.float32)[[0, 1, 0, 1, 0]], np.array([0, 0, 0, 1, 1])
+    # Batches: the first holds the other class alone.
+    batches = [(logits[:2], labels[:2]), (logits[2:], labels[2:])]
+    parts = [metric.per_sample({"y": y}, target, len(target)) for y, target in batches]
+    values = metric.settled(np.concatenate(parts))
+    assert metric.summary(values)["value"] == pytest.approx(50.0)
+    assert values.shape == (5,)
 
 
 def test_exporter(example: Any, carrier: OnnxCarrier, tmp_path: Path) -> None:

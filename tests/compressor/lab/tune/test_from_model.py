@@ -47,7 +47,7 @@ def test_a_model_and_samples_suffice_and_a_run_gives_the_same_bytes(model: Path)
     within = [p for p in document["points"] if p["size_ratio"] <= 0.98]
     assert point["sqnr_db"] == max(p["sqnr_db"] for p in within)
     assert point["drop"] is not None
-    output = model.parent / "out" / "tiny-tuned"
+    output = model.parent / "out" / "tiny-mine"
     proved = (output / "model.onnx").read_bytes()
     assert len(proved) == point["bytes"]
     again = CliRunner().invoke(application, ["run", str(model.parent / "mine.yaml")])
