@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -157,13 +158,7 @@ def test_the_artifact_is_what_was_evaluated(quantized: tuple[Project, RunResult]
 def test_a_file_that_gives_the_same_is_evaluated_for_the_model_too(
     on_onnx: Project, monkeypatch: pytest.MonkeyPatch, off: float, times: int
 ):
-    evaluated = 0
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal evaluated
-        evaluated += 1
-        return evaluate(*arguments)
-
+    counted = Mock(wraps=evaluate)
     monkeypatch.setattr(workspace, "evaluate", counted)
     written = OnnxExporter._in_form
 
@@ -177,7 +172,7 @@ def test_a_file_that_gives_the_same_is_evaluated_for_the_model_too(
     monkeypatch.setattr(OnnxExporter, "_in_form", coarse)
     on_onnx.spec.update(passes=[{"pass": "nudge"}], exports=[{"format": "onnx"}])
     report = on_onnx.run().report
-    assert evaluated == times
+    assert counted.call_count == times
     (artifact,), (step,) = report["artifacts"], report["passes"]
     assert (artifact["sqnr_db"] == step["sqnr_db"]) == (times == 2)
     assert artifact["checks"][1]["detail"].startswith("equal") == (off == 0.0)
@@ -187,13 +182,7 @@ def test_a_file_that_gives_the_same_is_evaluated_for_the_model_too(
 def test_a_fused_model_that_gives_the_same_is_not_evaluated_anew(
     on_onnx: Project, monkeypatch: pytest.MonkeyPatch, off: float, times: int
 ):
-    evaluated = 0
-
-    def counted(*arguments: Any) -> Any:
-        nonlocal evaluated
-        evaluated += 1
-        return evaluate(*arguments)
-
+    counted = Mock(wraps=evaluate)
     monkeypatch.setattr(workspace, "evaluate", counted)
     apply = Fuse.apply
 
@@ -205,7 +194,7 @@ def test_a_fused_model_that_gives_the_same_is_not_evaluated_anew(
     monkeypatch.setattr(Fuse, "apply", coarse)
     on_onnx.spec.update(passes=[{"pass": "fuse"}, {"pass": "nudge"}], exports=[{"format": "onnx"}])
     report = on_onnx.run().report
-    assert evaluated == times
+    assert counted.call_count == times
     fuse = report["passes"][0]
     assert (fuse["sqnr_db"] > 100) == (times == 2)
     assert fuse["metric"] == report["baseline"]["metric"]
