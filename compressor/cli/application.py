@@ -184,6 +184,9 @@ class Application(click.Group):
             code = interrupted()
         except click.ClickException as error:
             code = usage(error)
+        except OSError as error:  # the help of all commands is printed before one is invoked
+            code = failed(error, debug=False)
+            pipe_closed()
         sys.exit(code or 0)
 
 

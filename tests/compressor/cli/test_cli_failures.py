@@ -278,7 +278,7 @@ def test_a_closed_stream_changes_nothing(closed: str, tmp_path: Path) -> None:
     assert bool(done.stdout) == ("1" not in closed)
 
 
-@pytest.mark.parametrize("command", [pytest.param("schema", marks=SLOW), "passes"])
+@pytest.mark.parametrize("command", [pytest.param("schema", marks=SLOW), "passes", "--help"])
 def test_a_full_disk_behind_the_output_is_a_message(command: str) -> None:
     code = f"import sys; sys.argv[1:] = [{command!r}]; from compressor.cli import main; main()"
     with Path("/dev/full").open("w") as full:
