@@ -12,11 +12,13 @@ from compressor.calibration.sources.file_source import PathSource
 from compressor.errors import SpecError
 from compressor.graph.costs import cannot_run
 from compressor.models.onnx.checks import foreign_operators
+from compressor.run.evaluate import Evaluation
 from compressor.spec.keys import FEEDS, DataKeys
 from compressor.spec.load import DataEntry, Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch
 
+_COPIES = 0.01  # of the samples
 _FARTHEST = 16.0  # between values of one kind of data: pixels of 255 and of 1 are farther apart
 
 
@@ -55,6 +57,21 @@ def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:
         f"data.evaluation has {folders} class folders, numbered in their order, and the model "
         f"gives {scores} scores: where one is missing, all labels behind it are wrong; name them "
         "(classes: {FOLDER: LABEL})"
+    ]
+
+
+def copied_samples(evaluation: Evaluation | None) -> list[str]:
+    """Return a doubt where samples that judge are copies of others, inputs and target.
+
+    Args:
+        evaluation: of the float model; ``None`` where nothing was judged.
+    """
+    samples = 0 if evaluation is None else int(evaluation.metric["samples"])
+    if evaluation is None or evaluation.copies <= _COPIES * samples:
+        return []
+    return [
+        f"{evaluation.copies:,} of the {samples:,} samples of data.evaluation are copies of "
+        "others, which intervals take for new ones: give each once"
     ]
 
 

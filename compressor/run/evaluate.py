@@ -57,6 +57,7 @@ class Evaluation:
             the metric is the perplexity.
         constant: the float model's metric if it gave all samples the answer to the first, as
             :class:`~compressor.run.judged.ConstantAnswer` has it; ``None`` for other models.
+        copies: samples of which an earlier one is a copy, inputs and target; 0 for other models.
     """
 
     metric: dict[str, Any]
@@ -67,6 +68,7 @@ class Evaluation:
     decisions: Decisions | None = None
     kl: float | None = None
     constant: float | None = None
+    copies: int = 0
 
     def constant_drop(self, metric: Metric) -> float | None:
         """Return how much worse the metric is if all samples get one answer, if that is known."""
@@ -81,6 +83,7 @@ class Evaluation:
             "max_abs_diff": self.max_abs_diff,
             "kl": self.kl,
             "constant": self.constant,
+            "copies": self.copies,
         }
 
 
@@ -106,7 +109,8 @@ def evaluate(
     taken: list[Decisions | None] = []
     sums, worst = OutputSums(parts), 0.0
     divergence, constant = np.zeros(2), ConstantAnswer(metric)
-    same = decisions = seen = 0
+    same = decisions = seen = copies = 0
+    contents: set[bytes] = set()
     for batch in data.batches():
         size = samples_in(batch)
         outputs = candidate.run(batch)
@@ -124,6 +128,10 @@ def evaluate(
         values.append(metric.per_sample(judged, target, size))
         if candidate is reference:
             constant.add(judged, target, size)
+            known = [c for i in range(size) if (c := _content(cut(batch, i, i + 1)))]
+            before = len(contents)
+            contents.update(known)
+            copies += len(known) - (len(contents) - before)
         taken.append(decisions_of(judged, expected, target, metric))
         if metric.exponential and metric.code is None:
             divergence += kl_sums(first_of(judged), first_of(expected), target)
@@ -149,6 +157,7 @@ def evaluate(
         decisions=joined(taken),
         kl=float(divergence[0] / divergence[1]) if divergence[1] else None,
         constant=constant.value,
+        copies=copies,
     )
 
 

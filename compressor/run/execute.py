@@ -151,10 +151,17 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
         workspace.begin_step()
         artifacts.append(verify(workspace, artifact, final, fused))
     metric = None if evaluation is None else evaluation.metric
-    constant = None
+    constant, copies = None, 0
     if evaluation is not None and plan.metric is not None:
-        constant = evaluation.constant_drop(plan.metric)
-    limits = judge(plan.spec.limits, artifacts, metric, shrinks=plan.shrinks, constant=constant)
+        constant, copies = evaluation.constant_drop(plan.metric), evaluation.copies
+    limits = judge(
+        plan.spec.limits,
+        artifacts,
+        metric,
+        shrinks=plan.shrinks,
+        constant=constant,
+        copies=copies,
+    )
     verdict = overall(limits, artifacts)
     latency = baseline_latency(artifacts)
     no_graph = "a bare checkpoint does not say how its weights are used"

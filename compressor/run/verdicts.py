@@ -63,10 +63,11 @@ def same_function(sqnr_db: float | None) -> bool:
     return sqnr_db is None or sqnr_db >= _FLOAT_DB
 
 
-_DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
+DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
 _STRADDLES = "the 95 % interval contains the limit"
 _TOO_WIDE = "the 95 % interval is too wide so near to the limit"
 BLIND = "one answer for all samples would be within the limit, too"
+_MOST_COPIES = 0.5  # of the samples: the interval is then at least 1.4 times too narrow
 _LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
 
 
@@ -77,6 +78,7 @@ def judge(
     *,
     shrinks: bool,
     constant: float | None = None,
+    copies: int = 0,
 ) -> list[dict[str, Any]]:
     """Return the entries of ``report.json`` on limits: one for each limit and artifact.
 
@@ -89,6 +91,7 @@ def judge(
         shrinks: whether the passes make the model smaller.
         constant: how much worse the float model's metric is if it gives all samples one answer;
             ``None`` if that is not known. A limit that allows as much shows nothing.
+        copies: samples that are copies of others.
     """
     entries: list[dict[str, Any]] = []
     any_served = any(_is_served(artifact) for artifact in artifacts)
@@ -105,7 +108,10 @@ def judge(
             value, interval, reason = _measurement(name, artifact)
             widest = WIDEST_RATIO if name == "latency_ratio" else None
             if name == "metric_drop" and value is not None:
-                verdict, blind = drop_verdict(value, interval, limit, artifact["sqnr_db"], constant)
+                share = copies / artifact["metric"]["samples"]
+                verdict, blind = drop_verdict(
+                    value, interval, limit, artifact["sqnr_db"], constant, share
+                )
             else:
                 verdict, blind = verdict_of(interval, limit, widest), ""
             if blind:
@@ -134,6 +140,7 @@ def drop_verdict(
     limit: float,
     sqnr_db: float | None,
     constant: float | None,
+    copies: float = 0.0,
 ) -> tuple[Verdict, str]:
     """Return the verdict on a drop of the metric, and why a limit that holds shows nothing.
 
@@ -143,11 +150,14 @@ def drop_verdict(
         constant: by how much one answer for all samples is worse than the float model's; ``None``
             if that is not known. A limit that allows as much tells nothing from nothing, but for
             outputs that are the same: these may have wrong labels alone.
+        copies: share of the samples that are copies of others, which tell nothing new.
     """
     same = same_function(sqnr_db)
     verdict = "passed" if same and drop <= limit else verdict_of(interval, limit)
     if verdict == "passed" and constant is not None and constant <= (0.0 if same else limit):
         return "unknown", f"{BLIND}: it loses {constant:.3g}"
+    if verdict == "passed" and copies > _MOST_COPIES and not same:
+        return "unknown", f"{100 * copies:.0f} % of the samples are copies of others"
     return verdict, ""
 
 
@@ -169,7 +179,7 @@ def _default_drop(
     if whole == 0.0 and artifact["metric"] is not None and artifact["sqnr_db"] is not None:
         # An error, of which the float model has none: its whole is the outputs' mean square.
         whole = abs(float(artifact["metric"]["value"])) * 10 ** (artifact["sqnr_db"] / 10)
-    return _DEFAULT_SHARE * whole
+    return DEFAULT_SHARE * whole
 
 
 def _measurement(

@@ -19,6 +19,7 @@ from compressor.run.artifact_file import ONNX, Machinery
 from compressor.run.artifact_file import Artifact as ArtifactFile
 from compressor.run.artifacts import Artifact, artifact_evaluation, artifact_runner, float_file
 from compressor.run.cold_rounds import cold_starts
+from compressor.run.data_doubts import copied_samples
 from compressor.run.evaluate import Evaluation
 from compressor.run.fidelity import CHECK_SAMPLES, Trio
 from compressor.run.pipeline import Step
@@ -114,7 +115,11 @@ def _facts(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str
         "float_file": name,
         "float_bytes": float_bytes,
         "size_ratio": artifact.bytes / float_bytes,
-        "remarks": [*artifact.exporter.remarks(final), *workspace.plan.doubts],
+        "remarks": [
+            *artifact.exporter.remarks(final),
+            *workspace.plan.doubts,
+            *copied_samples(workspace.baseline_evaluation),
+        ],
     }
 
 

@@ -386,6 +386,11 @@ class Workbench:
                 if self.limit is not None:
                     proof, constant = candidate.proof, theirs.constant_drop(metric)
                     candidate.verdict, _ = drop_verdict(
-                        proof.drop, proof.ci95, self.limit, ours.sqnr_db, constant
+                        proof.drop,
+                        proof.ci95,
+                        self.limit,
+                        ours.sqnr_db,
+                        constant,
+                        theirs.copies / theirs.metric["samples"],
                     )
         return candidate.proof

@@ -10,12 +10,26 @@ from PIL import Image
 from compressor import Spec
 from compressor.errors import SpecError
 from compressor.front.spec import checked
-from compressor.run.data_doubts import check_output_apart, judged_on_calibration, scales_apart
+from compressor.run.data_doubts import (
+    check_output_apart,
+    copied_samples,
+    judged_on_calibration,
+    scales_apart,
+)
+from compressor.run.evaluate import Evaluation
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
 from tests.compressor.tiny_project import Project, tiny_module
 
 STATIC = [{"pass": "quantize-static"}]
+
+
+@pytest.mark.parametrize(("copies", "doubted"), [(0, False), (5, False), (6, True), (450, True)])
+def test_copies_of_samples_are_doubted(copies: int, doubted: bool):
+    metric = {"name": "accuracy", "value": 90.0, "samples": 500}
+    found = Evaluation(metric, np.ones(500), None, None, 0.0, copies=copies)
+    assert bool(copied_samples(found)) == doubted
+    assert copied_samples(None) == []
 
 
 @pytest.mark.parametrize(

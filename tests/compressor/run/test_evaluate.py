@@ -60,13 +60,23 @@ def test_a_model_against_itself():
     assert found.metric["value"] == 100
     assert (found.sqnr_db, found.agreement, found.max_abs_diff) == (None, 100, 0)
     assert found.per_sample.tolist() == [1] * 5
-    names = {"metric", "sqnr_db", "agreement", "max_abs_diff", "kl", "constant"}
+    names = {"metric", "sqnr_db", "agreement", "max_abs_diff", "kl", "constant", "copies"}
     assert set(found.as_json()) == names
     assert found.constant is not None
     assert found.constant < 100
     other = evaluate(Runs(lambda x: x), REFERENCE, data(), ACCURACY)
     assert other.constant is None
+    assert (found.copies, other.copies) == (1, 0)  # the last two rows are equal
     assert found.kl is None
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 12])
+def test_copies_are_equal_in_inputs_and_target(batch: int):
+    x = np.array([[1.0], [1.0], [2.0], [1.0], [3.0], [2.0]], dtype=np.float32)
+    rows = Rows(x, np.array([0, 0, 0, 1, 0, 0]))
+    given = Data("evaluation", rows, "label", batch, "", "spec.yaml:3")
+    runs = Runs(lambda x: np.hstack([x, x - 1]))
+    assert evaluate(runs, runs, given, ACCURACY).copies == 2
 
 
 def test_noise_is_measured_against_the_float_model():

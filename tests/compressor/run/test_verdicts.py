@@ -214,6 +214,20 @@ def test_a_limit_that_one_answer_for_all_meets_shows_nothing(
 
 
 @pytest.mark.parametrize(
+    ("copies", "sqnr_db", "verdict"),
+    [(0, 30.0, "passed"), (250, 30.0, "passed"), (251, 30.0, "unknown"), (499, 120.0, "passed")],
+)
+def test_copies_of_samples_narrow_no_interval(copies: int, sqnr_db: float, verdict: str):
+    """50 images, 40 times each: an interval of 7 points became one of 0.2."""
+    limits = LimitKeys(**{**OFF, "metric_drop": 1.0})
+    metric = {**ACCURACY, "samples": 500}
+    one = entry(metric=metric, metric_drop=0.0, metric_drop_ci95=[-0.2, 0.2], sqnr_db=sqnr_db)
+    (only,) = judge(limits, [one], metric, shrinks=True, copies=copies)
+    assert only["verdict"] == verdict
+    assert ("copies of others" in str(only["reason"])) == (verdict == "unknown")
+
+
+@pytest.mark.parametrize(
     ("sqnr_db", "drop", "verdict"),
     [
         (None, 0.0, "passed"),
