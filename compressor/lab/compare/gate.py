@@ -5,7 +5,8 @@ lose so much with a chance below ``alpha``), and as measured it is over the limi
 fails a build at most in ``alpha`` of all cases, whatever the limit is, and a real loss is not
 excused because its interval also reaches below the limit. Where the evidence does not suffice the
 verdict is unknown, which fails only a strict gate: that asks for evidence that the loss lies
-within the limit, as a test of non-inferiority does.
+within the limit, as a test of non-inferiority does. Without a limit, evidence is held against the
+one that runs have by default.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import Comparison
 from compressor.report import formats
 from compressor.run.statistics import Difference
-from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
+from compressor.run.verdicts import DEFAULT_SHARE, WIDEST_RATIO, Verdict, verdict_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class GateLimits:
 
     Attributes:
         metric_drop: greatest drop of the metric, in points where it is a share; ``None``: none
-            that is real.
+            that is real, and evidence that less than a point or 1 % is lost.
         latency_ratio: greatest latency over the base's; ``None`` for no limit.
         size_ratio: greatest size over the base's; ``None`` for no limit.
         alpha: level of the metric's test, one-sided.
@@ -134,16 +135,19 @@ def _metric(comparison: Comparison, difference: Difference, limits: GateLimits) 
     limit, alpha = limits.metric_drop, limits.alpha
     real = difference.drop > 0 and difference.p < alpha
     over = difference.drop > (limit or 0.0)
+    metric = comparison.base.metric
+    assert metric is not None  # there is a difference
+    share = formats.is_share(metric)
+    usual = 1.0 if share else DEFAULT_SHARE * abs(metric["value"])
+    allowed = usual if limit is None else limit
     verdict: Verdict
     if over:
         verdict = "failed" if real else "unknown"
-    elif limit is None:
-        verdict = "passed"
     else:
-        verdict = "passed" if difference.within_p(limit) < alpha else "unknown"
+        proved = difference.equal or difference.within_p(allowed) < alpha
+        verdict = "passed" if proved else "unknown"
     ok = verdict == "passed" or (verdict == "unknown" and not limits.strict)
-    share = formats.is_share(comparison.candidate.metric)
-    text = _metric_words(difference, share, limits, verdict)
+    text = _metric_words(difference, share, limits, verdict, allowed)
     return Check("metric-drop", limit, difference.drop, difference.ci95, verdict, ok, text)
 
 
@@ -168,7 +172,9 @@ def _refuse(subject: str, reason: str) -> NoReturn:
     raise DataError(subject, f"has nothing to judge ({reason})", "see the two runs' reports")
 
 
-def _metric_words(difference: Difference, share: bool, limits: GateLimits, verdict: Verdict) -> str:
+def _metric_words(
+    difference: Difference, share: bool, limits: GateLimits, verdict: Verdict, allowed: float
+) -> str:
     limit = limits.metric_drop
     shown = drop_words(difference, share=share)
     if verdict == "passed":
@@ -178,10 +184,13 @@ def _metric_words(difference: Difference, share: bool, limits: GateLimits, verdi
         return f"{shown}: {real}"
     samples = formats.plural(difference.samples, "sample")
     over = difference.drop > (limit or 0.0)
-    needed = difference.samples_needed(limits.alpha, 0.0 if over else limit or 0.0)
+    needed = difference.samples_needed(limits.alpha, 0.0 if over else allowed)
     would = "" if needed is None else f"; {formats.count(needed)} would do"
     if over:
         return f"{shown}: not distinguishable with {samples}{would}"
+    if limit is None:
+        loss = formats.metric_change(allowed, share=share)
+        return f"{shown}: a loss below {loss} is not proved with {samples}{would}"
     return f"{shown}: within the limit {limit:g} as measured, not proved with {samples}{would}"
 
 

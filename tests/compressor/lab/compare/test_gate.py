@@ -73,6 +73,41 @@ def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
     assert not only(comparison, GateLimits(metric_drop=0.3, strict=True)).ok
 
 
+@pytest.mark.parametrize(
+    ("lost", "won", "samples", "verdict"),
+    [
+        (1, 1, 10, "unknown"),
+        (2, 2, 300, "unknown"),
+        (2, 2, 2000, "passed"),
+        (20, 30, 400, "passed"),
+    ],
+)
+def test_without_a_limit_few_samples_show_nothing(
+    tmp_path: Path, lost: int, won: int, samples: int, verdict: str
+) -> None:
+    base, candidate = results(won, samples, start=samples // 2), results(lost, samples)
+    comparison = compared(tmp_path, base, candidate)
+    check = only(comparison, GateLimits())
+    assert (check.verdict, check.ok) == (verdict, True)
+    unproved = ": a loss below 1.00 points is not proved with " in check.text
+    assert unproved == (verdict == "unknown")
+    assert judge(comparison, GateLimits()).verdict == verdict
+
+
+def test_without_a_limit_a_mean_is_held_against_one_percent(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).normal(size=400)
+    for name, spread, verdict in (("wide", 0.3, "unknown"), ("narrow", 0.03, "passed")):
+        base = np.full(400, 1.5)
+        one = made_run(tmp_path / name / "a", base, metric="perplexity")
+        other = made_run(
+            tmp_path / name / "b",
+            base + spread * (noise - noise.mean()) - 1e-4,
+            metric="perplexity",
+        )
+        check = only(compare_runs(one, other, STORED), GateLimits())
+        assert (check.verdict, check.ok) == (verdict, True), check.text
+
+
 def test_better_and_equal_models_pass(tmp_path: Path) -> None:
     better = compared(tmp_path / "1", results(30), results(10))
     assert only(better, GateLimits()).verdict == "passed"
