@@ -239,8 +239,9 @@ _PRESETS = (
 @click.option(
     "--kv-cache",
     "cache",
-    type=click.Choice(("fp8",)),
-    help="Store scales for the keys and values that attention keeps, found on --text.",
+    type=click.Choice(("fp8", "int8", "int4")),
+    help="Store scales for the keys and values that attention keeps, found on --text: fp8 for the "
+    "default format, int8 or int4 for genai.",
 )
 @click.option("--embeddings", is_flag=True, help="Quantize embeddings and the output layer, too.")
 @click.option(
@@ -268,7 +269,7 @@ def quantize(
     evaluation: Path | None,
     skip: tuple[str, ...],
     smooth: bool,
-    cache: Literal["fp8"] | None,
+    cache: Literal["fp8", "int8", "int4"] | None,
     embeddings: bool,
     max_shard_size: int | None,
     no_check: bool,

@@ -64,7 +64,7 @@ class QuantizeOptions:
     format: QuantizedFormat | None = None
     consumer: str | None = None
     smooth: bool = False
-    cache: Literal["fp8"] | None = None
+    cache: Literal["fp8", "int8", "int4"] | None = None
 
 
 def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) -> Spec:
@@ -108,7 +108,8 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     if options.smooth:
         passes.insert(0, {"pass": "smooth"})
     if options.cache is not None:
-        passes.append({"pass": "quantize-cache"})
+        kept = "fp8-e4m3" if options.cache == "fp8" else options.cache
+        passes.append({"pass": "quantize-cache", "format": kept})
     reads = len(passes) > 1 or options.method in CALIBRATED or step["preset"] in CALIBRATED
     if reads != (options.text is not None):
         both = f"method {options.method!r} with preset {step['preset']!r}"

@@ -1,7 +1,8 @@
-"""Round the inputs of layers as those do that read the compressed-tensors layout.
+"""Round the inputs of layers, and what attention keeps, as those do that read an export.
 
 Scales that are found as a model runs have to be found as its readers do it, or a reference would
-differ from what is served. The rules are those of the package compressed-tensors 0.20.
+differ from what is served. The rules are those of the package compressed-tensors 0.20, and for
+keys and values of int8 and int4 those of ``GroupQueryAttention`` in ONNX Runtime 1.31.
 
 - int8 and fp8-e4m3 (arXiv:2209.05433): a token's scale is its greatest magnitude over half the
   range, 127.5 or 448.
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from compressor.types.e2m1 import E2M1_LARGEST, nearest_e2m1
-from compressor.types.rounded_inputs import InputScheme
+from compressor.types.rounded_inputs import CacheScheme, InputScheme, Part
 
 _HALF_RANGE = {"int8": 127.5, "fp8-e4m3": 448.0}
+_ENDS = {"int4": (-8, 7), "int8": (-128, 127)}
 _E4M3_LARGEST = 448.0
 _E4M3_LEAST = 0.125  # what the package takes in place of a scale of 0
 _E2M1_EXPONENT = 2  # of the largest power of two among the values of e2m1
@@ -42,6 +44,18 @@ def rounded_inputs(values: Tensor, scheme: InputScheme) -> Tensor:
         scale = largest / _HALF_RANGE[scheme.format]
         scale = torch.where(scale == 0, torch.finfo(values.dtype).eps, scale)
     return _nearest(values / scale, scheme.format) * scale
+
+
+def rounded_cache(kept: Tensor, scheme: CacheScheme, part: Part) -> Tensor:
+    """Return keys or values ``[batch, heads, tokens, channels]`` as a scheme rounds them.
+
+    Raises:
+        ValueError: calibration has not found the scales.
+    """
+    scale = torch.tensor(scheme.scales(part), dtype=kept.dtype)
+    if len(scale) > 1:
+        scale = scale.view(kept.shape[1], 1, kept.shape[3])
+    return _nearest(kept / scale, scheme.format) * scale
 
 
 def input_tensor_scale(scheme: InputScheme) -> Tensor:
@@ -70,8 +84,8 @@ def round_inputs_of(layer: nn.Module, scheme: InputScheme) -> None:
 
 
 def _nearest(steps: Tensor, name: str) -> Tensor:
-    if name == "int8":
-        return steps.clamp(-128, 127).round()
+    if name in _ENDS:
+        return steps.clamp(*_ENDS[name]).round()
     return steps.clamp(-_E4M3_LARGEST, _E4M3_LARGEST).to(torch.float8_e4m3fn).to(steps.dtype)
 
 

@@ -41,7 +41,7 @@ from compressor.types.tensors import Batch
 
 _CHANGES = "changes.safetensors"
 _TOKENS, _HIDDEN = "input_ids", "hidden"
-_VERSION = 2  # of what is stored
+_VERSION = 3  # of what is stored
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def saved(changes: Changes, carrier: BlockCheckpoint, path: Path) -> dict[str, A
         "inputs": inputs,
         "outcomes": outcomes,
         "notes": list(changes.notes),
+        "spans": changes.spans,
     }
 
 
@@ -96,7 +97,8 @@ def for_the_block(
 def restored(path: Path, stored: Mapping[str, Any], carrier: BlockCheckpoint) -> Changes:
     """Return changes that are read from the store when they are wanted."""
     layers = {layer.weight: layer for layer in carrier.layers()}
-    changes = Changes(notes=tuple(stored["notes"]))
+    spans = {name: tuple(largest) for name, largest in stored["spans"].items()}
+    changes = Changes(notes=tuple(stored["notes"]), spans=spans)
     for name, tensor in _floats(path).items():
         layer = layers.get(name)
         changes.weights[name] = (

@@ -113,11 +113,13 @@ class Changes:
         weights: by parameter name: codes, a float tensor in stored shape, or a change that is
             computed when the weight is read.
         notes: what the user should know, one sentence each.
+        spans: the greatest magnitudes of values that are rounded as the model runs, by their names.
     """
 
     weights: dict[str, WeightCodes | WeightChange | Tensor] = field(default_factory=dict)
     outcomes: dict[str, LayerOutcome] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    spans: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def update(self, other: Changes) -> None:
         """Add what a later block became."""

@@ -10,7 +10,12 @@ InputFormat = Literal["int8", "fp8-e4m3", "nvfp4", "mxfp4"]
 
 _WIDTHS = {"nvfp4": 4, "mxfp4": 4}
 _GROUPS = {"nvfp4": 16, "mxfp4": 32}
-_LARGEST = {"int8": 127.0, "fp8-e4m3": 448.0}
+_LARGEST = {"int4": 7.0, "int8": 127.0, "fp8-e4m3": 448.0}
+
+CacheFormat = Literal["fp8-e4m3", "int8", "int4"]
+"""What keys and values become: fp8-e4m3 with one scale, int8 and int4 with one for each channel."""
+
+Part = Literal["keys", "values"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class InputScheme:
         """
         if not self.static or self.largest is None:
             raise ValueError(f"{self} has no scale")
-        return self.largest / _LARGEST[self.format] if self.largest > 0 else 1.0
+        return _scale(self.largest, self.format)
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,32 @@ class CacheScheme:
     """How the keys and values that attention keeps of earlier tokens are rounded.
 
     Attributes:
-        keys: after positions have turned them.
-        values: what attention mixes.
+        format: what they are rounded to.
+        keys: the greatest magnitudes that calibration saw once positions had turned them: one, or
+            one for each channel of each head; ``None`` in a plan.
+        values: likewise of what attention mixes.
     """
 
-    keys: InputScheme
-    values: InputScheme
+    format: CacheFormat
+    keys: tuple[float, ...] | None = None
+    values: tuple[float, ...] | None = None
+
+    @property
+    def bits(self) -> int:
+        """Width of a rounded value."""
+        return 4 if self.format == "int4" else 8
+
+    def scales(self, part: Part) -> tuple[float, ...]:
+        """Return the scales of keys or values: the greatest magnitude becomes the largest code.
+
+        Raises:
+            ValueError: calibration has not been run.
+        """
+        largest = self.keys if part == "keys" else self.values
+        if largest is None:
+            raise ValueError(f"a cache of {self.format} has no scales before calibration")
+        return tuple(_scale(each, self.format) for each in largest)
+
+
+def _scale(largest: float, name: str) -> float:
+    return largest / _LARGEST[name] if largest > 0 else 1.0

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from compressor.errors import ArtifactError, SpecError, artifact_errors
+from compressor.exporters.safetensors.code_layouts import caches_of
 from compressor.files import json_text, read_json
 from compressor.models.transformers.reading import float_class_of
 from compressor.types.carrier import Carrier
+from compressor.types.rounded_inputs import CacheScheme
 
 SETTINGS = "genai_config.json"
 _REMEDY = "leave out this export"
@@ -81,6 +83,7 @@ class Decoder:
         cosine: of the rotary embedding's angles, float32 ``[context, head_width / 2]``.
         sine: likewise.
         names: parameters of its class with their shapes.
+        caches: how the attention of each block rounds what it keeps; none where it keeps floats.
     """
 
     kind: str
@@ -100,6 +103,13 @@ class Decoder:
     cosine: torch.Tensor
     sine: torch.Tensor
     names: Mapping[str, tuple[int, ...]]
+    caches: tuple[CacheScheme, ...] = ()
+
+    @property
+    def kept_width(self) -> int:
+        """Elements that a head keeps of a token; two numbers of 4 bits share one."""
+        packed = any(cache.bits == 4 for cache in self.caches)
+        return self.head_width // 2 if packed else self.head_width
 
     def settings(self, folder: Path, file: str) -> str:
         """Return the content of ``genai_config.json``.
@@ -135,7 +145,7 @@ class Decoder:
                 "decoder": {
                     "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
                     "filename": file,
-                    "head_size": self.head_width,
+                    "head_size": self.kept_width,
                     "hidden_size": self.width,
                     "num_attention_heads": self.heads,
                     "num_hidden_layers": len(self.windows),
@@ -223,6 +233,7 @@ def describe(carrier: Carrier) -> tuple[Decoder, Any]:
         cosine,
         sine,
         {name: tuple(value.shape) for name, value in network.named_parameters()},
+        tuple(caches_of(carrier).values()),
     )
     return decoder, network
 

@@ -25,6 +25,7 @@ from compressor.exporters.onnx.file import (
     write_layout,
 )
 from compressor.exporters.onnx.matmul_nbits import Compute
+from compressor.exporters.safetensors.code_layouts import caches_of
 from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS
 from compressor.files import disk_errors
 from compressor.models.checkpoint.carrier import CheckpointCarrier
@@ -33,6 +34,7 @@ from compressor.models.checkpoint.meanings import meant
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.networks import library, loaded
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import Check, ExportContext, Exporter
@@ -52,11 +54,13 @@ class GenaiExporter(Exporter):
 
     onnxruntime-genai generates text from the folder. Codes that passes have found are written as
     they are, in blocks of ``MatMulNBits``; weights that stay float keep their type, and ONNX
-    Runtime computes with them in float32. It takes llama, mistral, qwen2, qwen3, gemma and phi3
+    Runtime computes with them in float32. The cache holds floats, or the 8 or 4 bits that
+    `quantize-cache` has found scales for. It takes llama, mistral, qwen2, qwen3, gemma and phi3
     from Hugging Face directories.
     """
 
     format: ClassVar[str] = "genai"
+    version: ClassVar[int] = 2
     not_judged: ClassVar[str] = _STEPS
     one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 
@@ -132,6 +136,8 @@ class GenaiExporter(Exporter):
             name: meant(tensor).to(torch.float32) for name, tensor in carrier.tensors().items()
         }
         reference, _ = loaded(type(network), network.config, weights, torch.float32)
+        for attention, scheme in caches_of(carrier).items():
+            round_cache_of(reference.get_submodule(attention), scheme)
         tokens = _some_tokens(network.config.vocab_size)
         with torch.inference_mode():
             wanted = reference.eval()(input_ids=torch.from_numpy(tokens)).logits

@@ -29,12 +29,14 @@ from compressor.exporters.onnx.matmul_nbits import ACCURACY, DOMAIN, Compute
 from compressor.exporters.onnx.opsets import ir_version
 from compressor.graph.skeleton import Skeleton
 from compressor.types.layers import StoredTensor
+from compressor.types.rounded_inputs import CacheScheme
 
 OPSET = 23  # the first with RMSNormalization
 _TABLE, _OUTPUT = "model.embed_tokens", "lm_head"
 _BUFFERS = "rotary_emb.inv_freq"  # computed anew
 _TIES = {False: (), True: (f"{_OUTPUT}.weight",)}
 _KV = ("key", "value")
+_KEPT = {8: TensorProto.INT8, 4: TensorProto.UINT8}  # by bits; two of 4 share a byte
 
 
 def decoder_graph(
@@ -110,9 +112,10 @@ class _Builder:
 
     def _skeleton(self) -> Skeleton:
         decoder = self._decoder
-        kept: list[str | int | None] = ["batch", decoder.key_heads, "past", decoder.head_width]
-        grown: list[str | int | None] = ["batch", decoder.key_heads, "total", decoder.head_width]
+        kept: list[str | int | None] = ["batch", decoder.key_heads, "past", decoder.kept_width]
+        grown: list[str | int | None] = ["batch", decoder.key_heads, "total", decoder.kept_width]
         floats, integers = TensorProto.FLOAT, TensorProto.INT64
+        cached = _KEPT[decoder.caches[0].bits] if decoder.caches else floats
         value = helper.make_tensor_value_info
         inputs = [
             value("input_ids", integers, ["batch", "sequence"]),
@@ -122,8 +125,8 @@ class _Builder:
         outputs = [value("logits", floats, shape)]
         for index in range(len(decoder.windows)):
             for part in _KV:
-                inputs.append(value(f"past_key_values.{index}.{part}", floats, kept))
-                outputs.append(value(f"present.{index}.{part}", floats, grown))
+                inputs.append(value(f"past_key_values.{index}.{part}", cached, kept))
+                outputs.append(value(f"present.{index}.{part}", cached, grown))
         initializers = [
             TensorProto(name=name, data_type=int(tensor.dtype), dims=tensor.shape.numpy())
             for name, tensor in sorted(self._tensors.items())
@@ -278,7 +281,7 @@ class _Builder:
                 inputs[place] = self._head_normed(f"{name}.{part}_norm", inputs[place], count)
         past = [f"past_key_values.{index}.{part}" for part in _KV]
         present = [f"present.{index}.{part}" for part in _KV]
-        fields = {
+        fields: dict[str, Any] = {
             "num_heads": decoder.heads,
             "kv_num_heads": decoder.key_heads,
             "scale": decoder.scaling,
@@ -287,8 +290,20 @@ class _Builder:
             "rotary_interleaved": 0,
         }
         inputs += [*past, *lengths, "cos_cache", "sin_cache"]
+        if decoder.caches:
+            inputs += ["", "", "", *self._cache_scales(name, decoder.caches[index])]
+            fields |= {"kv_cache_bit_width": decoder.caches[index].bits}
+            fields |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
         attended = self._add("GroupQueryAttention", inputs, f"{name}.attended", fields, present)
         return self._product(f"{name}.o_proj", [f"{name}.o_proj"], attended)
+
+    def _cache_scales(self, name: str, cache: CacheScheme) -> tuple[str, str]:
+        """Add the scales of keys and values, one for each channel of each head."""
+        count = self._decoder.key_heads * self._decoder.head_width
+        planned = cache.keys is None
+        keys = torch.ones(count) if planned else torch.tensor(cache.scales("keys"))
+        values = torch.ones(count) if planned else torch.tensor(cache.scales("values"))
+        return self._stored(f"{name}.k_scale", keys), self._stored(f"{name}.v_scale", values)
 
     def _stackable(self, layers: Sequence[str]) -> bool:
         """Return whether weights are codes of one form, so that one product can be of all."""

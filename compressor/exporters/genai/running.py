@@ -13,7 +13,8 @@ from compressor.models.onnx.ort_session import OrtRunner
 from compressor.types.tensors import Array, Batch
 
 Cache = Mapping[str, Array]
-"""Keys and values of all blocks, float32 ``[batch, key heads, tokens, head width]``, by input."""
+"""Keys and values of all blocks, by input: ``[batch, key heads, tokens, head width]``, float32,
+int8, or uint8 with two numbers in each element of half the width."""
 
 _TOKENS, _MASK, _LOGITS = "input_ids", "attention_mask", "logits"
 
@@ -50,13 +51,13 @@ class GenaiRunner:
     def empty(self, batch: int) -> Cache:
         """Return a cache with no token in it."""
         heads, width = self._kept
-        nothing = np.zeros((batch, heads, 0, width), np.float32)
         names = (
             f"past_key_values.{index}.{part}"
             for index in range(self._blocks)
             for part in ("key", "value")
         )
-        return dict.fromkeys(names, nothing)
+        dtypes = {spec.name: spec.dtype for spec in self._session.inputs}
+        return {name: np.zeros((batch, heads, 0, width), dtypes[name]) for name in names}
 
     def step(self, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         """Run some more tokens.

@@ -25,6 +25,8 @@ _WEIGHT = ".weight"
 _OUTPUT_LAYERS = ("lm_head", "lm_head.decoder", "cls.predictions.decoder")
 """Modules of transformers' classes whose weight is a table's: checkpoints do not name them."""
 _MATRIX = 2
+_CACHED = InputScheme("fp8-e4m3", static=True)
+"""What keys and values are rounded to; the layout has no place for others."""
 _MENTIONED = 0.05  # of all bytes
 
 
@@ -78,7 +80,7 @@ def quantization_config(
         "format": formats.pop() if len(formats) == 1 else "mixed-precision",
         "global_compression_ratio": None,
         "ignore": _ignored(matrices, _tied_layers(tensors), paths, reading),
-        "kv_cache_scheme": _input_arguments(next(iter(caches.values())).keys) if caches else None,
+        "kv_cache_scheme": _input_arguments(_CACHED) if caches else None,
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
     }

@@ -42,7 +42,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
 from compressor.types.layers import StoredTensor, WeightCodes
-from compressor.types.rounded_inputs import CacheScheme, InputScheme
+from compressor.types.rounded_inputs import CacheScheme, Part
 
 DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""
@@ -187,14 +187,15 @@ def cache_scales(
     scales = []
     for path, scheme in caches.items():
         dtype = next(t.dtype for t in tensors.values() if t.name.startswith(f"{path}."))
-        for name, inputs in (("k_scale", scheme.keys), ("v_scale", scheme.values)):
-            read = partial(_scale_of, inputs, dtype)  # a plan has none yet
+        parts: tuple[tuple[str, Part], ...] = (("k_scale", "keys"), ("v_scale", "values"))
+        for name, part in parts:
+            read = partial(_scale_of, scheme, part, dtype)  # a plan has none yet
             scales.append(StoredTensor(f"{path}.{name}", (1,), dtype, read))
     return scales
 
 
-def _scale_of(inputs: InputScheme, dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor([inputs.scale], dtype=dtype)
+def _scale_of(scheme: CacheScheme, part: Part, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(scheme.scales(part), dtype=dtype)
 
 
 def _recipe(codes: WeightCodes) -> list[str]:

@@ -7,15 +7,15 @@ those of all tokens. Here something else takes the cache's place, so that no cla
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from compressor.models.rounded_inputs import rounded_inputs
-from compressor.types.rounded_inputs import CacheScheme
+from compressor.models.rounded_inputs import rounded_cache
+from compressor.types.rounded_inputs import CacheScheme, Part
 
-PROJECTIONS = {
+PROJECTIONS: Mapping[str, tuple[Part, ...]] = {
     "k_proj": ("keys",),
     "v_proj": ("values",),
     "qkv_proj": ("keys", "values"),
@@ -58,7 +58,7 @@ def round_cache_of(attention: nn.Module, scheme: CacheScheme) -> None:
     """Let attention keep rounded keys and values from now on."""
 
     def rounded(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        return rounded_inputs(keys, scheme.keys), rounded_inputs(values, scheme.values)
+        return rounded_cache(keys, scheme, "keys"), rounded_cache(values, scheme, "values")
 
     change_cache(attention, rounded)
 

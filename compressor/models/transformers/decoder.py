@@ -285,7 +285,8 @@ def observing(
 
     Args:
         path: where the module is in the network.
-        attention: paths of attention whose keys and values are seen, too.
+        attention: paths of attention whose keys and values ``[batch, tokens, heads x channels]``
+            are seen, too.
         observe: called with the value's name.
     """
     ends: list[Callable[[], None]] = []
@@ -304,8 +305,8 @@ def observing(
     for name in attention:
 
         def both(keys: Tensor, values: Tensor, name: str = name) -> tuple[Tensor, Tensor]:
-            observe(f"{name}{KEYS}", keys)
-            observe(f"{name}{VALUES}", values)
+            for end, kept in ((KEYS, keys), (VALUES, values)):
+                observe(f"{name}{end}", kept.transpose(1, 2).flatten(2))
             return keys, values
 
         ends.append(change_cache(module.get_submodule(name.removeprefix(f"{path}.")), both))

@@ -1,11 +1,12 @@
-"""``quantize-cache``: what attention keeps of earlier tokens, in 8 bits."""
+"""``quantize-cache``: what attention keeps of earlier tokens, in 8 or 4 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
+
+from pydantic import Field
 
 from compressor.errors import DataError, SpecError
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
@@ -17,29 +18,46 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
-from compressor.types.rounded_inputs import CacheScheme, InputScheme
-from compressor.types.statistics import Block, Range, Request
+from compressor.types.rounded_inputs import CacheFormat, CacheScheme, Part
+from compressor.types.statistics import Block, ChannelSpans, Request
 
-_SCHEME = InputScheme("fp8-e4m3", static=True)
-_ENDS = {"keys": KEYS, "values": VALUES}
+_GENAI = "genai"
+_PLACES: Mapping[CacheFormat, str] = {
+    "fp8-e4m3": COMPRESSED_TENSORS,
+    "int8": _GENAI,
+    "int4": _GENAI,
+}
+"""Which export has a place for the scales of a format."""
+
+_ENDS: Mapping[Part, str] = {"keys": KEYS, "values": VALUES}
 _LARGEST = "largest_"  # what details begin with that say how far keys or values went
 
 
 class QuantizeCache(GraphPass):
-    """Store a scale for the keys, and one for the values, that each attention keeps in 8 bits.
+    """Store scales for the keys and values that each attention keeps in 8 or 4 bits.
 
-    A server keeps the keys and values of all tokens of each conversation, which soon take more
-    memory than the weights: half of it where they are `fp8-e4m3`, so that twice as many
-    conversations fit. For that it needs to know how large they become, which this pass finds on
-    text: the greatest magnitude becomes the largest code. It takes the checkpoint of a causal
-    language model, block by block, and changes no weights. The scales go into the layout
-    compressed-tensors. Put the pass behind those that change weights, so that the text goes
-    through what is served.
+    What serves a model keeps the keys and values of all tokens of each conversation, which soon
+    take more memory than the weights. In 8 bits they take half of it where they were bfloat16, and
+    a quarter where they were float32. For that it needs to know how large they become, which this
+    pass finds on text: the greatest magnitude becomes the largest code. It takes the checkpoint of
+    a causal language model, block by block, and changes no weights. `fp8-e4m3` has one scale for
+    the keys and one for the values of an attention, in the layout compressed-tensors; `int8` and
+    `int4` have one for each channel of each head, in the format genai. Put the pass behind those
+    that change weights, so that the text goes through what is served.
     """
 
     name: ClassVar[str] = "quantize-cache"
-    source: ClassVar[str] = "Micikevicius et al. 2022 (arXiv:2209.05433) for e4m3"
+    source: ClassVar[str] = (
+        "Micikevicius et al. 2022 (arXiv:2209.05433) for e4m3; Liu et al. 2024 (arXiv:2402.02750, "
+        "section 3) for keys by channel"
+    )
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS})
+
+    format: CacheFormat = Field(
+        default="fp8-e4m3",
+        description="what keys and values are kept as: fp8-e4m3 for the layout compressed-tensors, "
+        "int8 or int4 for the format genai",
+    )
 
     @property
     def in_blocks(self) -> bool:
@@ -52,8 +70,8 @@ class QuantizeCache(GraphPass):
         Raises:
             SpecError: the model is not such a checkpoint, or an export has no place for scales.
         """
-        written = _written(_checked(carrier, context.targets))
-        actions = {n: f"{' and '.join(parts)} in {_SCHEME.format}" for n, parts in written.items()}
+        written = _written(self._checked(carrier, context.targets))
+        actions = {n: f"{' and '.join(parts)} in {self.format}" for n, parts in written.items()}
         unkept = "attention keeps nothing of what it writes"
         reasons = {x.name: "" if x.name in written else unkept for x in carrier.layers()}
         requests = [_request(name, part) for name, parts in written.items() for part in parts]
@@ -67,49 +85,81 @@ class QuantizeCache(GraphPass):
         Raises:
             DataError: calibration has seen no keys or values of some attention.
         """
-        blocks = _checked(carrier, context.targets)
+        blocks = self._checked(carrier, context.targets)
         written = _written(blocks)
-        found: dict[str, LayerOutcome] = {}
+        found = Changes()
         for stage in context.blocks or ():
             weights = set(stage.weights)
             here = [x for x in carrier.layers() if x.name in written and x.weight in weights]
             if here:
-                made = stage.kept(partial(_observed, here, written, stage))
-                found.update(made.outcomes)
-        outcomes = [found[layer.name] for layer in carrier.layers() if layer.name in found]
-        return Outcome(blocks.with_caches(_schemes(outcomes)), tuple(outcomes))
+                made = stage.kept(partial(self._observed, here, written, stage))
+                found.outcomes.update(made.outcomes)
+                found.spans.update(made.spans)
+        outcomes = [found.outcomes[x.name] for x in carrier.layers() if x.name in found.outcomes]
+        attention = dict.fromkeys(_attention(outcome.name) for outcome in outcomes)
+        caches = {
+            path: CacheScheme(self.format, *(found.spans[f"{path}{end}"] for end in _ENDS.values()))
+            for path in attention
+        }
+        return Outcome(blocks.with_caches(caches), tuple(outcomes))
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Return the model with a place for each scale."""
-        blocks = _checked(carrier, context.targets)
-        return blocks.with_caches({_attention(n): _EMPTY for n in _written(blocks)})
+        blocks = self._checked(carrier, context.targets)
+        empty = CacheScheme(self.format)
+        return blocks.with_caches({_attention(name): empty for name in _written(blocks)})
+
+    def _checked(self, carrier: Carrier, targets: frozenset[str]) -> BlockCheckpoint:
+        if not isinstance(carrier, BlockCheckpoint):
+            raise SpecError(
+                "pass quantize-cache",
+                "reads the checkpoint of a causal language model block by block, and this is a "
+                f"{carrier.kind} model without blocks",
+                "name the directory as model.checkpoint, leave out model.factory, and give "
+                "data.calibration",
+            )
+        others = targets - {_PLACES[self.format]}
+        if others:
+            takes = [name for name, place in _PLACES.items() if {place} == others]
+            raise SpecError(
+                "pass quantize-cache",
+                f"finds scales of {self.format} that have no place in "
+                f"{' or '.join(sorted(others))}",
+                f"take format {' or '.join(takes)}"
+                if takes
+                else f"export {_PLACES[self.format]} alone",
+            )
+        return carrier
+
+    def _observed(
+        self, layers: Sequence[Layer], written: Mapping[str, tuple[Part, ...]], stage: Block
+    ) -> Changes:
+        """Return how far the keys or values went that layers of a stage write."""
+        changes = Changes()
+        shared = "tensor" if self.format == "fp8-e4m3" else "channel"
+        for layer in layers:
+            details = {}
+            for part in written[layer.name]:
+                seen = stage.statistics.get(_request(layer.name, part).key)
+                if not isinstance(seen, ChannelSpans):
+                    raise DataError(
+                        f"layer {layer.name!r}",
+                        f"calibration has seen none of the {part} that it writes",
+                        "leave out the pass quantize-cache",
+                    )
+                largest = seen.seen.amax(0)
+                details[f"{_LARGEST}{part}"] = float(largest.max())
+                spans = (largest.max()[None] if shared == "tensor" else largest).tolist()
+                changes.spans[f"{_attention(layer.name)}{_ENDS[part]}"] = tuple(spans)
+            kept = f"{' and '.join(written[layer.name])} {self.format}/{shared}"
+            scheme = f"{layer.dtype}, {kept}"
+            changes.outcomes[layer.name] = LayerOutcome(layer.name, scheme, details=details)
+        return changes
 
 
-_EMPTY = CacheScheme(_SCHEME, _SCHEME)
-
-
-def _checked(carrier: Carrier, targets: frozenset[str]) -> BlockCheckpoint:
-    if not isinstance(carrier, BlockCheckpoint):
-        raise SpecError(
-            "pass quantize-cache",
-            "reads the checkpoint of a causal language model block by block, and this is a "
-            f"{carrier.kind} model without blocks",
-            "name the directory as model.checkpoint, leave out model.factory, and give "
-            "data.calibration",
-        )
-    others = targets - {COMPRESSED_TENSORS}
-    if others:
-        raise SpecError(
-            "pass quantize-cache",
-            f"finds scales that have no place in {' or '.join(sorted(others))}",
-            "export the layout compressed-tensors alone",
-        )
-    return carrier
-
-
-def _written(carrier: BlockCheckpoint) -> dict[str, tuple[str, ...]]:
+def _written(carrier: BlockCheckpoint) -> dict[str, tuple[Part, ...]]:
     """Return which of keys and values each layer writes that attention keeps; others are left out.
 
     Raises:
@@ -133,39 +183,5 @@ def _attention(layer: str) -> str:
     return layer.rpartition(".")[0]
 
 
-def _request(layer: str, part: str) -> Request:
-    return Request(f"{_attention(layer)}{_ENDS[part]}", "min-max")
-
-
-def _observed(
-    layers: Sequence[Layer], written: Mapping[str, tuple[str, ...]], stage: Block
-) -> Changes:
-    """Return how far the keys or values went that layers of a stage write."""
-    changes = Changes()
-    for layer in layers:
-        details = {}
-        for part in written[layer.name]:
-            span = stage.statistics.get(_request(layer.name, part).key)
-            if not isinstance(span, Range):
-                raise DataError(
-                    f"layer {layer.name!r}",
-                    f"calibration has seen none of the {part} that it writes",
-                    "leave out the pass quantize-cache",
-                )
-            details[f"{_LARGEST}{part}"] = max(-span.low, span.high)
-        scheme = f"{layer.dtype}, {' and '.join(written[layer.name])} {_SCHEME.format}/tensor"
-        changes.outcomes[layer.name] = LayerOutcome(layer.name, scheme, details=details)
-    return changes
-
-
-def _schemes(outcomes: Sequence[LayerOutcome]) -> dict[str, CacheScheme]:
-    """Return the schemes of all attention, from what was kept of its layers."""
-    largest: dict[str, dict[str, float]] = {}
-    for outcome in outcomes:
-        largest.setdefault(_attention(outcome.name), {}).update(outcome.details)
-    return {
-        path: CacheScheme(
-            *(replace(_SCHEME, largest=found[f"{_LARGEST}{part}"]) for part in ("keys", "values"))
-        )
-        for path, found in largest.items()
-    }
+def _request(layer: str, part: Part) -> Request:
+    return Request(f"{_attention(layer)}{_ENDS[part]}", "channel-spans", {"axis": 2})
