@@ -10,7 +10,7 @@ channels share one grid, a scale and zero point suffice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +90,7 @@ def read_pixels(
         pads = [0, 0, *pixel.pads[:spatial], 0, 0, *pixel.pads[spatial:]]
         amounts = editor.constant(f"{pixel.value}_pads", np.asarray(pads, np.int64))
         value = chain.add("Pad", [source, amounts], "_padded")
+        value.shape = _grown(source.shape, pads)
         node.attributes["pads"] = ir.AttrInt64s("pads", [0] * 2 * spatial)
     form = (1, -1, *[1] * spatial)
     factor = editor.constant(f"{pixel.value}_factor", (1 / step).astype(np.float32).reshape(form))
@@ -98,10 +99,23 @@ def read_pixels(
     )
     scaled = chain.add("Mul", [value, factor], "_scaled")
     levels = chain.add("Add", [scaled, shift], "_levels")
+    scaled.shape = levels.shape = value.shape
     node.prepend(chain.nodes)
     node.replace_input_with(0, levels)
     _rescale(editor, node, pixel.layer, step, offset)
     return levels.name or "", used
+
+
+def _grown(shape: ir.Shape | None, pads: Sequence[int]) -> ir.Shape | None:
+    """Return a shape with its pads, beginnings and then ends, where its lengths are known."""
+    if shape is None:
+        return None
+    more = [begin + end for begin, end in zip(pads[: len(shape)], pads[len(shape) :], strict=True)]
+    lengths: list[int | str | None] = []
+    for length, grown in zip(shape, more, strict=True):
+        known = length if isinstance(length, int) else length.value
+        lengths.append(known + grown if isinstance(known, int) else None if grown else known)
+    return ir.Shape(lengths)
 
 
 def levels_of(grid: ChannelGrid, *, signed: bool) -> ChannelGrid:

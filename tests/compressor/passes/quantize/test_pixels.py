@@ -84,6 +84,9 @@ def test_reading_pixels_leaves_the_function_as_it_is(signed, bias, padding):
     batch = images(3)[0]
     assert sqnr(outputs(model, batch), outputs(after, batch)) > 100
     levels = after.runner([name]).run(batch)[name]
+    (made,) = [v for node in graph.graph for v in node.outputs if v.name == name]
+    assert made.shape is not None
+    assert list(made.shape)[1:] == list(levels.shape[1:])  # LiteRT asks for all but the first
     inner = levels[:, :, padding:-padding, padding:-padding] if padding else levels
     assert np.abs(inner - np.rint(inner)).max() < 1e-3
     assert inner.min() >= (-128 if signed else 0) - 1e-3
