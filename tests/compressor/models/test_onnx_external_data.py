@@ -10,6 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from compressor import catalog
 from compressor.errors import ModelError
 from compressor.models.onnx.carrier import open_onnx
+from compressor.models.onnx.module import file_runner
 from compressor.models.torch.lowering import OPSET
 from compressor.types.passes import PassContext
 from tests.compressor.models.test_onnx_file import FLOAT, weight
@@ -100,3 +101,22 @@ def anonymous_bytes() -> int:
     """Return the anonymous memory of this process."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+
+
+def test_axes_that_lie_in_another_file_are_run(tmp_path: Path) -> None:
+    """ONNX Runtime takes the file's weights from there, and refuses its axes."""
+    axes = numpy_helper.from_array(np.array([2, 3]), "axes")
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)],
+        "means",
+        [value("x", TensorProto.FLOAT, ["n", 3, 4, 4])],
+        [value("y", TensorProto.FLOAT, ["n", 3])],
+        [axes],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)
+    found = file_runner(path, open_onnx(path, OPSET).graph()).run({"x": x})
+    np.testing.assert_allclose(found["y"], x.mean((2, 3)), rtol=1e-5)
