@@ -73,6 +73,18 @@ def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
     assert not only(comparison, GateLimits(metric_drop=0.3, strict=True)).ok
 
 
+@pytest.mark.parametrize(("other", "verdict"), [("e" * 64, "passed"), ("f" * 64, "unknown")])
+def test_the_same_file_needs_no_samples(tmp_path: Path, other: str, verdict: str) -> None:
+    file = "artifacts/0/files/0/sha256"
+    one = made_run(tmp_path / "a", results(10, 100), changes={file: "e" * 64})
+    same = made_run(tmp_path / "b", results(10, 100), changes={file: other})
+    for limit in (1.0, 0.0):
+        check = only(compare_runs(one, same, STORED), GateLimits(metric_drop=limit, strict=True))
+        assert (check.verdict, check.ok) == (verdict, verdict == "passed")
+    worse = made_run(tmp_path / "c", results(20, 100), changes={file: other})
+    assert only(compare_runs(one, worse, STORED), GateLimits(metric_drop=1.0)).verdict == "failed"
+
+
 @pytest.mark.parametrize(
     ("lost", "won", "samples", "verdict"),
     [
