@@ -179,11 +179,17 @@ class Recipe(TrainPass):
         return (self.loss,) if self.loss is not None and ":" in self.loss else ()
 
     @model_validator(mode="after")
-    def _patience_needs_validation(self) -> Recipe:
+    def _options_have_an_effect(self) -> Recipe:
         if self.patience is not None and self.validation == 0:
             raise ValueError("patience needs validation, such as validation: 0.1")
         if "milestones" in self.model_fields_set and self.schedule != "step":
             raise ValueError(f"has milestones with schedule: {self.schedule}; set schedule: step")
+        if "momentum" in self.model_fields_set and self.optimizer != "sgd":
+            raise ValueError(f"has momentum with optimizer: {self.optimizer}; set optimizer: sgd")
+        if {"epochs", "steps"} <= self.model_fields_set and self.steps is not None:
+            raise ValueError("has epochs and steps; leave one of them out")
+        if self.batch is not None and (self.micro_batch or 0) > self.batch:
+            raise ValueError(f"micro-batch {self.micro_batch} is more than a batch; leave it out")
         if self.sync_batch_norm and self.micro_batch is not None:
             raise ValueError("sync-batch-norm needs whole batches; leave micro-batch out")
         return self

@@ -353,6 +353,9 @@ def test_batches_must_divide_over_processes(tmp_path: Path) -> None:
         ({"prune": {"target": 0.5, "begin": 0.5, "end": 0.4}}, "is not after begin"),
         ({"data": SmallData(0)}, "has 0 samples to train on"),
         ({"milestones": (0.5,)}, "milestones with schedule: cosine; set schedule: step"),
+        ({"momentum": 0.5}, "momentum with optimizer: adamw; set optimizer: sgd"),
+        ({"epochs": 1.0, "steps": 5}, "has epochs and steps; leave one of them out"),
+        ({"batch": 8, "micro_batch": 9}, "micro-batch 9 is more than a batch"),
         ({"loss": "hinge"}, "set cross-entropy, mse or package.module:function"),
     ],
 )
