@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 
 from compressor import catalog
 from compressor.calibration.sources.file_source import PathSource
-from compressor.errors import CompressorError, SpecError, listed, suggestion
+from compressor.errors import CompressorError, SpecError, close_names, listed, suggestion
 from compressor.spec.keys import (
     FEEDS,
     DataKeys,
@@ -190,6 +190,9 @@ def _declaration(section: str, kind: catalog.Kind, index: int, document: Documen
     key = "pass" if kind == "pass" else "format"
     name = value.pop(key, None)
     if not isinstance(name, str):
+        near = [given for given in value if close_names(given, [key], 1)]
+        if name is None and near:
+            raise document.error((*path, near[0]), "is not a known key", f"did you mean {key!r}?")
         names = ", ".join(catalog.names(kind))
         raise document.error(path, f"has no {key!r}", f"there are: {names}")
     try:

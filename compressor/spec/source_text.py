@@ -112,7 +112,10 @@ def read_document(path: Path) -> Document:
         reason = f"{type(error).__name__}: {str(error)[:80]}"
         raise SpecError(subject, f"cannot be read ({reason})", "check its brackets") from error
     lines: dict[KeyPath, int] = {}
-    value = _plain(tree, (), lines)
+    try:
+        value = _plain(tree, (), lines)
+    except SpecError as error:  # its line is the last that was read
+        raise error.at(f"{path}:{next(reversed(lines.values()), 1)}") from None
     if not isinstance(value, dict):
         raise SpecError(
             subject,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, TypeVar, get_args
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from compressor.errors import SpecError, suggestion
+from compressor.errors import SpecError, close_names, suggestion
 from compressor.spec.source_text import Document, KeyPath, dotted
 from compressor.types.options import Options
 
@@ -55,8 +55,22 @@ def problems(
             by_path[path] = _translate(detail, path, cls, document, base)
     # What is wrong inside a value makes the value wrong too: a list too short, no branch to take.
     inner = [p for p in by_path if not any(q != p and q[: len(p)] == p for q in by_path)]
-    errors = [by_path[p] for p in inner]
+    misspelt = _misspelt(error, inner)
+    errors = [by_path[p] for p in inner if p not in misspelt]
     return errors[0] if len(errors) == 1 else SpecErrors(errors)
+
+
+def _misspelt(error: ValidationError, paths: Collection[KeyPath]) -> set[KeyPath]:
+    """Return the keys that are missing since one beside them is misspelt, which is one cause."""
+    kinds = {detail["loc"][-1:]: detail["type"] for detail in error.errors(include_url=False)}
+    missing = [p for p in paths if kinds.get(p[-1:]) == "missing"]
+    strange = [p for p in paths if kinds.get(p[-1:]) == "extra_forbidden"]
+    return {
+        path
+        for path in missing
+        for other in strange
+        if path[:-1] == other[:-1] and close_names(str(other[-1]), [str(path[-1])], 1)
+    }
 
 
 def _real_path(loc: tuple[int | str, ...], value: Any, *, absent: bool) -> KeyPath:
@@ -119,10 +133,13 @@ def _shown(value: Any) -> str:
 
 def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
     current: type[Options] | None = cls
+    named = False  # the next part is a name of the user's
     for part in path:
-        if isinstance(part, int) or current is None:
+        if isinstance(part, int) or current is None or named:
+            named = False
             continue
         field = next((f for f in current.model_fields.values() if f.alias == part), None)
+        named = field is not None and get_origin(field.annotation) is dict
         current = None if field is None else nested_options(field.annotation)
     if current is None:
         return []

@@ -61,7 +61,10 @@ def weight_file_paths(path: Path) -> tuple[Path, ...]:
         raise SpecError(
             f"checkpoint {str(path)!r}",
             f"has the unknown suffix {path.suffix!r}",
-            "give a .safetensors, .pt, .pth or .th file, or a directory of safetensors",
+            "name it as model.onnx"
+            if path.suffix == ".onnx"
+            else f"give a .safetensors, {', '.join(PICKLES[:-1])} or {PICKLES[-1]} file, or a "
+            "directory of safetensors",
         )
     return (path,)
 

@@ -103,6 +103,26 @@ def test_the_spec_itself_is_fine(load: Load):
             "spec.yaml:13: passes.1.layers.0.match: is missing; add match",
         ),
         (
+            "match: conv*, ",
+            "mach: conv*, ",
+            "spec.yaml:13: passes.1.layers.0.mach: is not a known key; did you mean 'match'?",
+        ),
+        (
+            "  onnx: tiny.onnx",
+            "  onnx: tiny.onnx\n  inputs: {image: {shap: [1, 3]}}",
+            "spec.yaml:6: model.inputs.image.shap: is not a known key; did you mean 'shape'?",
+        ),
+        (
+            "pass: fuse",
+            "pas: fuse",
+            "spec.yaml:9: passes.0.pas: is not a known key; did you mean 'pass'?",
+        ),
+        (
+            "seed: 3",
+            f"seed: {1 << 63}",
+            "spec.yaml:3: seed: has more than 63 bits; give a smaller number",
+        ),
+        (
             "pass: fuse",
             "pass: fuze",
             "spec.yaml:9: pass 'fuze': is not known; did you mean 'fuse'?",
@@ -306,4 +326,4 @@ def test_wrong_setting(load: Load, setting: str, message: str):
 def test_anchors_that_become_too_much(load: Load):
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(9)]
     text = "\n".join([*levels, SPEC])
-    assert refusal(load, text).startswith("YAML: becomes too large or too deep")
+    assert refusal(load, text).startswith("spec.yaml:1: YAML: becomes too large or too deep")
