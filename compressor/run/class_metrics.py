@@ -30,7 +30,8 @@ def class_numbers(target: Any, scores: Array) -> Array:
     if truth.size != math.prod(wanted):
         raise UnfitError(
             f"the target has shape {list(truth.shape)} and the scores {list(scores.shape)}",
-            "give the number of each class; of one-hot vectors it is their argmax (data.transform)",
+            "give the number of each class (data.transform; of one-hot vectors their argmax), or a "
+            "metric of your own where a sample has several",
         )
     if truth.dtype.kind not in "iub":
         raise UnfitError(

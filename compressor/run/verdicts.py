@@ -155,7 +155,8 @@ def drop_verdict(
     same = same_function(sqnr_db)
     verdict = "passed" if same and drop <= limit else verdict_of(interval, limit)
     if verdict == "passed" and constant is not None and constant <= (0.0 if same else limit):
-        return "unknown", f"{BLIND}: it loses {constant:.3g}"
+        change = "gains" if constant < 0 else "loses"
+        return "unknown", f"{BLIND}: it {change} {abs(constant):.3g}"
     if verdict == "passed" and copies > _MOST_COPIES and not same:
         return "unknown", f"{100 * copies:.0f} % of the samples are copies of others"
     return verdict, ""

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from compressor.errors import DataError, SpecError, listed
 from compressor.graph.costs import size_notes
 from compressor.graph.layers import moment_request
+from compressor.graph.stored_weights import is_quantized
 from compressor.models.element_types import TORCH_DTYPES
 from compressor.passes.factor.budget import Budget, SizeTarget
 from compressor.passes.factor.decomposition import Decomposition, decompose, rank_for, shares
@@ -111,7 +112,9 @@ class LowRank(GraphPass):
         taken = carrier.graph().graph.initializers
         rows = tuple(
             replace(row, parts=factor_names(row.name, taken)) if row.touched else row
-            for row in plan_layers(self.name, actions, choice.reasons)
+            for row in plan_layers(
+                self.name, actions, choice.reasons, quantized=is_quantized(carrier.graph())
+            )
         )
         if self.target is not None:
             Budget(carrier, choice, self.target).check()

@@ -16,6 +16,7 @@ from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.output_parts import named_parts, output_parts
 from compressor.graph.residuals import ResidualBlock
+from compressor.graph.stored_weights import is_quantized
 from compressor.models.threads import on_threads
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.criteria import Queue, Scores, normalized
@@ -156,16 +157,13 @@ class PruneStructured(GraphPass):
                 actions[layer.name] = f"{after} of {before} channels"
                 if after == before:
                     reasons[layer.name] = f"the target leaves its {before} channels whole"
-        rows = plan_layers(self.name, actions, reasons)
+        rows = plan_layers(self.name, actions, reasons, quantized=is_quantized(graph))
         selector.check()
         if self.criterion == "principal-components":
             principal.check(carrier, choice)
         removable = [p.group for p in choice.prunable]
-        requests = (
-            scores.activation_requests(choice.channels, removable)
-            if self.criterion == "activation"
-            else ()
-        )
+        observed = removable if self.criterion == "activation" else ()
+        requests = scores.activation_requests(choice.channels, observed)
         notes = (
             *groups.frozen_notes(choice.channels),
             *groups.layout_notes(self.target, carrier, context),

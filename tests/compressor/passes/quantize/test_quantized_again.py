@@ -13,7 +13,9 @@ from onnx import numpy_helper
 from compressor import catalog
 from compressor.calibration.collect import collect_statistics
 from compressor.errors import SpecError
+from compressor.passes.factor.low_rank import LowRank
 from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.passes.quantize.static.static import QuantizeStatic
@@ -29,7 +31,15 @@ from tests.compressor.passes.quantize.test_dequantize import CONTEXT, opened
 
 @pytest.mark.parametrize("how", ["QDQ-QUInt8", "QOperator-QUInt8"])
 @pytest.mark.parametrize(
-    "declared", [QuantizeStatic(), QuantizeDynamic(convolutions=True), QuantizeWeights(bits=8)]
+    "declared",
+    [
+        QuantizeStatic(),
+        QuantizeDynamic(convolutions=True),
+        QuantizeWeights(bits=8),
+        PruneStructured.model_validate({"target": {"ratio": 0.5}}),
+        LowRank(rank=2),
+    ],
+    ids=lambda declared: declared.name,
 )
 def test_quantizing_again_names_the_way(tmp_path: Path, declared: Any, how: str) -> None:
     guest = guests.by_runtime(guests.convolutional(), how, IMAGES, tmp_path)
