@@ -223,9 +223,16 @@ def convert(prepared: PreparedModule) -> RunResult:
         >>> compressor.convert(prepared).save("out/edge")
 
     Raises:
-        SpecError: parameters of the module have been replaced, as sharding does.
+        SpecError: the module was not prepared, or parameters of it have been replaced, as sharding
+            does.
         CompressorError: the run cannot continue.
     """
+    if not isinstance(prepared, PreparedModule):
+        raise SpecError(
+            "convert",
+            f"takes what compressor.prepare returned, and was given a {type(prepared).__name__}",
+            "train that module, or take its .module out of a wrapper",
+        )
     prepared.settle()
     state = prepared.network.state_dict()
     trained = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}

@@ -228,3 +228,10 @@ def test_averages_are_made_of_states_as_a_copy_would_share_masks(prepared: Prepa
     train(prepared, 1)
     prepared.load_state_dict(kept)
     assert np.array_equal(outputs_of(compressor.convert(prepared)), before)
+
+
+def test_what_was_not_prepared_is_not_converted() -> None:
+    with pytest.raises(
+        SpecError, match=r"takes what compressor\.prepare returned, .* a Sequential"
+    ):
+        compressor.convert(nn.Sequential())  # type: ignore[arg-type]

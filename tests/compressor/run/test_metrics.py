@@ -341,7 +341,7 @@ def test_one_score_is_no_decision(name: str):
     """It was the largest of all one scores: 100 % agreement, whatever the model."""
     outputs = np.array([[0.1], [0.9]])
     target = {"y": outputs[::-1]} if name == "agreement" else np.zeros(2, np.int64)
-    with pytest.raises(DataError, match="one score is always the largest; give a metric of"):
+    with pytest.raises(DataError, match="one score is always the largest; give metric: mse"):
         per_sample(name, outputs, target)
 
 
