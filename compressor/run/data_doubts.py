@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -16,9 +17,15 @@ from compressor.run.evaluate import Evaluation
 from compressor.spec.keys import FEEDS, DataKeys
 from compressor.spec.load import DataEntry, Spec
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.passes import TrainPass
 from compressor.types.tensors import Array, Batch
 
 _COPIES = 0.01  # of the samples
+_MOST = 0.5  # of the samples: intervals are then at least 1.4 times too narrow
+_SEEN = {
+    "calibration": ("calibrate", "which flatters it"),
+    "training": ("train", "so that it says nothing of others"),
+}
 _FARTHEST = 16.0  # between values of one kind of data: pixels of 255 and of 1 are farther apart
 
 
@@ -32,11 +39,25 @@ def data_doubts(
         samples: the first sample of each role.
         calibrates: a pass reads the calibration data.
     """
-    labels = folders_missing(spec, carrier)
+    doubts = [*folders_missing(spec, carrier), *judged_on(spec, "training")]
     if not calibrates or not {"calibration", "evaluation"} <= samples.keys():
-        return tuple(labels)
-    shared = judged_on_calibration(spec)
-    return (*labels, *shared, *scales_apart(samples["calibration"], samples["evaluation"]))
+        return tuple(doubts)
+    apart = scales_apart(samples["calibration"], samples["evaluation"])
+    return (*doubts, *judged_on(spec, "calibration"), *apart)
+
+
+def no_evidence(spec: Spec, evaluation: Evaluation | None) -> str:
+    """Return why the samples that judge cannot show that a limit holds; empty if they can.
+
+    Args:
+        evaluation: of the float model; ``None`` where nothing was judged.
+    """
+    if evaluation is None:
+        return ""
+    if judged_on(spec, "training"):
+        return "a pass trains on the samples that judge"
+    share = evaluation.copies / int(evaluation.metric["samples"])
+    return f"{100 * share:.0f} % of the samples are copies of others" if share > _MOST else ""
 
 
 def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:
@@ -99,20 +120,23 @@ def _largest(array: Array) -> float:
     return largest if math.isfinite(largest) else 0.0
 
 
-def judged_on_calibration(spec: Spec) -> list[str]:
-    """Return a doubt where calibration and evaluation read the same samples.
+def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]:
+    """Return a doubt where evaluation reads samples that calibrate or train, too.
 
     Sources are compared by what names them, as a plan does not read their samples.
     """
-    first, second = (spec.data.get(role) for role in ("calibration", "evaluation"))
+    first, second = (spec.data.get(each) for each in (role, "evaluation"))
     if first is None or second is None or first.kind != second.kind:
         return []
     same = _origin(spec, first) == _origin(spec, second)
     if not same or first.keys.inputs != second.keys.inputs or not _overlap(first.keys, second.keys):
         return []
+    if role == "training" and not any(isinstance(each, TrainPass) for each in spec.passes):
+        return []
     parted = ", or let each read every other sample (fold: 1/2 and fold: 2/2)"
+    what, so = _SEEN[role]
     return [
-        "quality is judged on the samples that calibrate, which flatters it: give data.evaluation "
+        f"quality is judged on the samples that {what}, {so}: give data.evaluation "
         f"(--eval) others{'' if FEEDS in (first.keys.samples, second.keys.samples) else parted}"
     ]
 

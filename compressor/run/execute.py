@@ -22,6 +22,7 @@ from compressor.run.artifacts import (
     write_artifacts,
 )
 from compressor.run.attribution import attribution
+from compressor.run.data_doubts import no_evidence
 from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import Evaluation, RememberedRunner
 from compressor.run.fidelity import CHECK_SAMPLES, Trio
@@ -151,16 +152,16 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
         workspace.begin_step()
         artifacts.append(verify(workspace, artifact, final, fused))
     metric = None if evaluation is None else evaluation.metric
-    constant, copies = None, 0
+    constant = None
     if evaluation is not None and plan.metric is not None:
-        constant, copies = evaluation.constant_drop(plan.metric), evaluation.copies
+        constant = evaluation.constant_drop(plan.metric)
     limits = judge(
         plan.spec.limits,
         artifacts,
         metric,
         shrinks=plan.shrinks,
         constant=constant,
-        copies=copies,
+        no_evidence=no_evidence(plan.spec, evaluation),
     )
     verdict = overall(limits, artifacts)
     latency = baseline_latency(artifacts)

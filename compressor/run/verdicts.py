@@ -67,7 +67,6 @@ DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
 _STRADDLES = "the 95 % interval contains the limit"
 _TOO_WIDE = "the 95 % interval is too wide so near to the limit"
 BLIND = "one answer for all samples would be within the limit, too"
-_MOST_COPIES = 0.5  # of the samples: the interval is then at least 1.4 times too narrow
 _LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
 
 
@@ -78,7 +77,7 @@ def judge(
     *,
     shrinks: bool,
     constant: float | None = None,
-    copies: int = 0,
+    no_evidence: str = "",
 ) -> list[dict[str, Any]]:
     """Return the entries of ``report.json`` on limits: one for each limit and artifact.
 
@@ -91,7 +90,7 @@ def judge(
         shrinks: whether the passes make the model smaller.
         constant: how much worse the float model's metric is if it gives all samples one answer;
             ``None`` if that is not known. A limit that allows as much shows nothing.
-        copies: samples that are copies of others.
+        no_evidence: why the samples cannot show that a limit of the metric holds.
     """
     entries: list[dict[str, Any]] = []
     any_served = any(_is_served(artifact) for artifact in artifacts)
@@ -108,9 +107,8 @@ def judge(
             value, interval, reason = _measurement(name, artifact)
             widest = WIDEST_RATIO if name == "latency_ratio" else None
             if name == "metric_drop" and value is not None:
-                share = copies / artifact["metric"]["samples"]
                 verdict, blind = drop_verdict(
-                    value, interval, limit, artifact["sqnr_db"], constant, share
+                    value, interval, limit, artifact["sqnr_db"], constant, no_evidence
                 )
             else:
                 verdict, blind = verdict_of(interval, limit, widest), ""
@@ -140,7 +138,7 @@ def drop_verdict(
     limit: float,
     sqnr_db: float | None,
     constant: float | None,
-    copies: float = 0.0,
+    no_evidence: str = "",
 ) -> tuple[Verdict, str]:
     """Return the verdict on a drop of the metric, and why a limit that holds shows nothing.
 
@@ -150,15 +148,15 @@ def drop_verdict(
         constant: by how much one answer for all samples is worse than the float model's; ``None``
             if that is not known. A limit that allows as much tells nothing from nothing, but for
             outputs that are the same: these may have wrong labels alone.
-        copies: share of the samples that are copies of others, which tell nothing new.
+        no_evidence: as in :func:`judge`.
     """
     same = same_function(sqnr_db)
     verdict = "passed" if same and drop <= limit else verdict_of(interval, limit)
     if verdict == "passed" and constant is not None and constant <= (0.0 if same else limit):
         change = "gains" if constant < 0 else "loses"
         return "unknown", f"{BLIND}: it {change} {abs(constant):.3g}"
-    if verdict == "passed" and copies > _MOST_COPIES and not same:
-        return "unknown", f"{100 * copies:.0f} % of the samples are copies of others"
+    if verdict == "passed" and no_evidence and not same:
+        return "unknown", no_evidence
     return verdict, ""
 
 

@@ -31,6 +31,7 @@ from compressor.run.artifacts import (
     write_artifacts,
 )
 from compressor.run.attribution import attribution, noise_of_row
+from compressor.run.data_doubts import no_evidence
 from compressor.run.evaluate import Evaluation
 from compressor.run.execute import settle
 from compressor.run.pipeline import FUSE, Step, run_passes
@@ -391,6 +392,6 @@ class Workbench:
                         self.limit,
                         ours.sqnr_db,
                         constant,
-                        theirs.copies / theirs.metric["samples"],
+                        no_evidence(candidate.plan.spec, theirs),
                     )
         return candidate.proof

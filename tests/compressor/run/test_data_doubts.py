@@ -13,7 +13,8 @@ from compressor.front.spec import checked
 from compressor.run.data_doubts import (
     check_output_apart,
     copied_samples,
-    judged_on_calibration,
+    judged_on,
+    no_evidence,
     scales_apart,
 )
 from compressor.run.evaluate import Evaluation
@@ -32,6 +33,39 @@ def test_copies_of_samples_are_doubted(copies: int, doubted: bool):
     assert copied_samples(None) == []
 
 
+@pytest.mark.parametrize(("copies", "shown"), [(0, True), (250, True), (251, False)])
+def test_copies_of_samples_narrow_no_interval(on_onnx: Project, copies: int, shown: bool):
+    """50 images, 40 times each: an interval of 7 points became one of 0.2."""
+    spec = load_spec(on_onnx.path)
+    metric = {"name": "accuracy", "value": 90.0, "samples": 500}
+    why = no_evidence(spec, Evaluation(metric, np.ones(500), None, None, 0.0, copies=copies))
+    assert why == ("" if shown else "50 % of the samples are copies of others")
+    assert no_evidence(spec, None) == ""
+
+
+@pytest.mark.parametrize(("passes", "shown"), [([{"pass": "finetune"}], False), (STATIC, True)])
+def test_who_trains_on_what_judges_shows_nothing(passes: list[dict[str, Any]], shown: bool):
+    """It was passed: 100 % right, 2.5 points better than the float model."""
+    labelled = (torch.zeros(8, 1, 8, 8), torch.zeros(8, dtype=torch.int64))
+    spec = checked(
+        Spec(
+            name="both",
+            model=tiny_module(),
+            data={
+                "calibration": labelled[0].clone(),
+                "training": labelled,
+                "evaluation": labelled,
+            },
+            passes=passes,
+            exports=[{"format": "onnx"}],
+        )
+    )
+    metric = {"name": "accuracy", "value": 90.0, "samples": 500}
+    found = Evaluation(metric, np.ones(500), None, None, 0.0)
+    assert bool(judged_on(spec, "training")) is not shown
+    assert no_evidence(spec, found) == ("" if shown else "a pass trains on the samples that judge")
+
+
 @pytest.mark.parametrize(
     ("changes", "doubted"),
     [
@@ -47,7 +81,7 @@ def test_one_file_for_both(on_onnx: Project, changes: dict[str, Any], doubted: b
     data["calibration"] = {"npz": "calib.npz", "inputs": {"image": "image"}}
     data["evaluation"] = {**data["calibration"], **changes}
     on_onnx.spec["metric"] = "cosine"
-    assert bool(judged_on_calibration(load_spec(on_onnx.path))) is doubted
+    assert bool(judged_on(load_spec(on_onnx.path), "calibration")) is doubted
 
 
 @pytest.mark.parametrize(
@@ -65,7 +99,7 @@ def test_folds_may_share_no_sample(on_onnx: Project, folds: tuple[str, str], dou
         role: {**one, "fold": fold}
         for role, fold in zip(("calibration", "evaluation"), folds, strict=True)
     }
-    assert bool(judged_on_calibration(load_spec(on_onnx.path))) is doubted
+    assert bool(judged_on(load_spec(on_onnx.path), "calibration")) is doubted
 
 
 def test_one_loader_for_both():
@@ -78,7 +112,7 @@ def test_one_loader_for_both():
             passes=STATIC,
             exports=[{"format": "onnx"}],
         )
-        assert bool(judged_on_calibration(checked(spec))) is doubted
+        assert bool(judged_on(checked(spec), "calibration")) is doubted
 
 
 def test_data_that_are_prepared_otherwise():

@@ -214,17 +214,23 @@ def test_a_limit_that_one_answer_for_all_meets_shows_nothing(
 
 
 @pytest.mark.parametrize(
-    ("copies", "sqnr_db", "verdict"),
-    [(0, 30.0, "passed"), (250, 30.0, "passed"), (251, 30.0, "unknown"), (499, 120.0, "passed")],
+    ("why", "sqnr_db", "drop", "verdict"),
+    [
+        ("", 30.0, 0.0, "passed"),
+        ("seen before", 30.0, 0.0, "unknown"),
+        ("seen before", 120.0, 0.0, "passed"),
+        ("seen before", 30.0, 3.0, "failed"),
+    ],
 )
-def test_copies_of_samples_narrow_no_interval(copies: int, sqnr_db: float, verdict: str):
-    """50 images, 40 times each: an interval of 7 points became one of 0.2."""
+def test_samples_that_prove_nothing_pass_no_limit(
+    why: str, sqnr_db: float, drop: float, verdict: str
+):
     limits = LimitKeys(**{**OFF, "metric_drop": 1.0})
-    metric = {**ACCURACY, "samples": 500}
-    one = entry(metric=metric, metric_drop=0.0, metric_drop_ci95=[-0.2, 0.2], sqnr_db=sqnr_db)
-    (only,) = judge(limits, [one], metric, shrinks=True, copies=copies)
+    interval = [drop - 0.2, drop + 0.2]
+    one = entry(metric_drop=drop, metric_drop_ci95=interval, sqnr_db=sqnr_db)
+    (only,) = judge(limits, [one], ACCURACY, shrinks=True, no_evidence=why)
     assert only["verdict"] == verdict
-    assert ("copies of others" in str(only["reason"])) == (verdict == "unknown")
+    assert (only["reason"] == why) == (verdict == "unknown")
 
 
 @pytest.mark.parametrize(
