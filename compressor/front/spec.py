@@ -159,15 +159,36 @@ _SCALARS = (type(None), bool, int, float, str)
 
 
 def _keys(options: Options) -> dict[str, Any]:
-    """Return the keys that were given to a declaration, with the name that a spec gives it."""
+    """Return the keys that were given to a declaration, with the name that a spec gives it.
+
+    Raises:
+        SpecError: a spec has no name for it.
+    """
     given = {
         info.alias or name: getattr(options, name)
         for name, info in type(options).model_fields.items()
         if name in options.model_fields_set
     }
     if isinstance(options, Pass):
-        return {"pass": options.name, **given}
-    return {"format": options.format, **given} if isinstance(options, Exporter) else given
+        return {"pass": _known("pass", options.name), **given}
+    if isinstance(options, Exporter):
+        return {"format": _known("exporter", options.format), **given}
+    return given
+
+
+def _known(kind: catalog.Kind, name: str) -> str:
+    """Return the name of a pass or exporter, which a spec has to find again.
+
+    Raises:
+        SpecError: there is no such name.
+    """
+    if name not in catalog.names(kind):
+        raise SpecError(
+            f"{kind} {name!r}",
+            "has no entry point, by which a spec finds it",
+            f"name its class under {catalog.GROUPS[kind]} in its package, and install that",
+        )
+    return name
 
 
 def is_section(value: Any) -> bool:

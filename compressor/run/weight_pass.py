@@ -18,6 +18,8 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 from torch import Tensor
 
+from compressor.calibration.sources.user_functions import call
+from compressor.errors import DataError
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.checkpoint.rows import read_rows
 from compressor.types.carrier import Capability, Carrier, WeightChange
@@ -315,9 +317,35 @@ class WeightPass(Pass):
         def compute(matrix: Tensor, start: int = 0) -> Tensor | QuantizedTensor:
             if self.widens and matrix.dtype != torch.float64:
                 matrix = matrix.to(torch.float32)
-            return self.change(WeightRows(layer, matrix, start), treatment, statistics)
+            rows = WeightRows(layer, matrix, start)
+            if type(self).__module__.partition(".")[0] == __name__.partition(".")[0]:
+                return self.change(rows, treatment, statistics)
+            return self._change_of_others(rows, treatment, statistics)
 
         return compute
+
+    def _change_of_others(
+        self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
+    ) -> Tensor | QuantizedTensor:
+        """Call :meth:`change` of another package, which may do anything with a copy.
+
+        Raises:
+            DataError: it raises something, or returns something else than such rows.
+        """
+        subject = f"pass {self.name!r} on layer {rows.layer.name!r}"
+        given = replace(rows, matrix=rows.matrix.clone())
+        made: object = call(subject, self.change, given, treatment, statistics)
+        problem = ""
+        if not isinstance(made, Tensor | QuantizedTensor):
+            problem = f"returned a {type(made).__name__}"
+        elif isinstance(made, Tensor) and made.shape != rows.matrix.shape:
+            problem = f"returned shape {list(made.shape)} for rows {list(rows.matrix.shape)}"
+        elif isinstance(made, Tensor) and not bool(made.isfinite().all()):
+            problem = "returned NaN or infinity"
+        if problem:
+            raise DataError(subject, problem, "return a finite tensor of the shape of rows.matrix")
+        assert isinstance(made, Tensor | QuantizedTensor)
+        return made
 
 
 class WholeModel:
