@@ -12,6 +12,7 @@ from compressor.graph.editing import Editor, insert_behind
 from compressor.graph.output_parts import cut_parts, output_parts
 from compressor.graph.values import value_by_name
 from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.onnx.ort_session import exact_products
 from compressor.passes.quantize.static.placement import ActivationCode
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch, filled, samples_in
@@ -22,7 +23,7 @@ Codes: TypeAlias = Mapping[str, ActivationCode]
 class Simulation:
     """A model whose activations are rounded by codes that a run is given.
 
-    It is not optimized: the runtime's optimizer takes scales that are inputs for others.
+    The runtime does not make integer kernels of it: it takes scales that are inputs for others.
 
     Args:
         model: not changed.
@@ -35,7 +36,8 @@ class Simulation:
         present = value_by_name(graph)
         self._entries = {name: self._round(present[name], code) for name, code in codes.items()}
         self._parts = output_parts(model)
-        self._runner = graph_runner(graph, optimize=False)
+        with exact_products(wanted=True):
+            self._runner = graph_runner(graph)
 
     def run(self, batch: Batch, codes: Codes) -> list[Array]:
         """Return the parts of the outputs, as :meth:`cut` does."""
