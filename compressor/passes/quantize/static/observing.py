@@ -20,17 +20,17 @@ to inference about the tail of a distribution, 1975.)
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from compressor.calibration.parts import Parts
 from compressor.graph.costs import batch_macs
+from compressor.passes.quantize.static.judging import best, exceeding, heavy_tails, remaining
 from compressor.passes.quantize.static.settings import Decision
 from compressor.passes.quantize.static.simulation import Codes, Simulation, output_errors
 from compressor.run.evaluate import RememberedRunner
@@ -51,6 +51,7 @@ MOST_SAMPLES = 64
 """Calibration samples that are run with each observer, at most."""
 
 _FEWEST = 16  # samples that are run at least, if there are so many
+_FEWEST_JUDGED = 8  # of them, samples that each observer is judged by
 _MOST_MACS = 16e9  # of more samples than these, in the float model
 _MOST_BYTES = 64 << 20  # of these samples
 _MOST_INNER = 128 << 20  # bytes of the inner values of samples in a run
@@ -59,12 +60,6 @@ _TOGETHER = 8  # samples in a run
 _FOLDS = 4
 _FEWEST_HELD = 4  # of fewer, a single one could decide against what all samples say
 _RARELY = 0.1  # how often a later sample may exceed a range before that counts
-_HEAVY = 0.25  # tail index from which on squares of what exceeds a range have no variance
-_FLOOR = 1e-12  # of a squared error over the signal: what is less is none
-_CLEARLY = 3.0  # dB by which the error of an observer exceeds the least before it is dropped
-_STEADILY = 1.0  # the same, where the error is greater on each sample
-_WORTH = 0.25  # dB by which another observer should be better than the first
-_ERRORS = 3.0  # standard errors that a gain may be larger than it seems
 
 
 @dataclass(frozen=True)
@@ -80,17 +75,21 @@ class ObserverChoice:
     note: str = ""
 
 
-class _Round(NamedTuple):
-    """Samples that observers are judged on.
+class _Part(NamedTuple):
+    """Samples of one kind that observers are judged on: any, or those with the greatest values.
 
     Attributes:
-        share: how much their mean error counts.
+        share: how much the mean error of all samples of their kind counts.
         codes: returns the codes by some observers' ranges.
     """
 
     share: float
     samples: Sequence[Batch]
     codes: Callable[[Sequence[int]], Sequence[Codes]]
+
+
+_Round: TypeAlias = Sequence[_Part]
+"""A part of each kind: after each round, observers are dropped by what is known of all kinds."""
 
 
 def choose_observer(
@@ -119,14 +118,15 @@ def choose_observer(
         return ObserverChoice()
     ranges = _Ranges(decision, statistics, values)
     data = _Data(carrier, samples, values, decision)
+    rounds: list[_Round]
     if exceeding(len(values), data.seen) <= _RARELY or len(data.kept) < _FOLDS * _FEWEST_HELD:
-        quarters = (data.kept[k::_FOLDS] for k in range(_FOLDS))
-        rounds = [_Round(len(q), q, lambda some: [tried[i] for i in some]) for q in quarters if q]
+        quarters = (data.judging[k::_FOLDS] for k in range(_FOLDS))
+        rounds = [[_Part(1.0, q, lambda some: [tried[i] for i in some])] for q in quarters if q]
     else:
         rounds = _held_back(data, ranges)
     index, gain = _contest(data, Simulation(decision.model, tried[0]), rounds, list(tried))
     result = f"is {gain:.1f} dB less than with {names[0]}" if index else "is not less with another"
-    count = len(data.kept) * (samples_in(data.kept[0]) if data.whole else 1)
+    count = len(data.judging) * (samples_in(data.kept[0]) if data.whole else 1)
     on = f"{count} calibration sample{'s' if count > 1 else ''}"
     return ObserverChoice(index, f"observer {names[index]}: on {on}, the outputs' error {result}")
 
@@ -154,12 +154,12 @@ class _Ranges:
         """Return what returns the codes of observers by the ranges of some parts of the data."""
         names = self.decision.settings.activations.observers
 
-        def codes(observers: Sequence[int]) -> Sequence[Codes]:
-            found = parts.results(some, [names[index] for index in observers])
-            known = {**self.statistics, **found}
-            return [self.decision.codes({}, known, i, self.values) for i in observers]
+        @cache
+        def code(observer: int) -> Codes:
+            known = {**self.statistics, **parts.results(some, [names[observer]])}
+            return self.decision.codes({}, known, observer, self.values)
 
-        return codes
+        return lambda observers: [code(observer) for observer in observers]
 
 
 def _held_back(data: _Data, ranges: _Ranges) -> list[_Round]:
@@ -174,24 +174,27 @@ def _held_back(data: _Data, ranges: _Ranges) -> list[_Round]:
             del outputs  # before the next run needs the memory
         peaks[k::_FOLDS] = np.concatenate(rows)
     heavy = heavy_tails(peaks)
-    rounds = []
-    for k in range(_FOLDS):
-        held = data.kept[k::_FOLDS]
-        others = [other for other in range(_FOLDS) if other != k]
-        rounds.append(_Round((1 - heavy) * len(held), held, ranges.codes(parts, others)))
+    rounds: list[list[_Part]] = [[] for _ in range(_FOLDS)]
+    if heavy < 1.0:
+        for k, step in enumerate(rounds):
+            others = [other for other in range(_FOLDS) if other != k]
+            held = data.judged(data.kept[k::_FOLDS])
+            step.append(_Part(1.0 - heavy, held, ranges.codes(parts, others)))
     if heavy:
         order = peaks.argsort(0, kind="stable").argsort(0).mean(1).argsort(kind="stable").tolist()
         ordered = [data.kept[i] for i in order]
-        lesser, greater = ordered[: len(order) // 2], ordered[len(order) // 2 :]
-        parts = ranges.parts(1)
+        lesser, greater = ordered[: len(order) // 2], data.judged(ordered[len(order) // 2 :])
+        one = ranges.parts(1)
         for outputs in data.outputs(lesser):
-            parts.add(0, outputs)
+            one.add(0, outputs)
             del outputs
-        for outputs in data.outputs(greater):  # while the model is open
-            del outputs
-        rounds.append(_Round(heavy * len(order), greater, ranges.codes(parts, [0])))
+        codes = ranges.codes(one, [0])
+        for k, step in enumerate(rounds):
+            some = greater[k::_FOLDS]
+            data.remember(some)
+            step.append(_Part(heavy, some, codes))
     data.close()
-    return rounds
+    return list(rounds)
 
 
 def _contest(
@@ -201,48 +204,27 @@ def _contest(
 
     After each round, those that are clearly worse than the best of the others are dropped.
     """
-    total = sum(step.share for step in rounds)
-    alike = len(rounds) <= _FOLDS  # none whose samples have greater values than others
-    errors, signals = list[Array](), list[Array]()
+    shares = [part.share for part in rounds[0]]
+    errors, signals = [list[Array]() for _ in shares], [list[Array]() for _ in shares]
     for step in rounds:
-        batches = data.together(step.samples)
-        error, signal = output_errors(data.judge, simulation, step.codes(observers), batches)
-        weight = step.share / total / len(signal)
-        errors.append(error * weight)
-        signals.append(signal * weight)
+        for kind, part in enumerate(step):
+            batches = data.together(part.samples)
+            error, signal = output_errors(data.judge, simulation, part.codes(observers), batches)
+            errors[kind].append(error)
+            signals[kind].append(signal)
+        counts = [share / sum(map(len, each)) for share, each in zip(shares, signals, strict=True)]
+        total = sum(x * np.concatenate(s).sum(0) for x, s in zip(counts, signals, strict=True))
+        each = [x * np.concatenate(e, 1) for x, e in zip(counts, errors, strict=True)]
         with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.concatenate(errors, 1) / np.concatenate(signals).sum(0)
-        left = remaining(relative, alike=alike)
+            relative = np.concatenate(each, 1) / total
+        left = remaining(relative)
         if step is not rounds[-1]:
-            errors, observers = [part[left] for part in errors], [observers[i] for i in left]
+            errors = [[error[left] for error in kind] for kind in errors]
+            observers = [observers[i] for i in left]
         if len(observers) == 1:
             return observers[0], 0.0
     place, gain = best(relative)
     return observers[place], gain
-
-
-def heavy_tails(peaks: Array) -> float:
-    """Return the share of values whose greatest values in samples have a heavy tail.
-
-    Hill's estimate of the tail index, from the greater quarter of the samples.
-
-    Args:
-        peaks: ``[samples, values]``.
-    """
-    ordered = -np.sort(-peaks, 0)
-    count = max(1, len(peaks) // _FOLDS)
-    rare = (ordered[count] == 0) & (ordered[0] > 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        index = np.log(ordered[:count] / ordered[count]).mean(0)
-    return float((rare | (index >= _HEAVY)).mean())
-
-
-def exceeding(values: int, samples: int) -> float:
-    """Return how likely a later sample exceeds one of some values of earlier ones.
-
-    As if values exceeded theirs independently of each other; less, if they do so together.
-    """
-    return 1.0 - (1.0 - 1.0 / (samples + 1)) ** values
 
 
 class _Data:
@@ -265,12 +247,25 @@ class _Data:
         work = batch_macs(carrier, self.kept[0])
         while len(self.kept) >= 2 * _FEWEST and len(self.kept) * work > _MOST_MACS:
             self.kept = self.kept[::2]
-        self._together, self._taps = _TOGETHER, list[str]()
+        enough = len(self.kept) >= 2 * _FEWEST_JUDGED
+        self._dear = enough and len(self.kept) * work > _MOST_MACS
+        # One by one, what the float model gives for them is known however rounds put them together.
+        self._together = 1 if self._dear else _TOGETHER
+        self._taps = list[str]()
 
     @cached_property
     def runner(self) -> Runner:
         """The float model, with the values that are rounded once those were asked for."""
         return self._carrier.runner(self._taps)
+
+    def judged(self, samples: Sequence[Batch]) -> Sequence[Batch]:
+        """Return those of some samples that observers are judged by: half of what takes long."""
+        return samples[::2] if self._dear else samples
+
+    @property
+    def judging(self) -> Sequence[Batch]:
+        """All samples that observers are judged by."""
+        return self.judged(self.kept)
 
     @cached_property
     def judge(self) -> RememberedRunner:
@@ -288,13 +283,19 @@ class _Data:
             inputs = {spec.name for spec in self._inputs}
             self._taps = [value for value in self._watched if value not in inputs]
             size = sum(array.nbytes for array in self.runner.run(self.kept[0]).values())
-            self._together = max(1, min(_TOGETHER, _MOST_INNER // max(size, 1)))
+            self._together = max(1, min(self._together, _MOST_INNER // max(size, 1)))
         ends = [output.name or "" for output in self._carrier.graph().graph.outputs]
         for batch in self.together(samples):
             found = type(batch)({**batch, **self.runner.run(batch)})
             self.judge.remember(batch, {name: found[name] for name in ends})
             yield found
             del found  # before the next run needs the memory
+
+    def remember(self, samples: Sequence[Batch]) -> None:
+        """Run samples that were run before, but in other company, while the model is open."""
+        if self._together > 1:
+            for outputs in self.outputs(samples):
+                del outputs
 
     def peaks(self, outputs: Batch) -> Array:
         """Return the greatest absolute values ``[samples, values]``."""
@@ -345,55 +346,3 @@ def spread(batches: Iterable[Batch], *, whole: bool) -> tuple[list[Batch], int]:
                     kept, step = kept[::2], 2 * step
             seen += 1
     return kept, seen
-
-
-def remaining(errors: Array, *, alike: bool = True) -> list[int]:
-    """Return the observers that may still turn out to be the best; the first always stays.
-
-    One is dropped if its error is more than twice the least (3 dB), and still is without any one
-    sample. If samples to come are like these, one is dropped too if its error is greater than the
-    least on each sample, by a decibel over all; or if three standard errors (of the jackknife) do
-    not make it a quarter of a decibel better than the first.
-
-    Args:
-        errors: as :func:`best` takes them.
-        alike: samples to come are judged as these were.
-    """
-    errors = errors[:, :, np.isfinite(errors).all((0, 1))]
-    if not errors.size:
-        return list(range(len(errors)))
-    total = errors.sum(1, keepdims=True)
-    without_one = _gains(np.maximum(total - errors, 0.0))
-    gains, each = _gains(total)[:, 0], _gains(errors)
-    leader = gains.argmax()
-    behind = gains[leader] - gains
-    worse = (behind > _CLEARLY) & ((without_one[leader] - without_one).min(1) > _CLEARLY)
-    if alike:
-        worse |= (each < each[leader]).all(1) & (behind > _STEADILY)
-        worse |= gains + _ERRORS * without_one.std(1) * math.sqrt(errors.shape[1] - 1) < _WORTH
-    return [i for i in range(len(errors)) if i == 0 or not worse[i]]
-
-
-def best(errors: Array) -> tuple[int, float]:
-    """Return which error is least, and by how many dB less than the first's.
-
-    Outputs count alike, each by its squared error over all samples in dB. The first stays where
-    another is only better because of a single sample.
-
-    Args:
-        errors: squared errors over the output's signal, ``[observers, samples, outputs]``.
-    """
-    errors = errors[:, :, np.isfinite(errors).all((0, 1))]
-    if not errors.size:
-        return 0, 0.0
-    total = errors.sum(1, keepdims=True)
-    gains = _gains(total)[:, 0]
-    steady = _gains(np.maximum(total - errors, 0.0)).min(1) > 0
-    index = int(np.where(steady, gains, -np.inf).argmax()) if steady.any() else 0
-    return index, float(gains[index])
-
-
-def _gains(totals: Array) -> Array:
-    """Return by how many dB the mean over outputs is below the first's, ``[observers, N]``."""
-    levels = 10 * np.log10(totals + _FLOOR).mean(2)
-    return np.asarray(levels[:1] - levels)
