@@ -6,7 +6,8 @@ from that group's or column's own errors and from the gradient, and trying is ch
 rounded to nearest throughout.
 
 What is widened to float32, or rounded to be judged, is so for some rows at a time: of all rows
-there are only an error and a gradient."""
+there is only an error. Its gradient is found for some columns at a time, which takes as many
+products as to keep that of all columns up to date."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ from compressor.passes.quantize.maths.gptq import join_rows
 from compressor.types.layers import QuantizedTensor, Scheme
 
 _AT_ONCE = 1 << 22  # weights that are rounded together
+_COLUMNS = 128  # whose gradient is found together, at least
 _SHARES = tuple(1 - 0.03 * step for step in range(22))  # of the full range
 
 
 class Rounded:
-    """A weight whose columns are scaled and rounded, with the gradient of its output error.
+    """A weight whose columns are scaled and rounded, with its error.
 
     ``matrix`` is of any float type and not scaled yet, ``start`` is the scaled weight, quantized,
     and ``factors`` are what columns are multiplied with, float32.
@@ -41,7 +43,6 @@ class Rounded:
         self._error = torch.empty(matrix.shape)
         for rows in _row_parts(matrix, start.scheme):
             self._error[rows] = _some(start, rows).dequantize().div_(factors).sub_(matrix[rows])
-        self._gradient = self._error @ moment
 
     def result(self) -> QuantizedTensor:
         """The scaled weight with the ranges and factors as they are now."""
@@ -69,13 +70,13 @@ class Rounded:
             columns = slice(group * width, (group + 1) * width)
             exact = self._matrix[:, columns].to(torch.float32)
             part = exact * self._factors[columns]
-            moment = self._moment[columns, columns]
+            moment, gradient = self._moment[columns, columns], self.gradient(columns)
             scale, zero = self._scale[:, group].clone(), self._zero[:, group].clone()
             least, moved = torch.zeros(len(part)), torch.zeros_like(part)
             for tried in self._tries(part):
                 delta = tried.dequantize() / self._factors[columns]
                 delta.sub_(exact).sub_(self._error[:, columns])
-                change = ((delta @ moment).add_(self._gradient[:, columns], alpha=2) * delta).sum(1)
+                change = ((delta @ moment).add_(gradient, alpha=2) * delta).sum(1)
                 better = change < least
                 least = torch.where(better, change, least)
                 moved = torch.where(better[:, None], delta, moved)
@@ -83,14 +84,18 @@ class Rounded:
                 zero = torch.where(better, tried.zero_point[:, 0], zero)
             self._scale[:, group], self._zero[:, group] = scale, zero
             self._error[:, columns] += moved
-            self._gradient.addmm_(moved, self._moment[columns])
 
-    def change(self, columns: Tensor, ratios: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(self, columns: Tensor | slice) -> Tensor:
+        """Half the gradient of the output error for some columns, ``[rows, count]``."""
+        return self._error @ self._moment[:, columns]
+
+    def change(self, columns: Tensor, ratios: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Try other factors for some columns, steps held.
 
         Args:
             columns: which, int64 ``[count]``; all get the same ratio.
             ratios: what their factors are multiplied with, ``[tried]``.
+            gradient: what :meth:`gradient` is for these columns now.
 
         Returns:
             What the output error changes by, float64 ``[tried]``, and by how much the weights
@@ -107,14 +112,13 @@ class Rounded:
             levels = levels.round_().clamp_(scheme.low - zero, scheme.high - zero)
         moved = levels.mul_(step) / factors[:, None] - exact - self._error[:, columns]
         moment = self._moment[columns][:, columns]
-        slopes = (moved @ moment).add_(self._gradient[:, columns], alpha=2)
+        slopes = (moved @ moment).add_(gradient, alpha=2)
         return (slopes * moved).sum((1, 2), dtype=torch.float64), moved
 
     def move(self, columns: Tensor, moved: Tensor, ratio: Tensor) -> None:
         """Take on one of the ratios tried, by which the weights grow ``moved [rows, count]``."""
         self._factors[columns] *= ratio
         self._error[:, columns] += moved
-        self._gradient.addmm_(moved, self._moment[columns])
 
     def _of_columns(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Steps and zero points, float32 ``[rows or 1, count]``."""
@@ -263,10 +267,11 @@ class _Problem:
             yield rows, floating.round_to_nearest(matrix, scheme, search, whole, importance)
 
     def refined(self, factors: Tensor, sweeps: int) -> Scaled:
-        start = self.plain(factors, "mse")
         parts = [
             Rounded(weight, self.moment, codes, factors)
-            for (weight, _), codes in zip(self.layers, start.weights, strict=True)
+            for (weight, _), codes in zip(
+                self.layers, self.plain(factors, "mse").weights, strict=True
+            )
         ]
         for _ in range(sweeps):
             for part in parts:
@@ -301,17 +306,40 @@ class _Problem:
         """Give each factor in turn the value of least error, the steps of groups held."""
         factors = factors.clone()
         order = torch.argsort(self.owner, stable=True)
-        counts = torch.bincount(self.owner).tolist()
         tried = torch.tensor(_TRIED)
-        for columns in torch.split(order, counts):
-            changes = [part.change(columns, tried) for part in parts]
-            gain = torch.stack([change for change, _ in changes]).sum(0)
-            best = int(gain.argmin())
-            if float(gain[best]) < 0:
+        for owners in _some_owners(torch.bincount(self.owner).tolist()):
+            near, order = order[: sum(owners)], order[sum(owners) :]
+            slopes = [part.gradient(near) for part in parts]
+            first = 0
+            for count in owners:
+                here = slice(first, first + count)
+                first, columns = first + count, near[here]
+                changes = [
+                    part.change(columns, tried, slope[:, here])
+                    for part, slope in zip(parts, slopes, strict=True)
+                ]
+                gain = torch.stack([change for change, _ in changes]).sum(0)
+                best = int(gain.argmin())
+                if float(gain[best]) >= 0:
+                    continue
                 factors[columns] *= tried[best]
-                for part, (_, moved) in zip(parts, changes, strict=True):
+                shares = self.moment[columns][:, near]
+                for part, slope, (_, moved) in zip(parts, slopes, changes, strict=True):
                     part.move(columns, moved[best], tried[best])
+                    slope.addmm_(moved[best], shares)
         return factors
+
+
+def _some_owners(counts: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers of columns of factors whose gradient is found together."""
+    some: list[int] = []
+    for count in counts:
+        some.append(count)
+        if sum(some) >= _COLUMNS:
+            yield some
+            some = []
+    if some:
+        yield some
 
 
 def _row_parts(matrix: Tensor, scheme: Scheme) -> list[slice]:
