@@ -27,6 +27,7 @@ from compressor.types.passes import PassContext
 from compressor.types.statistics import Block, Moments, Request
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
+_FEW_BITS, _SWEEPS = 3, 8  # steps are so wide that a code that moves leaves others to be moved
 _RECIPE = Recipe(steps=64, batch=4, rate=0.02, size_rate=0.01)  # samples are whole sequences
 _JOINT = JointRecipe(steps=32, rate=0.01)
 _OF_SCORES = ("perplexity", "accuracy", "top5")  # metrics of outputs that hold scores of classes
@@ -47,6 +48,11 @@ def observed(layer: Layer, request: Request, block: Block) -> Moments:
             "skip the layer, or use method rtn",
         )
     return moments
+
+
+def _sweeps(scheme: Scheme) -> int:
+    """Return how often coordinate descent visits every code and scale."""
+    return _SWEEPS if scheme.element == "int" and scheme.bits <= _FEW_BITS else 1
 
 
 def _by_rows(scheme: Scheme) -> bool:
@@ -102,11 +108,18 @@ class GptqWork:
                 # Between parts of a large weight: what one took lies in pieces that the next one
                 # does not fit into, and so memory would grow with each.
                 codes = gptq_weights(
-                    given, moments.second[0], scheme, self.search, between=return_freed_memory
+                    given,
+                    moments.second[0],
+                    scheme,
+                    self.search,
+                    sweeps=_sweeps(scheme),
+                    between=return_freed_memory,
                 )
             else:  # the rows of each channel group go by the moment of that group's inputs
                 groups = zip(given[0].chunk(len(moments.second)), moments.second, strict=True)
-                codes = join_rows([gptq_weights(w, m, scheme, self.search) for w, m in groups])
+                sweeps = _sweeps(scheme)
+                parts = [gptq_weights(w, m, scheme, self.search, sweeps=sweeps) for w, m in groups]
+                codes = join_rows(parts)
             rows = [layer.rows for layer in stacked]
             for layer, part in zip(stacked, split_rows(codes, rows), strict=True):
                 codes_by_weight[layer.weight] = WeightCodes.known(layer, part)

@@ -19,6 +19,7 @@ from compressor.passes.quantize.reconstruct import Recipe
 from compressor.passes.quantize.weights import gptq
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
+from compressor.types.tensors import Array, Batch
 from tests.compressor.passes.prepare.networks import scaled_layers
 from tests.compressor.passes.quantize.weight_only_models import (
     ANY,
@@ -101,6 +102,29 @@ def test_layers_whose_input_is_not_seen_are_rounded_to_nearest(mixed, tmp_path):
     same(found["wide.weight"], want["wide.weight"])
     assert not torch.equal(found["depth.weight"].codes, want["depth.weight"].codes)
     assert {layer.name for layer in outcome.layers} == {"conv", "depth", "wide", "fc", "last"}
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_few_bits_are_visited_more_often(language, tmp_path, monkeypatch, bits):
+    declared, layer = weights(method="gptq", bits=bits, group=32), "gate.0.weight"
+    usual = codes(quantized(declared, language, tmp_path).carrier)[layer]
+    monkeypatch.setattr(gptq, "_SWEEPS", 1)
+    once = codes(quantized(declared, language, tmp_path).carrier)[layer]
+    assert torch.equal(usual.codes, once.codes) == (bits == 4)
+    if bits < 4:  # the first layer, whose inputs are those of the float model
+        matrix = language.tensors()[layer].read()
+        vectors = torch.from_numpy(
+            np.concatenate([observed_inputs(language, b) for b in batches()])
+        )
+        losses = [(vectors @ (q.dequantize() - matrix).T).square().sum() for q in (usual, once)]
+        assert losses[0] < losses[1]
+
+
+def observed_inputs(model: Carrier, batch: Batch) -> Array:
+    """What the first layers read, ``[vectors, columns]``."""
+    survey = weights(method="gptq", bits=4).survey(model, ANY)
+    tensor = survey.requests[0].tensor
+    return model.runner([tensor]).run(batch)[tensor].reshape(-1, WIDTH)
 
 
 @pytest.mark.parametrize("options", [{"group": 32}, {"symmetric": False}])
