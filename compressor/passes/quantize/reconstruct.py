@@ -23,29 +23,20 @@ from torch.optim.lr_scheduler import LambdaLR
 from compressor.errors import ModelError, SpecError
 from compressor.files import scratch
 from compressor.graph.blocks import GraphBlock, block_outputs, extract_block, partition
-from compressor.graph.values import tensor_spec
 from compressor.models.element_types import from_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.torch.smaller_module import check_executable
-from compressor.passes.quantize.joint_scales import (
-    JointRecipe,
-    JointScales,
-    JointTask,
-    train_scales,
-)
+from compressor.passes.quantize.kept_samples import KeptSamples
 from compressor.passes.quantize.maths.reconstruct import (
     TrainedCodes,
     rate_share,
     relative_error,
 )
 from compressor.passes.quantize.rounded_graph import Drop, RoundedValue, with_rounding
-from compressor.progress import Advance
 from compressor.run.blockwise import Activations
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import PassContext
-from compressor.types.tensors import Array, Batch, cut, fixed_batch, samples_in
-
-_HELD_BACK = 8  # one of so many groups of samples judges, and nothing is trained with it
+from compressor.types.tensors import Array, Batch
 
 
 @dataclass(frozen=True)
@@ -58,13 +49,11 @@ class Reconstructed:
         errors: by the layer's name, the squared error of its block's outputs on the samples held
             back, as a share of their squares: with the codes at first, and with those that its own
             training ended with.
-        joint: what training all scales together did, if that was asked for.
     """
 
     weights: dict[str, QuantizedTensor]
     activations: dict[str, RoundedValue]
     errors: dict[str, tuple[float, float]]
-    joint: JointScales | None = None
 
 
 @dataclass(frozen=True)
@@ -76,15 +65,12 @@ class Recipe:
         batch: samples in a step.
         rate: at which codes move at first.
         size_rate: at which scales do, as a share of what they were.
-        joint: how all scales are trained together in the end, by the divergence of the last
-            block's first output, which holds scores of classes.
     """
 
     steps: int = 100
     batch: int = 32
     rate: float = 0.05
     size_rate: float = 0.005
-    joint: JointRecipe | None = None
 
 
 @dataclass(frozen=True)
@@ -130,25 +116,12 @@ def reconstruct(start: Start, context: PassContext, name: str) -> Reconstructed:
     assert samples is not None
     title = f"{name}: reconstruct"
     with scratch() as folder, context.progress.stage(title, len(blocks)) as advance:
-        kept = _joint_values(start, blocks[-1])
-        walk = _Walk(start, folder, context.seed, kept)
-        read = {name for block in blocks for name in block.inputs}
-        walk.read(samples.batches(), read.union(kept[:-1]))
+        walk = _Walk(start, folder, context.seed)
+        walk.samples.read(start.model, samples, {n for block in blocks for n in block.inputs})
         for index, block in enumerate(blocks):
             walk.visit(block, {name for later in blocks[index + 1 :] for name in later.inputs})
             advance(index + 1)
-        if start.recipe.joint is None:
-            return walk.result
-        with context.progress.stage(f"{name}: scales", start.recipe.joint.steps) as moved:
-            return walk.joined(start.recipe.joint, kept, moved)
-
-
-def _joint_values(start: Start, last: GraphBlock) -> tuple[str, ...]:
-    """Return the values that the last part of training reads: the model's inputs, and an output."""
-    if start.recipe.joint is None:
-        return ()
-    inputs = {value.name or "" for value in start.model.graph.inputs}
-    return (*sorted(inputs), block_outputs(start.model, last)[0])
+        return walk.result
 
 
 @dataclass(frozen=True)
@@ -237,35 +210,18 @@ class _Block:
 class _Walk:
     """Visits the blocks in the order of execution."""
 
-    def __init__(self, start: Start, folder: Path, seed: int, kept: Collection[str] = ()):
+    def __init__(self, start: Start, folder: Path, seed: int):
         self.result = Reconstructed({}, dict(start.activations), {})
-        self._start, self._model, self._kept = start, start.model, kept
+        self._start, self._model = start, start.model
         self._graph, self._steps = with_rounding(start.model, start.activations)
         self._layers = {layer.weight: layer for layer in start.layers}
-        self._order, self._drop = np.random.default_rng(seed), Drop(seed)
+        self._drop = Drop(seed)
         self._floats, self._rounded = (Activations(folder / x) for x in ("floats", "rounded"))
         for name in ("floats", "rounded"):
             (folder / name).mkdir()
-        self._groups: list[list[int]] = []  # the batches of a step
+        self.samples = KeptSamples(self._floats, start.recipe.batch, seed)
         # activations that are not trained any more
         self._seen = {name for name, value in start.activations.items() if value.exact}
-
-    def read(self, batches: Iterable[Batch], names: Iterable[str]) -> None:
-        """Keep the inputs that blocks read, in batches of a step's size at most."""
-        limit = self._start.recipe.batch
-        wanted, count, size = sorted(names), 0, limit
-        most = fixed_batch([tensor_spec(value) for value in self._model.graph.inputs]) or limit
-        for whole in batches:
-            for start in range(0, samples_in(whole), most):
-                batch = cut(whole, start, start + most)
-                for name in wanted:
-                    self._floats.append(name, np.asarray(batch[name]))
-                if size >= limit:
-                    self._groups.append([])
-                    size = 0
-                self._groups[-1].append(count)
-                size += samples_in(batch)
-                count += 1
 
     def visit(self, block: GraphBlock, later: Collection[str]) -> None:
         """Train a block, and run it for what the next one starts from.
@@ -290,27 +246,8 @@ class _Walk:
         if kept:
             inputs = (task.inputs(index, self._drop) for index in range(len(floats)))
             _run(task.module, inputs, self._rounded)
-        self._floats.keep([*later, *kept, *self._kept])
+        self._floats.keep([*later, *kept])
         self._rounded.keep(kept)
-
-    def joined(self, recipe: JointRecipe, kept: Sequence[str], advance: Advance) -> Reconstructed:
-        """Train all scales together; ``kept`` are the model's inputs and an output."""
-        inputs, targets = (list(self._floats.batches(x)) for x in (kept[:-1], kept[-1:]))
-        task = JointTask(GraphModule(self._model), inputs, kept[-1], targets)
-        weights = {
-            name: (layer, self.result.weights[layer.name])
-            for name, layer in self._layers.items()
-            if layer.name in self.result.weights
-        }
-        groups, held = self._divided()
-        batches = [index for group in held for index in group]
-        joint = train_scales(task, weights, self._drawn(groups), batches, recipe, advance)
-        return replace(self.result, weights=joint.weights, joint=joint)
-
-    def _divided(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the groups of batches that train, and those that judge."""
-        held = self._groups[::_HELD_BACK]
-        return [group for group in self._groups if group not in held] or held, held
 
     def _module(self, block: GraphBlock, layers: Iterable[Layer]) -> GraphModule:
         """Return a block with rounding, with weights and steps as they are now."""
@@ -323,7 +260,6 @@ class _Walk:
 
     def _train(self, task: _Task, layers: Sequence[Layer]) -> bool:
         """Train some layers, and the activations in a block; return whether it is better so."""
-        groups, held = self._divided()
         present = task.module.state_dict()
         steps = {
             value: name
@@ -339,12 +275,11 @@ class _Walk:
             for layer in layers
         }
         block = _Block(codes, steps.values())
-        before = self._judged(task, held)
-        block.descend(task, self._drop, self._drawn(groups), self._start.recipe)
+        before = self._judged(task)
+        block.descend(task, self._drop, self.samples.drawn(), self._start.recipe)
         trained = block.weights()
         after = self._judged(
             task,
-            held,
             {x.weight: x.stored(trained[x.name].dequantize()) for x in layers} | block.steps(),
         )
         better = after < before
@@ -361,12 +296,6 @@ class _Walk:
             scale = float(size * np.float32(old.scale))
             self.result.activations[value] = replace(old, scale=scale)
 
-    def _drawn(self, groups: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
-        """Yield groups of batches in random order, again and again."""
-        while True:
-            for place in self._order.permutation(len(groups)):
-                yield groups[place]
-
     def _matrix(self, layer: Layer) -> Tensor:
         tensor = self._model.graph.initializers[layer.weight].const_value
         assert tensor is not None
@@ -376,10 +305,9 @@ class _Walk:
     def _judged(
         self,
         task: _Task,
-        groups: Sequence[Sequence[int]],
         replaced: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> float:
-        batches = [index for group in groups for index in group]
+        batches = self.samples.held
         return sum(float(task.error(i, self._drop, replaced)) for i in batches) / len(batches)
 
 

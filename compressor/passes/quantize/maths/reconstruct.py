@@ -74,35 +74,6 @@ class TrainedCodes:
         return parameter.repeat_interleave(columns // parameter.shape[1], dim=1)
 
 
-class TrainedScales:
-    """The scales of a weight, which are trained; codes and zero points stay as they are.
-
-    Args:
-        start: the weight, quantized to integers.
-
-    Attributes:
-        size: scales as multiples of those at first, in the shape of the scales.
-    """
-
-    def __init__(self, start: QuantizedTensor):
-        self._start = start
-        rows, groups = len(start.codes), start.scale.shape[1]
-        levels = start.values().reshape(rows, groups, -1)
-        self._levels = levels - start.zero_point.to(torch.float32)[:, :, None]
-        self.size = torch.ones_like(start.scale).requires_grad_()
-
-    def weight(self) -> Tensor:
-        """Return what the codes stand for now, float32 ``[rows, columns]``, with gradients."""
-        scale = self.size * self._start.scale
-        return (self._levels * scale[:, :, None]).reshape(self._start.codes.shape)
-
-    @torch.no_grad()
-    def quantized(self) -> QuantizedTensor:
-        """Return the codes with the scales as they are now."""
-        scale = stored_scale((self.size * self._start.scale).double(), self._start.scheme)
-        return replace(self._start, scale=scale)
-
-
 class _Rounded(torch.autograd.Function):
     """Rounds and clamps; gradients pass where a value lies less than half a step outside."""
 

@@ -11,7 +11,7 @@ import torch
 from compressor.errors import DataError, SpecError
 from compressor.models.layer_uses import observed_inputs
 from compressor.models.resident_memory import return_freed_memory
-from compressor.passes.quantize.joint_scales import JointRecipe
+from compressor.passes.quantize.joint_codes import JointRecipe, train_together, training_bytes
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights, join_rows, split_rows
 from compressor.passes.quantize.reconstruct import (
@@ -29,7 +29,7 @@ from compressor.types.statistics import Block, Moments, Request
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 _FEW_BITS, _SWEEPS = 3, 8  # steps are so wide that a code that moves leaves others to be moved
 _RECIPE = Recipe(steps=64, batch=4, rate=0.02, size_rate=0.01)  # samples are whole sequences
-_JOINT = JointRecipe(steps=32, rate=0.01)
+_JOINT = JointRecipe(steps=96, batch=4, rate=0.02, size_rate=0.02)
 _OF_SCORES = ("perplexity", "accuracy", "top5")  # metrics of outputs that hold scores of classes
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
 
@@ -161,10 +161,18 @@ def check_training(carrier: Carrier, schemes: Mapping[str, Scheme]) -> None:
     check_reconstruction(carrier.graph(), "method")
 
 
-def with_trained_codes(carrier: Carrier, choice: Choice, changes: Changes, name: str) -> Changes:
-    """Return the changes of GPTQ with codes that are trained from there, block by block.
+def memory_of_training(carrier: Carrier, layers: Sequence[Layer], context: PassContext) -> int:
+    """Return the bytes that training codes together takes; 0 where blocks are trained."""
+    if context.metric not in _OF_SCORES:
+        return 0
+    return training_bytes(carrier.graph(), layers, _JOINT, context.shapes)
 
-    Tables, whose rows are looked up, stay as they are.
+
+def with_trained_codes(carrier: Carrier, choice: Choice, changes: Changes, name: str) -> Changes:
+    """Return the changes of GPTQ with codes that are trained from there.
+
+    Where the metric reads scores of classes, they are trained together, by the divergence of these
+    scores; else block by block. Tables, whose rows are looked up, stay as they are.
 
     Args:
         carrier: the float model.
@@ -178,24 +186,29 @@ def with_trained_codes(carrier: Carrier, choice: Choice, changes: Changes, name:
         if isinstance(change, WeightCodes) and not (layer.is_table or layer.is_recurrent):
             codes[layer.name] = change.read(carrier.weight)
             layers.append(layer)
-    starts = {key: partial(codes.__getitem__, key) for key in codes}
-    context = choice.work.context
-    recipe = replace(_RECIPE, joint=_JOINT) if context.metric in _OF_SCORES else _RECIPE
-    trained = reconstruct(Start(carrier.graph(), layers, starts, {}, recipe), context, name)
-    notes = changes.notes
-    if (joint := trained.joint) is not None:
+    context, notes, details = choice.work.context, changes.notes, dict[str, dict[str, float]]()
+    if context.metric in _OF_SCORES:
+        start = {layer.weight: (layer, codes[layer.name]) for layer in layers}
+        joint = train_together(carrier.graph(), start, _JOINT, context, name)
+        found = joint.weights
         notes += (
-            "training all scales together took the divergence from the float model, on calibration "
-            f"data held back, from {joint.before:.3g} to {joint.after:.3g} nats",
+            "training all codes and scales together took the divergence from the float model, on "
+            f"calibration data held back, from {joint.before:.3g} to {joint.after:.3g} nats",
         )
+    else:
+        starts = {key: partial(codes.__getitem__, key) for key in codes}
+        blocks = Start(carrier.graph(), layers, starts, {}, _RECIPE)
+        trained = reconstruct(blocks, context, name)
+        found = trained.weights
+        for key, (before, error) in trained.errors.items():
+            details[key] = {"block_error": error, "before": before}
     result = Changes(dict(changes.weights), dict(changes.outcomes), notes)
     for layer in layers:
-        if layer.name not in trained.weights:  # a branch or a body reads it
+        if layer.name not in found:  # a branch or a body reads it
             continue
-        after, (before, error) = trained.weights[layer.name], trained.errors[layer.name]
         matrix = layer.canonical(carrier.weight(layer))
-        outcome = compared(layer, choice.treatments[layer.name], matrix, after)
-        details = {**outcome.details, "block_error": error, "before": before}
-        result.outcomes[layer.name] = replace(outcome, details=details)
-        result.weights[layer.weight] = WeightCodes.known(layer, after)
+        outcome = compared(layer, choice.treatments[layer.name], matrix, found[layer.name])
+        more = {**outcome.details, **details.get(layer.name, {})}
+        result.outcomes[layer.name] = replace(outcome, details=more)
+        result.weights[layer.weight] = WeightCodes.known(layer, found[layer.name])
     return result

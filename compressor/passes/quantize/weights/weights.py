@@ -28,6 +28,7 @@ from compressor.passes.quantize.weights.awq import plan_awq
 from compressor.passes.quantize.weights.gptq import (
     GptqWork,
     check_training,
+    memory_of_training,
     plan_gptq,
     with_trained_codes,
 )
@@ -54,7 +55,7 @@ from compressor.run.weight_pass import (
 )
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
-from compressor.types.passes import Outcome, PassContext
+from compressor.types.passes import Outcome, PassContext, Survey
 from compressor.types.rounded_inputs import InputFormat
 from compressor.types.statistics import Block
 
@@ -93,21 +94,21 @@ class QuantizeWeights(WeightPass):
     the weights' outliers; both need weights alone and so serve checkpoints that are larger than
     memory. `gptq` makes up for each rounding error with the weights still to be rounded; `awq`
     gives the channels with large activations finer steps; `reconstruct` goes on from `gptq` and
-    trains the codes until each block gives the float block's outputs, and where the metric reads
-    scores of classes, then all scales by the divergence from the float model. These three need
-    calibration data and work through the model block by block; `gptq` and `awq` take the checkpoint
-    of a causal language model as it is, of which memory then holds one block, and `reconstruct` a
-    model that runs.
+    trains codes and scales: where the metric reads scores of classes, all together by the
+    divergence from the float model, and elsewhere block by block, until each gives the float
+    block's outputs. These three need calibration data; `gptq` and `awq` work through the model
+    block by block and take the checkpoint of a causal language model as it is, of which memory then
+    holds one block, and `reconstruct` takes a model that runs.
     """
 
     name: ClassVar[str] = "quantize-weights"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     widens: ClassVar[bool] = False  # rounding widens a few rows at a time
     source: ClassVar[str] = (
         "hqq: Badri & Shaji 2023 (mobiusml.github.io/hqq_blog); gptq: Frantar et al. 2022 "
         "(arXiv:2210.17323); awq: Lin et al. 2023 (arXiv:2306.00978); reconstruct: Nagel et al. "
-        "2020 (arXiv:2004.10568), Li et al. 2021 (arXiv:2102.05426), Chen et al. 2024 "
-        "(arXiv:2407.11062); mxfp4: OCP Microscaling "
+        "2020 (arXiv:2004.10568), Li et al. 2021 (arXiv:2102.05426), Liu et al. 2023 "
+        "(arXiv:2305.17888), Chen et al. 2024 (arXiv:2407.11062); mxfp4: OCP Microscaling "
         "Formats 1.0; nvfp4: NVIDIA 2025"
     )
 
@@ -230,6 +231,15 @@ class QuantizeWeights(WeightPass):
                 treatments[name], remark=work.remarks.get(name, ""), request=work.by_layer.get(name)
             )
         return Choice(treatments, notes, work)
+
+    def survey(self, carrier: Carrier, context: PassContext) -> Survey:
+        """Return the plan's rows, what is asked of calibration, and what training takes."""
+        found = super().survey(carrier, context)
+        if self.method != "reconstruct":
+            return found
+        chosen = {row.name for row in found.layers if row.touched}
+        layers = [layer for layer in carrier.layers() if layer.name in chosen]
+        return replace(found, memory=memory_of_training(carrier, layers, context))
 
     def change(
         self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]

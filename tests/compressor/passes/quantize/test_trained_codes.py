@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.reconstruct import (
     TrainedCodes,
-    TrainedScales,
     mixed,
     rate_share,
     relative_error,
@@ -133,31 +132,3 @@ def test_errors_are_shares_of_what_was_wanted() -> None:
 def test_rates_fall_along_half_a_cosine() -> None:
     assert [rate_share(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
     assert rate_share(1, 4) + rate_share(3, 4) == pytest.approx(1)
-
-
-@settings(max_examples=40, deadline=None)
-@given(scheme=st.sampled_from(SCHEMES), seed=st.integers(0, 1000))
-def test_scales_that_are_trained_are_stored_and_codes_stay(scheme: Scheme, seed: int) -> None:
-    matrix, start = started(scheme, seed)
-    trained = TrainedScales(start)
-    assert torch.equal(trained.weight(), start.dequantize())
-    trained.weight().sum().backward()
-    levels = start.values() - start.zero_point.repeat_interleave(
-        matrix.shape[1] // start.scale.shape[1], 1
-    )
-    want = (
-        levels.sum()
-        if scheme.granularity == "tensor"
-        else levels[0].reshape(start.scale.shape[1], -1).sum(1)
-    )
-    gradient = trained.size.grad
-    assert gradient is not None
-    torch.testing.assert_close(
-        gradient[0], (want * start.scale[0]).reshape(-1), rtol=1e-4, atol=1e-5
-    )
-    with torch.no_grad():
-        trained.size *= 1 + 0.2 * torch.rand(trained.size.shape)
-    stored = trained.quantized()
-    assert torch.equal(stored.codes, start.codes)
-    assert torch.equal(stored.zero_point, start.zero_point)
-    torch.testing.assert_close(stored.dequantize(), trained.weight().detach(), rtol=5e-3, atol=1e-6)
