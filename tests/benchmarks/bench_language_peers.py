@@ -32,20 +32,32 @@ MODEL = SAMPLE / "checkpoint"
 SCRIPT = Path(__file__).with_name("language_peers.py")
 SAMPLES, LENGTH, WINDOWS = 128, 256, 128
 PEERS = {"llmcompressor": "llmcompressor", "gptqmodel": "gptqmodel", "autoround": "gptqmodel"}
-FORMATS = {(4, 32): "int4-g32", (2, 32): "int2-g32"}
+FORMATS = [
+    (4, 32, "symmetric"),
+    (4, 128, "symmetric"),
+    (3, 32, "symmetric"),
+    (2, 32, "symmetric"),
+    (2, 32, "zeros"),
+]
+OURS = ("gptq", "awq", "reconstruct")
 _SPEC = """\
 version: 1
-name: reconstructed
+name: ours
 model: {{factory: transformers.AutoModelForCausalLM, checkpoint: {model}}}
 data:
   calibration:
     {{text: {sample}/calibration.txt, tokenizer: {model}, length: {length},
      inputs: {{input_ids: input_ids}}, samples: {samples}, batch: 8}}
+  evaluation:
+    {{text: {sample}/evaluation.txt, tokenizer: {model}, length: {length},
+     inputs: {{input_ids: input_ids}}, target: labels, samples: 8, batch: 8}}
+metric: perplexity
 passes:
-  - {{pass: quantize-weights, method: reconstruct, preset: {preset}}}
+  - {{pass: quantize-weights, method: {method}, bits: {bits}, group: {group},
+     symmetric: {symmetric}}}
 exports:
   - {{format: safetensors, layout: compressed-tensors}}
-limits: {{latency-ratio: null}}
+limits: {{latency-ratio: null, metric-drop: null}}
 output: {output}
 """
 
@@ -94,8 +106,8 @@ def nats(python: str | Path, directory: Path, windows: torch.Tensor, folder: Pat
     return functional.cross_entropy(found, windows[:, 1:], reduction="none").mean(1)
 
 
-@pytest.mark.parametrize(("bits", "group"), FORMATS, ids=str)
-def test_language_peers(bits: int, group: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bits", "group", "zeros"), FORMATS)
+def test_language_peers(bits: int, group: int, zeros: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(MODEL)
 
@@ -107,21 +119,18 @@ def test_language_peers(bits: int, group: int, tmp_path: Path) -> None:
     np.save(tmp_path / "calibration.npy", calibration.numpy())
     windows = tokens("evaluation.txt").unfold(0, LENGTH + 1, LENGTH)
     windows = windows[:: len(windows) // WINDOWS][:WINDOWS]
-    preset = FORMATS[bits, group]
-    text = ["--text", SAMPLE / "calibration.txt", "--samples", str(SAMPLES)]
-    command: list[str | Path] = [sys.executable, "-m", "compressor", "quantize", MODEL, "-o"]
-    options = ["--preset", preset, "--method", "gptq", *text, "--length", str(LENGTH)]
     made: dict[str, tuple[str | Path, Made]] = {}
-    ours = tmp_path / "ours"
-    made["compressor gptq"] = sys.executable, measured([*command, ours, *options], ours)
-    spec, trained = tmp_path / "spec.yaml", tmp_path / "trained"
-    names = {"model": MODEL, "sample": SAMPLE, "preset": preset, "output": trained}
-    spec.write_text(_SPEC.format(length=LENGTH, samples=SAMPLES, **names), encoding="utf-8")
-    command = [sys.executable, "-m", "compressor", "run", spec]
-    made["compressor reconstruct"] = sys.executable, measured(command, trained)
+    symmetric = str(zeros == "symmetric").lower()
+    form: dict[str, object] = {"bits": bits, "group": group, "symmetric": symmetric}
+    for method in OURS:
+        spec, target = tmp_path / f"{method}.yaml", tmp_path / method
+        names = {"model": MODEL, "sample": SAMPLE, "output": target, "method": method}
+        spec.write_text(_SPEC.format(length=LENGTH, samples=SAMPLES, **form, **names), "utf-8")
+        command: list[str | Path] = [sys.executable, "-m", "compressor", "run", spec]
+        made[f"compressor {method}"] = sys.executable, measured(command, target)
     for tool in PEERS:
         python, target = python_of(tool), tmp_path / tool
-        numbers = [str(bits), str(group)]
+        numbers = [str(bits), str(group), zeros]
         files = [MODEL, tmp_path / "calibration.npy", target]
         command = [python, SCRIPT, "quantize", tool, *numbers, *files]
         made[tool] = python, measured(command, target)
@@ -135,4 +144,4 @@ def test_language_peers(bits: int, group: int, tmp_path: Path) -> None:
         rows.append([title, f"{result.nbytes:,}", shown, f"{result.seconds:.1f}", peak])
     header = ["program", "bytes", "nats lost", "CPU s", "peak MB"]
     count = windows.shape[0] * LENGTH
-    show(f"{bits} bits in groups of {group}, {count:,} characters", header, rows)
+    show(f"{bits} bits in groups of {group}, {zeros}, {count:,} characters", header, rows)
