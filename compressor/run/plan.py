@@ -24,7 +24,9 @@ from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics import Metric, resolve_metric, single_number
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
+from compressor.run.verdicts import check_reachable
 from compressor.run.weight_pass import WeightPass
+from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.exporter import STORED, Exporter
@@ -256,6 +258,8 @@ def _metric(
     metric = resolve_metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )
+    if isinstance(spec.metric, MetricKeys) and spec.metric.expect is not None:
+        check_reachable(metric, spec.metric.expect, where)
     labels = None if metric.against_float or not target else samples["evaluation"].get(target)
     with located(where if labels is None else evaluation.where):
         metric.check_fit(shapes, labels, {o.name: o.dtype for o in carrier.outputs})

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from compressor.errors import DataError
+from compressor.errors import DataError, SpecError
+from compressor.run.metrics import Metric
 from compressor.run.statistics import exact_p
 from compressor.spec.keys import LimitKeys
 from compressor.types.tensors import Array
@@ -265,6 +266,20 @@ def agreement(written: float | None, compressed: float | None, errors: Array) ->
     samples = f"{len(errors)} sample{'s' if len(errors) > 1 else ''}"
     detail += f"; in {samples} that may be another way of rounding: evaluate more"
     return {**entry, "detail": detail, "verdict": "unknown"}
+
+
+def check_reachable(metric: Metric, expected: float, where: str) -> None:
+    """Raise ``SpecError`` for a figure of the owner's that no model can have."""
+    low, high = (bound * metric.scale.factor for bound in metric.bounds)
+    if metric.exponential or low <= expected <= high:
+        return
+    unit = f" {metric.unit}" if metric.unit else ""
+    raise SpecError(
+        "metric.expect",
+        f"is {expected:g}, and {metric.name} lies between {low:g} and {high:g}{unit}",
+        "give the figure in the metric's unit, or remove it",
+        where=where,
+    )
 
 
 def check_expected(float_metric: Mapping[str, Any], expected: float, where: str) -> None:

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.errors import DataError
+from compressor import catalog
+from compressor.errors import DataError, SpecError
 from compressor.run.verdicts import (
     BLIND,
     WIDEST_RATIO,
     check_expected,
+    check_reachable,
     judge,
     overall,
     verdict_of,
@@ -373,3 +375,24 @@ def test_a_figure_without_points_is_stated_without_percent():
         "spec.yaml:9: metric 'perplexity': is 5 for the float model (95 % interval 4.5 to 5.5, "
         "400 samples), and the spec expects 7; check the normalization"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "message"),
+    [
+        ("accuracy", 100.0, ""),
+        ("accuracy", 400.0, "is 400, and accuracy lies between 0 and 100 %; give the figure in"),
+        ("accuracy", -1.0, "between 0 and 100 %"),
+        ("cosine", 0.99, ""),
+        ("cosine", 99.0, "is 99, and cosine lies between -1 and 1; give"),
+        ("mse", 1e6, ""),
+        ("perplexity", 5.1, ""),
+    ],
+)
+def test_a_figure_that_no_model_has_is_refused(name: str, expected: float, message: str):
+    metric = catalog.load("metric", name)
+    if not message:
+        check_reachable(metric, expected, "spec.yaml:9")
+        return
+    with pytest.raises(SpecError, match=message):
+        check_reachable(metric, expected, "spec.yaml:9")
