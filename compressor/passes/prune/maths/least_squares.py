@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import inf, prod
 
 import torch
 from torch import Tensor
@@ -215,8 +215,8 @@ class Fit:
     Attributes:
         weight: float64 ``[rows, columns]``.
         bias: float64 ``[rows]``.
-        penalty: the share of the mean input power that was chosen; ``None`` if the weight is the
-            given one.
+        penalty: the share of the mean input power that was chosen, infinite if the bias alone is
+            solved; ``None`` if nothing is.
         before: squared error with the given weight and bias, as a share of the targets' variance.
         after: the same with the solved ones, never more.
         variance: sum over samples and rows, each as much as its error counts.
@@ -241,7 +241,8 @@ def solve(
     It minimizes ``Σ ‖W x + b - t‖² + penalty ‖W - W₀‖²``, where ``W₀`` is the weight as it is: so
     the squared error never grows, and what the inputs do not tell (of dead channels, or with fewer
     samples than columns) stays as it was. The penalty is the one that does best on the part of the
-    samples that was not solved on, by turns; the weight as it is competes.
+    samples that was not solved on, by turns; the weight as it is competes. Where nothing can be
+    held out, the bias alone moves, by the mean error: a single number for each row.
 
     Args:
         parts: sums over disjoint parts of the samples.
@@ -251,7 +252,9 @@ def solve(
     whole = sum(parts[1:], parts[0])
     chosen = _chosen(start, parts, penalties)
     weight, bias = start.weight, start.bias
-    if chosen is not None:
+    if chosen == inf:
+        bias = (whole.target_sum - weight @ whole.input_sum) / whole.count
+    elif chosen is not None:
         ((weight, bias),) = _solved(start, whole, [chosen])
     if variance is None:
         around = whole.power - whole.target_sum.square() / max(whole.count, 1)
@@ -334,12 +337,12 @@ def without_columns(
 
 
 def _chosen(start: Start, parts: Sequence[Sums], penalties: Sequence[float]) -> float | None:
-    """Return the penalty that does best on what was held out; ``None`` if none is better."""
+    """Return the penalty that does best on what was held out; infinite if nothing can be."""
     errors = torch.zeros(1 + len(penalties), dtype=torch.float64)
     for index, held in enumerate(parts):
         rest = [part for place, part in enumerate(parts) if place != index and part.count]
         if not rest or not held.count:
-            return None
+            return inf if start.shifts else None
         fits = _solved(start, sum(rest[1:], rest[0]), penalties)
         for place, (weight, bias) in enumerate([(start.weight, start.bias), *fits]):
             errors[place] += (start.importance * held.errors(weight, bias)).sum()

@@ -287,8 +287,11 @@ class _Walk:
             factor, beside = task.scale.to(target.dtype), others[-1]
             missing = sum(others[: len(ends.plus)]) - sum(others[len(ends.plus) :])
             target = target + torch.where(factor == 0, 0.0, missing / factor)
+        values = [inputs, target, beside]
+        if self._solved.samples == 1:  # it is judged on other places than those it is solved on
+            values = [v.transpose(0, 1) if v.ndim else v for v in values]
         # A part of a larger array would keep all of it.
-        return Seen(inputs.contiguous(), target.contiguous(), beside.contiguous())
+        return Seen(*(v.contiguous() for v in values))
 
     def _start(self, c: Consumer) -> Start:
         weight = c.layer.canonical(self._parameter(c.layer.weight)).to(torch.float64)

@@ -169,9 +169,18 @@ def test_where_nothing_is_learned_the_weight_stays():
     exact = inputs @ weight.T + 1.0
     fit = solve(start(weight), sums(inputs, exact))
     assert fit.after == pytest.approx(0.0, abs=1e-12)
-    alone = solve(start(weight), sums(inputs[:1], noise[:1], parts=2))
+    alone = solve(start(weight, shifts=False), sums(inputs[:1], noise[:1], parts=2))
     assert alone.penalty is None, "with one sample nothing can be held out"
     assert torch.equal(alone.weight, weight)
+
+
+def test_where_nothing_can_be_held_out_the_bias_alone_moves():
+    inputs, _, weight = problem(0, 1, 12)
+    wanted = inputs @ weight.T + 1.0
+    fit = solve(start(weight), sums(inputs, wanted, parts=2))
+    assert torch.equal(fit.weight, weight)
+    assert fit.bias.numpy() == pytest.approx(np.full(len(weight), 1.0))
+    assert fit.after == pytest.approx(0.0, abs=1e-12)
 
 
 def test_overfitting_is_seen_on_what_was_held_out():
@@ -334,4 +343,4 @@ def test_a_layer_is_solved_again_where_that_comes_nearer():
     assert solved_again(first, parts, best) is best
     # Where nothing can be held out nothing is solved, though the weight as it is would be exact.
     alone = sums(inputs[:1], inputs[:1] @ weight.T + 1.0)
-    assert solved_again(first, alone, fit) is fit
+    assert solved_again(start(weight, shifts=False), alone, fit) is fit

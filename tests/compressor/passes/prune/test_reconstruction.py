@@ -161,6 +161,17 @@ def test_heads_and_hidden_widths_of_a_transformer_are_and_what_reads_them_are_so
     assert lost(model, outcome.carrier, unseen) < 0.3 * lost(model, cut.carrier, unseen)
 
 
+def test_a_single_sample_is_judged_on_other_places(residual):
+    """No second sample says how far a weight may move, but the other half of the first does."""
+    batch = data(1).data[0]["image"][:1]
+    given, unseen = Given(({"image": batch},)), data(3, seed=9)
+    ours, cut = (pruned(step, residual, given) for step in (HALF, CUT))
+    assert any("were solved on 1 calibration samples" in note for note in ours.notes)
+    head = ours.carrier.tensors()["head.weight"].read()
+    assert torch.equal(head, cut.carrier.tensors()["head.weight"].read()), "it reads one place"
+    assert lost(residual, ours.carrier, unseen) < 0.1 * lost(residual, cut.carrier, unseen)
+
+
 def test_fewer_samples_than_columns_and_dead_channels_do_no_harm(residual):
     module = Residual()
     model = TorchCarrier(module.eval(), carrier(module).inputs)
