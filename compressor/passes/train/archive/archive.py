@@ -46,7 +46,7 @@ class Archive(Recipe):
     """
 
     name: ClassVar[str] = "archive"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
@@ -77,7 +77,12 @@ class Archive(Recipe):
         le=24,
         description="significant bits of the values that weights, biases and other vectors have",
     )
-    learning_rate: float = Field(default=1e-3, gt=0, description="largest learning rate")
+    learning_rate: float = Field(
+        default=1e-3,
+        gt=0,
+        description="largest learning rate; it is halved until a first step at it takes no more "
+        "than a tenth of the variance of the outputs",
+    )
     distill: Distillation = Field(
         default_factory=lambda: Distillation(alpha=0.3, temperature=2.0),
         description="how it learns from the network that it was, or from another teacher",
@@ -210,8 +215,17 @@ class Archive(Recipe):
             details = {"trained": True, "zeros": zeros, "values": int(codes.codes.max()) + 1}
             loss = sqnr_db(before, codes.dequantize())
             outcomes.append(LayerOutcome(layer.name, str(codes.scheme), loss, details))
-        notes = summary(rounds, self.max_metric_drop, chosen)
+        notes = (*self._slower(*search.rate), *summary(rounds, self.max_metric_drop, chosen))
         return Outcome(network.written(inner), tuple(outcomes), notes)
+
+    def _slower(self, rate: float, taken: float) -> tuple[str, ...]:
+        """Say that the learning rate is lower than the option, if it is."""
+        if rate == self.learning_rate:
+            return ()
+        return (
+            f"learning rate {rate:g}: a first step at {self.learning_rate:g} would take "
+            f"{100 * taken:.0f} % of the variance of the outputs, and may take 10 %",
+        )
 
     def _teacher(self, carrier: Carrier, training: Training) -> Carrier:
         """Return what is learned from: the network that the pass is given, if none is named."""

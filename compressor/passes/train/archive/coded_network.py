@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
@@ -24,7 +24,8 @@ from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 
 _DOMAIN = "compressor.coding"
 _BOOK, _CODES = ".book", ".codes"
-_SCALED = frozenset({"BatchNormalization", "LayerNormalization", "PRelu"})
+_SCALED = frozenset({"LayerNormalization", "PRelu"})
+_AFFINE = 1, 2  # inputs of a batch norm: its scales and shifts; those behind are its statistics
 
 
 class _Decode(torch.autograd.Function):
@@ -201,10 +202,26 @@ def coded_network(
     trained = {*coded, *(name + _BOOK for name in coded)}
     decoder = Decoder()
     executed = trainable_graph(graph, source.module, trained, operators=decoder.operators)
+    module = _trained(executed, source, trained)
+    return CodedNetwork(module, layers, vectors, float_bits, decoder)
+
+
+def float_network(graph: ir.Model, trained: Collection[str], source: NamedModule) -> NamedModule:
+    """Return the network of a fused graph with its weights as they are.
+
+    Args:
+        graph: fused; it is not changed.
+        trained: names of the initializers that are parameters with gradients.
+        source: the module that the graph was lowered from.
+    """
+    return _trained(trainable_graph(graph.clone(), source.module, trained), source, trained)
+
+
+def _trained(executed: nn.Module, source: NamedModule, trained: Collection[str]) -> NamedModule:
     module = NamedModule(executed, source.inputs, source.outputs)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name.removeprefix(PREFIX) in trained)
-    return CodedNetwork(module, layers, vectors, float_bits, decoder)
+    return module
 
 
 def _is_vector(value: ir.Value) -> bool:
@@ -216,12 +233,14 @@ def _is_vector(value: ir.Value) -> bool:
         and len(tensor.shape) == 1
         and tensor.size > 1
         and bool(value.uses())
-        and all(_takes_vectors(reader) for reader, _ in value.uses())
+        and all(_takes_vectors(reader, index) for reader, index in value.uses())
     )
 
 
-def _takes_vectors(node: ir.Node) -> bool:
-    """Whether a node adds a vector, or multiplies with it."""
+def _takes_vectors(node: ir.Node, index: int) -> bool:
+    """Whether a node adds a vector, or multiplies with it, and is differentiable in it."""
+    if node.op_type == "BatchNormalization":
+        return index in _AFFINE
     row = operator(node)
     with_bias = row.is_product and not row.bias_is_separate
     return bool(row.arithmetic) or with_bias or node.op_type in _SCALED

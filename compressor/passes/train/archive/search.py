@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -17,9 +17,14 @@ from torch import Tensor
 from compressor.errors import DataError
 from compressor.files import json_text
 from compressor.models.torch.lowering import NamedModule
-from compressor.passes.train.archive.coded_network import CodedNetwork, coded_network
+from compressor.passes.train.archive.coded_network import (
+    CodedNetwork,
+    coded_network,
+    float_network,
+)
 from compressor.passes.train.archive.codes_taken import CodesTaken
 from compressor.passes.train.archive.coding import first_coding, price_for, relaxed
+from compressor.passes.train.archive.first_step import gentle_rate
 from compressor.passes.train.archive.rounds import Round, Step, next_step, verdicts
 from compressor.passes.train.archive.sensitivity import Sensitivities
 from compressor.passes.train.distill.distilling import distilled_loss
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 
 _FELT = 8  # samples whose gradient is taken together where errors are priced
 _PRICED = 128  # such gradients
+_TRIED = 8  # times as many samples on which a learning rate is tried
 _AT_ONCE = 0.7  # of the bytes: what is left of a network that has not been coded before
 _WIDTH = 2 * NormalDist().inv_cdf(0.975)  # standard errors in a 95 % interval
 _BOOK_RATE = 0.3  # of the learning rate: a value moves with all weights that take it
@@ -71,6 +77,7 @@ class Search:
         source = carrier.trainable()
         assert isinstance(source, NamedModule)
         graph = inner.graph()
+        self._source = source
         self._network = coded_network(graph, layers, source, options.bits, options.float_bits)
         self._start = self._network.state()
         self._floats = 4.0 * sum(layer.parameters for layer in layers.values())
@@ -89,6 +96,13 @@ class Search:
             words = _words(rounds, len(rounds) - 1, options.max_metric_drop)
             self._course.training.note(words)
         return tuple(rounds)
+
+    @cached_property
+    def rate(self) -> tuple[float, float]:
+        """The learning rate, and what a first step at the largest one would take."""
+        module = float_network(self._inner.graph(), self._network.coded, self._source)
+        micros = [_few(self._course, step) for step in range(_TRIED)]
+        return gentle_rate(module, micros, self._options.learning_rate)
 
     def network(self, number: int) -> CodedNetwork:
         """Return the network as a round left it."""
@@ -131,6 +145,7 @@ class Search:
             update={
                 "epochs": options.epochs * step.length,
                 "steps": None if options.steps is None else options.steps * step.length,
+                "learning_rate": self.rate[0],
             }
         )
         course = replace(base, recipe=recipe, order=order, training=training)
