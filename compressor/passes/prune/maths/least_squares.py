@@ -215,8 +215,7 @@ class Fit:
     Attributes:
         weight: float64 ``[rows, columns]``.
         bias: float64 ``[rows]``.
-        penalty: the share of the mean input power that was chosen, infinite if the bias alone is
-            solved; ``None`` if nothing is.
+        penalty: as a share of the mean input power; infinite if only the bias is solved, or None.
         before: squared error with the given weight and bias, as a share of the targets' variance.
         after: the same with the solved ones, never more.
         variance: sum over samples and rows, each as much as its error counts.
