@@ -28,7 +28,6 @@ _REQUEST = 1 << 20  # bytes asked for at once: larger requests were not faster
 # From <malloc.h>. Setting either one ends glibc's own adjustment of both.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
-_DEFAULT = 128 << 10  # what glibc starts with
 _LARGEST = 32 << 20  # the largest limit between heap and maps that older versions accept
 
 DISTANCE = 128 << 20
@@ -274,6 +273,9 @@ def one_thread_each() -> Iterator[int]:
 def kept_memory(nbytes: int) -> Iterator[None]:
     """Within the block, let each thread keep freed memory; afterwards return it to the system.
 
+    Afterwards, the limits are those at which glibc's own adjustment ends. With the ones that it
+    begins with, each larger tensor would be mapped anew from then on.
+
     Has no effect with a C library other than glibc.
 
     Args:
@@ -288,8 +290,7 @@ def kept_memory(nbytes: int) -> Iterator[None]:
     try:
         yield
     finally:
-        libc.mallopt(_MMAP_THRESHOLD, _DEFAULT)
-        libc.mallopt(_TRIM_THRESHOLD, _DEFAULT)
+        libc.mallopt(_TRIM_THRESHOLD, 2 * _LARGEST)
         libc.malloc_trim(ctypes.c_size_t(0))
 
 
