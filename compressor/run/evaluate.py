@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -232,10 +232,17 @@ class RememberedRunner:
     Args:
         opener: starts a runtime for the model, which is done when it is first needed.
         most: bytes of outputs that are held.
+        reads: names of what the model reads; all else in a batch makes no difference.
     """
 
-    def __init__(self, opener: Callable[[], Runner], most: int = _REMEMBERED):
+    def __init__(
+        self,
+        opener: Callable[[], Runner],
+        most: int = _REMEMBERED,
+        reads: Collection[str] | None = None,
+    ):
         self._opener = opener
+        self._reads = reads
         self._open: Runner | None = None
         self._left = most
         self._outputs: dict[bytes, Batch] = {}
@@ -256,7 +263,7 @@ class RememberedRunner:
 
     def run(self, batch: Batch) -> Batch:
         """Return the outputs for a batch, which are not to be changed."""
-        key = _content(batch)
+        key = self._content(batch)
         if key not in self._outputs:
             outputs = self._runner.run(batch)
             self._remember(key, outputs)
@@ -265,7 +272,7 @@ class RememberedRunner:
 
     def remember(self, batch: Batch, outputs: Batch) -> None:
         """Take what the model gave for a batch elsewhere."""
-        self._remember(_content(batch), outputs)
+        self._remember(self._content(batch), outputs)
 
     def _remember(self, key: bytes, outputs: Batch) -> None:
         size = sum(array.nbytes for array in outputs.values())
@@ -274,17 +281,16 @@ class RememberedRunner:
             # Copies: outputs of ONNX Runtime keep all of the memory that it ran in.
             self._outputs[key] = {name: array.copy() for name, array in outputs.items()}
 
-
-def _content(batch: Batch) -> bytes:
-    """Return what is equal for equal batches; nothing where it holds what no model reads."""
-    content = blake2b()
-    for name in sorted(batch):
-        array = np.ascontiguousarray(batch[name])
-        content.update(f"{name} {array.dtype} {array.shape}".encode())
-        if array.dtype.kind == "O":
-            return b""
-        content.update(array.tobytes())
-    return content.digest()
+    def _content(self, batch: Batch) -> bytes:
+        """Return what is equal for equal batches; nothing where objects are read, as no hash is."""
+        content = blake2b()
+        for name in sorted(batch if self._reads is None else batch.keys() & self._reads):
+            array = np.ascontiguousarray(batch[name])
+            content.update(f"{name} {array.dtype} {array.shape}".encode())
+            if array.dtype.kind == "O":
+                return b""
+            content.update(array.tobytes())
+        return content.digest()
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,8 @@ class Workspace:
 
     def runner(self, key: str, opener: Callable[[], Runner]) -> RememberedRunner:
         """Return the model with this key, ready to run; what it gave for a batch is remembered."""
-        return self._runners.setdefault(key, RememberedRunner(opener, _REMEMBERED))
+        runner = RememberedRunner(opener, _REMEMBERED, self._read)
+        return self._runners.setdefault(key, runner)
 
     def take_as_equal(self, key: str, other: str) -> None:
         """Let the evaluation of one model be that of another, whose outputs are equal."""
@@ -153,7 +154,14 @@ class Workspace:
     @cached_property
     def baseline_runner(self) -> RememberedRunner:
         """The float model, ready to run; what it gave for a batch is remembered."""
-        return RememberedRunner(lambda: self._over_sequences(self.opened(self.baseline)))
+        return RememberedRunner(
+            lambda: self._over_sequences(self.opened(self.baseline)), reads=self._read
+        )
+
+    @cached_property
+    def _read(self) -> frozenset[str]:
+        """Names of what the model reads, which the right answers are not among."""
+        return frozenset(i.name for i in self.plan.model.carrier.inputs)
 
     def opened(self, carrier: Carrier) -> Runner:
         """Return a model, ready to run; a checkpoint, over the evaluation data only."""

@@ -202,6 +202,16 @@ def test_a_model_is_run_once_for_each_batch():
     assert counted.runs == 3
 
 
+def test_right_answers_beside_what_a_model_reads_make_no_other_batch():
+    counted = CountedRunner()
+    runner = RememberedRunner(lambda: counted, reads=["x"])
+    inputs = {"x": np.ones((2, 3), np.float32)}
+    for labels in (np.zeros(2), np.ones(2), np.array(["a", None], object)):
+        runner.run({**inputs, "label": labels})
+    runner.run(inputs)
+    assert counted.runs == 1
+
+
 def test_what_is_remembered_keeps_no_memory_of_the_runtime():
     runner = RememberedRunner(OnnxCarrier(ir.from_proto(tiny_onnx())).runner)
     batch = {"image": sample_images(0, 2)}

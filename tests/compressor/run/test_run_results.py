@@ -22,7 +22,8 @@ from compressor.passes.fuse.fuse import Fuse
 from compressor.report.run import RunResult
 from compressor.run import workspace
 from compressor.run.evaluate import evaluate
-from compressor.types.carrier import Carrier
+from compressor.run.workspace import Workspace
+from compressor.types.carrier import Carrier, Runner
 from compressor.types.passes import Outcome
 from tests.compressor.conftest import spine_of_tests
 from tests.compressor.tiny_project import (
@@ -176,6 +177,22 @@ def test_a_file_that_gives_the_same_is_evaluated_for_the_model_too(
     (artifact,), (step,) = report["artifacts"], report["passes"]
     assert (artifact["sqnr_db"] == step["sqnr_db"]) == (times == 2)
     assert artifact["checks"][1]["detail"].startswith("equal") == (off == 0.0)
+
+
+def test_samples_that_files_are_compared_on_are_not_run_again(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    opened: list[Carrier] = []
+    usual = Workspace.opened
+
+    def noted(self: Workspace, carrier: Carrier) -> Runner:
+        opened.append(carrier)
+        return usual(self, carrier)
+
+    monkeypatch.setattr(Workspace, "opened", noted)
+    on_onnx.spec.update(passes=[{"pass": "nudge"}], exports=BOTH)
+    on_onnx.run()
+    assert len(opened) == 1, "the float model, for its evaluation"
 
 
 @pytest.mark.parametrize(("off", "times"), [(1e-6, 2), (1e-3, 3)])
