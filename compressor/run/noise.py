@@ -281,7 +281,8 @@ class _Reaching:
             for name in self._offsets.values()
             if (dtype := dtypes[name]) is not None
         }
-        self._runner: Runner = runner_of(model, (), arena=False)
+        # No inner value outlives a run, so that the next one takes the same memory.
+        self._runner: Runner = runner_of(model, ())
 
     def add(
         self, batch: Batch, errors: Sequence[tuple[_Error, Callable[[], Array] | None]]

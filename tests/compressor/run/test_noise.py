@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -48,3 +49,16 @@ def test_the_rounding_of_fused_layers_is_not_followed_to_the_outputs(
         assert (found.reached > 0) == reaches
     # The layers, cut out; float layers read no rounded value, and give what they did in the model.
     assert runs[0] == 1 + 1 + (len(layers) if reaches else 0)
+
+
+def test_the_runs_that_follow_noise_to_the_outputs_share_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    onnx.save(tiny_onnx(), tmp_path / "model.onnx")
+    carrier = open_onnx(tmp_path / "model.onnx", 21)
+    changed = carrier.with_weights({x.weight: carrier.weight(x) * 2 for x in carrier.layers()})
+    opened = Mock(wraps=noise.runner_of)
+    monkeypatch.setattr(noise, "runner_of", opened)
+    measured_noise(changed, carrier, [{"image": sample_images(3, 2)}])
+    # The layers, cut out, whose outputs stay while they run again; and the model with offsets.
+    assert [call.kwargs.get("arena", True) for call in opened.mock_calls] == [False, True]
