@@ -78,7 +78,6 @@ PRECISION = 0.05
 # Intervals computed for two percent more keep their level.
 _LEVEL = 0.97
 _LEAST_OPENINGS = 7  # fewer cannot reach that level
-_OPENINGS_TO_STOP = 8
 _MOST_OPENINGS = 40
 _LEAST_CYCLES = 2
 _LONG = 0.1  # seconds of a cycle whose blocks are so long that an opening needs no second one
@@ -311,8 +310,8 @@ class _Size:
 
     def done(self, openings: int, budget: float, precision: float) -> bool:
         """Whether ratios are as precise as asked after so many openings, or time is up."""
-        spent = openings >= _LEAST_OPENINGS and self.spent > budget
-        return spent or (openings >= _OPENINGS_TO_STOP and self.latencies.precise(precision))
+        enough = openings >= _LEAST_OPENINGS
+        return enough and (self.spent > budget or self.latencies.precise(precision))
 
 
 def _timed(
