@@ -263,7 +263,7 @@ class RememberedRunner:
 
     def run(self, batch: Batch) -> Batch:
         """Return the outputs for a batch, which are not to be changed."""
-        key = self._content(batch)
+        key = _content(batch, self._reads)
         if key not in self._outputs:
             outputs = self._runner.run(batch)
             self._remember(key, outputs)
@@ -272,7 +272,7 @@ class RememberedRunner:
 
     def remember(self, batch: Batch, outputs: Batch) -> None:
         """Take what the model gave for a batch elsewhere."""
-        self._remember(self._content(batch), outputs)
+        self._remember(_content(batch, self._reads), outputs)
 
     def _remember(self, key: bytes, outputs: Batch) -> None:
         size = sum(array.nbytes for array in outputs.values())
@@ -281,16 +281,21 @@ class RememberedRunner:
             # Copies: outputs of ONNX Runtime keep all of the memory that it ran in.
             self._outputs[key] = {name: array.copy() for name, array in outputs.items()}
 
-    def _content(self, batch: Batch) -> bytes:
-        """Return what is equal for equal batches; nothing where objects are read, as no hash is."""
-        content = blake2b()
-        for name in sorted(batch if self._reads is None else batch.keys() & self._reads):
-            array = np.ascontiguousarray(batch[name])
-            content.update(f"{name} {array.dtype} {array.shape}".encode())
-            if array.dtype.kind == "O":
-                return b""
-            content.update(array.tobytes())
-        return content.digest()
+
+def _content(batch: Batch, reads: Collection[str] | None = None) -> bytes:
+    """Return what is equal for equal arrays of a batch; nothing where objects are among them.
+
+    Args:
+        reads: names of the arrays; by default all.
+    """
+    content = blake2b()
+    for name in sorted(batch if reads is None else batch.keys() & reads):
+        array = np.ascontiguousarray(batch[name])
+        content.update(f"{name} {array.dtype} {array.shape}".encode())
+        if array.dtype.kind == "O":
+            return b""
+        content.update(array.tobytes())
+    return content.digest()
 
 
 @dataclass(frozen=True)
