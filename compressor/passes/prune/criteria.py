@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from math import ceil, gcd, lcm, prod
 
 import numpy as np
@@ -120,6 +121,11 @@ class Queue:
     units: Units  # the least important first, `[n]`
     values: Scores  # what decides between groups, for each unit; ascending
     remaining: Units  # how many may remain, ascending; the last is all of them
+
+    @property
+    def most(self) -> int:
+        """How many may go."""
+        return len(self.units) - int(self.remaining[0])
 
     def first(self, count: int) -> Units:
         """Return the units to remove where ``count`` should go; fewer, if that leaves too few."""
@@ -249,6 +255,41 @@ def by_loss(queue: Queue, shares: Sequence[float], losses: Sequence[float]) -> Q
     gone = by_share(queue).values
     beyond = np.maximum(gone - at[-1], 0.0) * slope
     return Queue(queue.units, np.interp(gone, at, measured) + beyond, queue.remaining)
+
+
+def by_slope(
+    queue: Queue, gone: Sequence[int], losses: Sequence[float], saved: Sequence[float]
+) -> Queue:
+    """Return the queue with what a unit costs for what it saves as values.
+
+    Values are the slopes of the lower convex hull of losses over savings, so that a prefix of
+    several such queues in one order is the cheapest choice for what it saves, if losses of groups
+    add up: H. Everett, Generalized Lagrange multiplier method, 1963 (Operations Research 11).
+    Between two numbers of units, loss and savings are taken to rise evenly.
+
+    Args:
+        queue: the group's.
+        gone: numbers of its units, ascending.
+        losses: what it cost that so many were removed, one for each of them; made ascending.
+        saved: what the target counts less without them, for each of them. What comes behind the
+            last that saves anything has infinite values.
+    """
+    risen = np.maximum.accumulate(np.maximum(np.array(losses, np.float64), 0.0))
+    corners = [(0, 0.0, 0.0)]  # units, loss, savings
+    for corner in zip(gone, risen.tolist(), saved, strict=True):
+        if corner[2] <= corners[-1][2]:
+            continue
+        while len(corners) > 1 and _slope(corners[-2], corners[-1]) >= _slope(corners[-2], corner):
+            corners.pop()
+        corners.append(corner)
+    values = np.full(len(queue.units), np.inf)
+    for first, last in pairwise(corners):
+        values[first[0] : last[0]] = _slope(first, last)
+    return Queue(queue.units, values, queue.remaining)
+
+
+def _slope(first: tuple[int, float, float], last: tuple[int, float, float]) -> float:
+    return (last[1] - first[1]) / (last[2] - first[2])
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,6 +63,11 @@ class Target(OneOf):
         """The option's key in a spec, such as ``target.macs``."""
         return f"target.{self.kind}"
 
+    @property
+    def ranked(self) -> bool:
+        """Whether it is reached by a prefix of a ranking of all channels."""
+        return self.kind in ("macs", "parameters")
+
     def check(self, scope: Scope | None) -> None:
         """Check that it is spread over groups, if it is said how.
 
@@ -122,7 +127,7 @@ def choose(
     channels: ChannelMap,
     layers: Sequence[Layer],
     rules: Sequence[StructuredRule],
-    criterion: Criterion,
+    criterion: Criterion | None,
     minimum: Minimum,
     round_to: int,
 ) -> Choice:
@@ -179,7 +184,7 @@ def _writers(channels: ChannelMap, layers: Sequence[Layer]) -> dict[str, tuple[i
     return {x.name: tuple(by_weight[x.weight]) for x in layers if x.weight in by_weight}
 
 
-def _unranked(channels: ChannelMap, group: ChannelGroup, criterion: Criterion) -> str:
+def _unranked(channels: ChannelMap, group: ChannelGroup, criterion: Criterion | None) -> str:
     if criterion == "batch-norm" and not any(m.role == "norm-scale" for m in group.members):
         return "no normalization scales its channels, and criterion batch-norm ranks by that"
     if criterion == "activation" and not any(

@@ -22,10 +22,16 @@ from compressor.passes.prune.criteria import Queue
 from compressor.passes.prune.structured.choices import Network
 from compressor.passes.prune.structured.clock import MOST_TIMINGS, SECONDS, TimingTable
 from compressor.passes.prune.structured.fastest import Found, Search
+from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.removal import GatedModel
 from compressor.passes.prune.structured.segments import Segments, Variant
 from compressor.passes.prune.structured.selection import Selector
-from compressor.passes.prune.structured.solved import OutputLoss, SolvedModel, first_batches
+from compressor.passes.prune.structured.solved import (
+    OutputLoss,
+    SolvedModel,
+    first_batches,
+    loss_samples,
+)
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import Samples
 from compressor.types.passes import PassContext
@@ -33,8 +39,6 @@ from compressor.types.tensors import Batch, samples_in
 
 THREADS = 1  # more would measure how many cores are free
 _TIMED_SAMPLES = 1  # a fixed batch counts instead; limits of latency are judged at that, too
-_LEAST_LOSS_SAMPLES, _LOSS_SAMPLES = 8, 64
-_LOSS_WORK = 4e9  # multiply-accumulates for each loss
 _SHOWN = 12
 
 
@@ -110,19 +114,14 @@ class LatencyTarget:
         model: GatedModel | SolvedModel = gated(())
         if self.solve:
             groups = [p.group for p in self.selector.prunable]
-            model = SolvedModel(self.carrier, channels, groups, gated, self.samples.batches)
-        batches = first_batches(self.samples, self._loss_samples)
+            moments = Moments(self.carrier, self.samples.batches)
+            model = SolvedModel(self.carrier, channels, groups, gated, moments)
+        batches = first_batches(self.samples, loss_samples(channels))
         runner, parts = self.carrier.runner(), output_parts(self.carrier.graph())
         loss = OutputLoss([named_parts(runner.run(batch), parts) for batch in batches])
         return lambda variant: loss(
             named_parts(model.run(batch, variant), parts) for batch in batches
         )
-
-    @property
-    def _loss_samples(self) -> int:
-        """How many samples a loss is measured on: fewer where each takes much work."""
-        work = max(self.analysis.channels.macs(self.selector.nothing), 1)
-        return int(np.clip(_LOSS_WORK / work, _LEAST_LOSS_SAMPLES, _LOSS_SAMPLES))
 
     def chosen(self, target: float) -> tuple[Variant, list[str]]:
         """Return what is taken away, and a sentence each on what was measured.

@@ -23,6 +23,23 @@ def moment_bytes(consumer: Consumer) -> int:
     return _DOUBLE * consumer.layer.columns**2
 
 
+def readers_of(
+    groups: Sequence[ChannelGroup], consumers: Sequence[Consumer]
+) -> list[list[Consumer]]:
+    """Return for each group the layers that read its units, of those that are given."""
+    by_weight = {c.layer.weight: c for c in consumers}
+    return [
+        list(
+            dict.fromkeys(
+                by_weight[m.parameter]
+                for m in group.members
+                if m.role == "input" and m.parameter in by_weight
+            )
+        )
+        for group in groups
+    ]
+
+
 def portions(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the first number and the end of parts that fit into memory together."""
     start = held = 0
@@ -53,6 +70,31 @@ def gathered(
             flat = seen.flatten(0, 1)
             sums[c.layer.name].add(flat, flat[:, :0])
     return sums
+
+
+class Moments:
+    """Sums over what layers of a model read, of which those looked at last are kept.
+
+    Args:
+        batches: returns the calibration data.
+    """
+
+    def __init__(self, carrier: Carrier, batches: Callable[[], Iterable[Batch]]):
+        self._carrier, self._batches = carrier, batches
+        self._kept: dict[str, Sums] = {}
+        self._bytes = 0
+
+    def of(self, consumers: Sequence[Consumer]) -> dict[str, Sums]:
+        """Return sums by layer name; the data are read if any are missing."""
+        missing = [c for c in consumers if c.layer.name not in self._kept]
+        size = sum(map(moment_bytes, missing))
+        found = {c.layer.name: self._kept[c.layer.name] for c in consumers if c not in missing}
+        if self._bytes + size > AT_ONCE:
+            self._kept, self._bytes = {}, 0
+        new = gathered(self._carrier, missing, self._batches)
+        self._kept |= new
+        self._bytes += size
+        return found | new
 
 
 def _tensor(array: Array) -> torch.Tensor:

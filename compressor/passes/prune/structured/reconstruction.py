@@ -35,6 +35,7 @@ from compressor.passes.prune.structured.consumers import (
     upstream,
 )
 from compressor.passes.prune.structured.counterparts import Ends, common_blocks, stand_ins
+from compressor.passes.prune.structured.moments import AT_ONCE
 from compressor.passes.prune.structured.solving import FOLDS, Seen, Task
 from compressor.run.blockwise import Activations
 from compressor.types.carrier import Carrier
@@ -124,10 +125,13 @@ def reconstructed(
     return (after.with_weights(solved.changes) if solved.changes else after), solved
 
 
-def planned(carrier: Carrier, groups: Sequence[ChannelGroup]) -> tuple[tuple[str, ...], int]:
+def planned(
+    carrier: Carrier, groups: Sequence[ChannelGroup], *, scored: bool = False
+) -> tuple[tuple[str, ...], int]:
     """Return which readers of groups will not be solved and why, and the bytes that solving takes.
 
-    These are at most the moments of a block's layers, and what one solution needs.
+    These are at most the moments of a block's layers, or of those that are scored at once, and what
+    one solution needs.
     """
     consumers, reasons = possible_consumers(carrier, groups, changed=True)
     names: dict[str, list[str]] = {}
@@ -140,7 +144,9 @@ def planned(carrier: Carrier, groups: Sequence[ChannelGroup]) -> tuple[tuple[str
     squares = {c.layer.weight: _DOUBLE * c.layer.columns**2 for c in consumers}
     blocks = partition(carrier.graph(), past_sizes=True)
     together = (sum(squares.get(name, 0) for name in block.weights) for block in blocks)
-    bound = FOLDS * max(together, default=0) + _WORKING * max(squares.values(), default=0)
+    at_once = min(sum(squares.values()), AT_ONCE) if scored else 0
+    held_moments = max(FOLDS * max(together, default=0), at_once)
+    bound = held_moments + _WORKING * max(squares.values(), default=0)
     held = sum(
         _SINGLE * _rows(c.layer.columns) * (c.layer.columns + c.layer.rows)
         for c in consumers

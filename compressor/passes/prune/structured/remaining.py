@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from math import inf
 
 import numpy as np
 import torch
@@ -12,18 +13,30 @@ from compressor.passes.prune.criteria import Scores
 from compressor.passes.prune.maths.elimination import Reader, eliminate
 from compressor.passes.prune.maths.least_squares import Sums
 from compressor.passes.prune.structured.consumers import Consumer, possible_consumers
-from compressor.passes.prune.structured.moments import gathered, moment_bytes, owners, portions
+from compressor.passes.prune.structured.moments import (
+    Moments,
+    moment_bytes,
+    owners,
+    portions,
+    readers_of,
+)
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
-from compressor.types.tensors import Batch
+
+QUICK = 2.0**34
+"""Cubes of columns that take about a quarter of a minute: 2,580 columns of one layer.
+
+Elimination inverts a matrix of all columns, and updates it as often as units go, up to a bound.
+"""
 
 
 def remaining_scores(
     carrier: Carrier,
     channels: ChannelMap,
     groups: Sequence[ChannelGroup],
-    batches: Callable[[], Iterable[Batch]],
+    moments: Moments,
     plain: Sequence[Scores],
+    most: float = inf,
 ) -> list[Scores]:
     """Return for each group the loss at which each unit goes.
 
@@ -31,26 +44,20 @@ def remaining_scores(
     are read once for each portion.
 
     Args:
-        plain: scores of groups of which no reader can be solved.
+        plain: scores of groups of which no reader can be solved, or that take too long.
+        most: cubes of columns of a group's readers, added up, beyond which it takes too long.
     """
     consumers, _ = possible_consumers(carrier, groups)
-    by_weight = {c.layer.weight: c for c in consumers}
-    readers = [
-        list(
-            dict.fromkeys(
-                by_weight[m.parameter]
-                for m in group.members
-                if m.role == "input" and m.parameter in by_weight
-            )
-        )
-        for group in groups
+    read_by = [
+        part if sum(c.layer.columns**3 for c in part) <= most else []
+        for part in readers_of(groups, consumers)
     ]
     scores: list[Scores] = []
-    for start, end in portions([sum(map(moment_bytes, part)) for part in readers]):
-        wanted = list(dict.fromkeys(c for part in readers[start:end] for c in part))
-        sums = gathered(carrier, wanted, batches)
+    for start, end in portions([sum(map(moment_bytes, part)) for part in read_by]):
+        wanted = list(dict.fromkeys(c for part in read_by[start:end] for c in part))
+        sums = moments.of(wanted)
         for group, part, other in zip(
-            groups[start:end], readers[start:end], plain[start:end], strict=True
+            groups[start:end], read_by[start:end], plain[start:end], strict=True
         ):
             read = [_reader(carrier, channels, group, c, sums[c.layer.name]) for c in part]
             scores.append(_scored(read, len(group.units)) if read else other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -14,6 +14,7 @@ from compressor.errors import ModelError, listed
 from compressor.graph.channels.analysis import Analysis
 from compressor.graph.channels.slicing import Kept, remove_channels
 from compressor.graph.costs import size_notes
+from compressor.graph.output_parts import named_parts, output_parts
 from compressor.graph.residuals import ResidualBlock, drop_blocks, gated
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.matching import held_tensors
@@ -85,6 +86,13 @@ class Removal:
     def masked(self) -> GatedModel:
         """The model with zeros in place of what is removed."""
         return GatedModel(self._carrier, self._analysis.channels, self._blocks)
+
+    def zeroed(self, batches: Sequence[Batch]) -> Callable[[Flags], list[Batch]]:
+        """Return what gives the outputs of batches with units zeroed."""
+        parts = output_parts(self._carrier.graph())
+        return lambda flags: [
+            named_parts(self.masked.run(batch, Variant(flags)), parts) for batch in batches
+        ]
 
     def smaller(self, variant: Variant) -> tuple[ir.Model, Kept]:
         """Return the graph without a variant's units and blocks, and what remains of parameters."""

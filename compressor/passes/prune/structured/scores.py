@@ -134,13 +134,24 @@ SHARES = (0.25, 0.5, 0.75)
 _SHOWN = 5
 
 
+def solved_counts(queue: criteria.Queue) -> tuple[int, ...]:
+    """Return how many units go where layers are solved: by `SHARES`, and as many as can."""
+    return (*(min(round(share * len(queue.units)), queue.most) for share in SHARES), queue.most)
+
+
 @dataclass(frozen=True)
 class Sensitivity:
-    """What it costs to remove units of one group alone."""
+    """What it costs to remove units of one group alone.
+
+    Attributes:
+        losses: for each of `SHARES`, power of the outputs' change over that of the outputs; or, if
+            layers were solved, variance that is not explained over variance that still is.
+        most: the same with as many units gone as can be, if layers were solved.
+    """
 
     name: str
-    # power of the outputs' change over that of the outputs, one for each of `SHARES`
     losses: tuple[float, ...]
+    most: float | None = None
 
     @property
     def sqnr_db(self) -> tuple[float | None, ...]:
@@ -197,6 +208,9 @@ def relative_error(reference: Sequence[Batch], other: Sequence[Batch]) -> float:
 def ranking_note(costs: Sequence[Sensitivity]) -> str:
     """Return which groups cost most and least with half of their units gone."""
     middle = SHARES.index(0.5)
+    solved = any(cost.most is not None for cost in costs)
+    how = "gone and the layers that read them solved" if solved else "zeroed"
+    start = f"signal to noise with half of a group's units {how}"
     ranked = sorted(costs, key=lambda s: -s.losses[middle])
 
     def shown(part: Sequence[Sensitivity]) -> str:
@@ -204,11 +218,27 @@ def ranking_note(costs: Sequence[Sensitivity]) -> str:
         return ", ".join(f"{n} {'no change' if db is None else f'{db:.1f} dB'}" for n, db in levels)
 
     if len(ranked) <= 2 * _SHOWN:
-        return f"signal to noise with half of a group's units zeroed: {shown(ranked)}"
+        return f"{start}: {shown(ranked)}"
     return (
-        f"signal to noise with half of a group's units zeroed, most sensitive first: "
-        f"{shown(ranked[:_SHOWN])}; least: {shown(ranked[-_SHOWN:])}"
+        f"{start}, most sensitive first: {shown(ranked[:_SHOWN])}; least: {shown(ranked[-_SHOWN:])}"
     )
+
+
+def output_scores(
+    model: ir.Model,
+    channels: ChannelMap,
+    groups: Sequence[ChannelGroup],
+    members: Sequence[Sequence[Member]],
+    batches: Iterable[Batch],
+    seed: int,
+) -> list[criteria.Scores]:
+    """Return :func:`taylor_scores` by group, over the mean of all units.
+
+    What the outputs lose compares across groups by itself.
+    """
+    distinct = list(dict.fromkeys(member for weighed in members for member in weighed))
+    whole = criteria.normalized(taylor_scores(model, channels, distinct, batches, seed))
+    return [whole[group.units] for group in groups]
 
 
 def taylor_scores(

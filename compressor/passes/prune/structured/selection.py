@@ -10,7 +10,7 @@ import numpy as np
 from compressor.errors import SpecError
 from compressor.passes.prune import criteria
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
-from compressor.passes.prune.structured.scores import SHARES, Sensitivity
+from compressor.passes.prune.structured.scores import SHARES, Sensitivity, solved_counts
 from compressor.types.channels import Flags
 
 _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "latency"}
@@ -120,7 +120,8 @@ class Selector:
     ) -> criteria.Ranking:
         """Merge the groups' queues into one order.
 
-        Scope ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` losses.
+        Scope ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` losses, and
+        losses of solved layers for what is saved.
         """
         gone = [
             queue.nearest(p.ratio)
@@ -128,12 +129,30 @@ class Selector:
             if p.ratio is not None
         ]
         ranked = [
-            _valued(queue, scope, sensitivities[i].losses if sensitivities else ())
+            self._valued(queue, scope, sensitivities[i] if sensitivities else None)
             for i, (p, queue) in enumerate(zip(self.prunable, queues, strict=True))
             if p.ratio is None
         ]
         fixed = np.concatenate(gone) if gone else np.zeros(0, np.int64)
         return criteria.Ranking(tuple(ranked), self.choice.channels.count, fixed)
+
+    def _valued(
+        self, queue: criteria.Queue, scope: Scope, sensitivity: Sensitivity | None
+    ) -> criteria.Queue:
+        if scope == "local":
+            return criteria.by_share(queue)
+        if scope == "global" or sensitivity is None:
+            return queue
+        if sensitivity.most is None:
+            return criteria.by_loss(queue, SHARES, sensitivity.losses)
+        gone = solved_counts(queue)
+        whole, saved = self.cost(self.nothing), list[float]()
+        for count in gone:
+            flags = self.nothing
+            flags[queue.units[:count]] = True
+            saved.append(whole - self.cost(flags))
+        losses = (*sensitivity.losses, sensitivity.most)
+        return criteria.by_slope(queue, gone, losses, saved)
 
     def cut(self, ranking: criteria.Ranking) -> Flags:
         """Remove as little of a ranking as the target allows."""
@@ -150,9 +169,3 @@ class Selector:
         if self.target.kind == "ratio":
             return self.by_ratio(queues)
         return self.cut(self.ranking(queues))
-
-
-def _valued(queue: criteria.Queue, scope: Scope, losses: Sequence[float]) -> criteria.Queue:
-    if scope == "local":
-        return criteria.by_share(queue)
-    return criteria.by_loss(queue, SHARES, losses) if scope == "sensitivity" else queue

@@ -14,11 +14,21 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from compressor.graph.output_parts import named_parts, output_parts
 from compressor.models.element_types import from_numpy
+from compressor.passes.prune.criteria import Queue
 from compressor.passes.prune.maths.least_squares import Start, Sums, without_columns
 from compressor.passes.prune.structured.consumers import Consumer, possible_consumers
-from compressor.passes.prune.structured.moments import gathered, moment_bytes, owners, portions
+from compressor.passes.prune.structured.moments import (
+    AT_ONCE,
+    Moments,
+    moment_bytes,
+    owners,
+    portions,
+    readers_of,
+)
 from compressor.passes.prune.structured.removal import GatedModel
+from compressor.passes.prune.structured.scores import Sensitivity, solved_counts
 from compressor.passes.prune.structured.segments import Variant
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags
@@ -26,6 +36,8 @@ from compressor.types.data import Samples
 from compressor.types.tensors import Array, Batch, picked, samples_in
 
 _CONSTANT = 1e-9  # share of an output's power around its mean up to which it is taken not to vary
+_LEAST_SAMPLES, _MOST_SAMPLES = 8, 64
+_WORK = 4e9  # multiply-accumulates for each loss
 _LEAST_EXPLAINED = 0.05  # of an output's variance; what explains less is as bad as that
 
 
@@ -35,7 +47,7 @@ class SolvedModel:
     Args:
         groups: those of which units may go.
         blocks: residual blocks that may be dropped.
-        batches: returns the calibration data.
+        moments: sums over what layers read on the calibration data.
     """
 
     def __init__(
@@ -44,11 +56,11 @@ class SolvedModel:
         channels: ChannelMap,
         groups: Sequence[ChannelGroup],
         model: Callable[[Sequence[str]], GatedModel],
-        batches: Callable[[], Iterable[Batch]],
+        moments: Moments,
     ):
         self._carrier, self._channels, self._groups = carrier, channels, groups
         self._consumers, _ = possible_consumers(carrier, groups)
-        self._batches = batches
+        self._sums = moments
         shifts = [c.shift.parameter for c in self._consumers if c.shift is not None]
         self._model = model(shifts)
         self._known: dict[tuple[str, bytes], Batch] = {}
@@ -76,7 +88,7 @@ class SolvedModel:
         found = []
         for start, end in portions([moment_bytes(c) for c in self._consumers]):
             part = self._consumers[start:end]
-            sums = gathered(self._carrier, part, self._batches)
+            sums = self._sums.of(part)
             for c in part:
                 units = owners(self._channels, self._groups, c)
                 found.append((c, units.numpy(), sums[c.layer.name]))
@@ -133,6 +145,48 @@ class OutputLoss:
         return float(np.mean([e / max(1 - e, _LEAST_EXPLAINED) for e in lost])) if lost else 0.0
 
 
+def solved_losses(
+    carrier: Carrier,
+    channels: ChannelMap,
+    groups: Sequence[ChannelGroup],
+    queues: Sequence[Queue],
+    samples: Samples,
+    moments: Moments,
+) -> tuple[Sensitivity, ...]:
+    """Remove the least important units of each group alone, solve what reads them, and compare.
+
+    Groups are looked at in portions, so that memory holds the moments of a few layers. Of one with
+    more of them than that, units are only zeroed: the loss of its channels is overestimated.
+
+    Args:
+        queues: of each group.
+        samples: losses are measured on :func:`loss_samples` of them.
+        moments: sums over what layers read.
+    """
+    parts, runner = output_parts(carrier.graph()), carrier.runner()
+    batches = first_batches(samples, loss_samples(channels))
+    loss = OutputLoss([named_parts(runner.run(batch), parts) for batch in batches])
+
+    def gated(others: Sequence[str]) -> GatedModel:
+        return GatedModel(carrier, channels, (), others=others)
+
+    consumers, _ = possible_consumers(carrier, groups)
+    sizes = [sum(map(moment_bytes, part)) for part in readers_of(groups, consumers)]
+    found = []
+    for start, end in portions(sizes):
+        own = [groups[i] for i in range(start, end) if sizes[i] <= AT_ONCE]
+        model = SolvedModel(carrier, channels, own, gated, moments)
+        for group, queue in zip(groups[start:end], queues[start:end], strict=True):
+            losses = []
+            for gone in solved_counts(queue):
+                removed = np.zeros(channels.count, dtype=bool)
+                removed[queue.units[:gone]] = True
+                outputs = (model.run(batch, Variant(removed)) for batch in batches)
+                losses.append(loss(named_parts(output, parts) for output in outputs))
+            found.append(Sensitivity(group.name, tuple(losses[:-1]), losses[-1]))
+    return tuple(found)
+
+
 def _variance(arrays: Sequence[Array]) -> float:
     """Return the power of an output around its mean over samples; around zero if that is none."""
     power = sum(_power(array) for array in arrays)
@@ -145,6 +199,12 @@ def _variance(arrays: Sequence[Array]) -> float:
 
 def _power(array: Array) -> float:
     return float(np.square(array[np.isfinite(array)]).sum())
+
+
+def loss_samples(channels: ChannelMap) -> int:
+    """Return how many samples a loss is measured on: fewer where each takes much work."""
+    work = max(channels.macs(np.zeros(channels.count, dtype=bool)), 1)
+    return int(np.clip(_WORK / work, _LEAST_SAMPLES, _MOST_SAMPLES))
 
 
 def first_batches(samples: Samples, count: int) -> list[Batch]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from math import lcm
+from functools import cached_property, partial
+from math import inf, lcm
 from typing import Any, ClassVar
 
 import onnx_ir as ir
@@ -14,25 +14,24 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import remove_channels
-from compressor.graph.output_parts import named_parts, output_parts
 from compressor.graph.residuals import ResidualBlock
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.threads import on_threads
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
-from compressor.passes.prune.criteria import Queue, Scores, normalized
+from compressor.passes.prune.criteria import Queue, Scores
 from compressor.passes.prune.structured import groups, latency, principal, reconstruction, scores
+from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.reconstruction import reconstructed
-from compressor.passes.prune.structured.remaining import remaining_scores
+from compressor.passes.prune.structured.remaining import QUICK, remaining_scores
 from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal
 from compressor.passes.prune.structured.segments import Variant
 from compressor.passes.prune.structured.selection import Selector
-from compressor.passes.prune.structured.solved import first_batches
+from compressor.passes.prune.structured.solved import first_batches, solved_losses
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.channels import ChannelMap, Flags
+from compressor.types.channels import ChannelMap
 from compressor.types.data import Samples, calibration_batch
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import GraphPass, Outcome, PassContext, Survey
-from compressor.types.tensors import Batch
 
 _SCAN_SAMPLES = 32
 _FROM_DATA = ("taylor", "reconstruction", "principal-components")
@@ -51,7 +50,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -61,22 +60,25 @@ class PruneStructured(GraphPass):
     )
 
     target: groups.Target = Field(description="how much to remove")
-    criterion: groups.Criterion = Field(
-        default="l2",
+    criterion: groups.Criterion | None = Field(
+        default=None,
         description="how channels are ranked: by the norm of all weights that write and read "
         "them (l2, l1), by the scales of normalizations (batch-norm), by what their removal does "
         "to the outputs to first order (taylor), by mean absolute activations (activation), by "
         "the error that remains once the layers that read them are solved (reconstruction; l2 "
         "where none can be), by their power once the residual stream is turned to its principal "
         "components (principal-components; l2 for all other channels), or at random as "
-        "a baseline; l2, l1, batch-norm and random need no calibration data",
+        "a baseline; l2, l1, batch-norm and random need no calibration data; if left out, "
+        "reconstruction where scope is sensitivity, layers are solved and few channels are read "
+        "at once, else l2",
     )
     scope: groups.Scope | None = Field(
         default=None,
         description="how a target other than ratio is spread over groups: global ranks all "
         "channels by their score over their group's mean; local takes the same share of each "
-        "group; sensitivity takes of each until it alone would cost the outputs the same; if left "
-        "out, sensitivity where there are calibration data, else global; a latency always weighs "
+        "group; sensitivity takes of each until it alone would cost the outputs the same or, by "
+        "criterion reconstruction, where solved layers lose least for what is saved; if left out, "
+        "sensitivity where there are calibration data, else global; a latency always weighs "
         "measured losses against measured times",
     )
     drop_blocks: bool = Field(
@@ -137,8 +139,13 @@ class PruneStructured(GraphPass):
     @property
     def estimated(self) -> bool:
         """Scores decide what each group loses, unless all groups lose the same share."""
-        same_share = self.target.kind == "ratio" or self.scope == "local"
-        return not same_share or self.target.kind == "latency"
+        return self.target.kind == "latency" or (self.target.ranked and self.scope != "local")
+
+    @property
+    def trades(self) -> bool:
+        """Whether what solved layers lose may be traded for what is saved, given data."""
+        solved = self.criterion in (None, "reconstruction") and self.reconstruct is not False
+        return solved and self.target.ranked and self.scope in (None, "sensitivity")
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the channels that can go; exact counts where all groups lose the same share."""
@@ -171,7 +178,7 @@ class PruneStructured(GraphPass):
         )
         if self.reconstruct is False or not context.shapes:
             return Survey(rows, requests, notes)
-        unsolved, memory = reconstruction.planned(carrier, removable)
+        unsolved, memory = reconstruction.planned(carrier, removable, scored=self.trades)
         return Survey(rows, requests, (*notes, *unsolved), memory)
 
     def apply(
@@ -255,6 +262,7 @@ class _Pruning:
 
     def __post_init__(self) -> None:
         options = self._options
+        self._fed = self._samples is not None and not self._samples.made_up
         self._turned: principal.Turned | None = None
         if options.criterion == "principal-components":
             assert self._samples is not None
@@ -306,33 +314,37 @@ class _Pruning:
         return Outcome(after, layers, tuple(self._notes))
 
     @property
-    def _fed(self) -> bool:
-        """Whether there are calibration data."""
-        return self._samples is not None and not self._samples.made_up
-
-    @property
     def _solves(self) -> bool:
         """Whether the layers that read what is removed are solved."""
         return self._fed and self._options.reconstruct is not False
 
     @property
     def _scope(self) -> groups.Scope:
-        ranked = self._options.target.kind not in ("ratio", "latency")
-        measured = ranked and self._fed and not self._removal.masked.unfed
+        measured = self._options.target.ranked and self._fed and not self._removal.masked.unfed
         return self._options.scope or ("sensitivity" if measured else "global")
+
+    @property
+    def _trades(self) -> bool:
+        return self._options.trades and self._solves and self._scope == "sensitivity"
+
+    @cached_property
+    def _moments(self) -> Moments:
+        """Of what layers read."""
+        assert self._samples is not None
+        return Moments(self._carrier, self._samples.batches)
 
     def _scores(self) -> list[Scores]:
         graph, channels = self._graph, self._channels
         removable = [p.group for p in self._selector.prunable]
         weighed = scores.weighed_members(graph, removable)
         sized = partial(scores.magnitude_scores, graph, channels, removable)
-        match self._options.criterion:
+        match self._options.criterion or ("reconstruction" if self._trades else "l2"):
             case "l1" | "l2" as norm:
                 return sized(weighed, int(norm[1]))
             case "reconstruction":
-                assert self._samples is not None
-                batches, plain = self._samples.batches, sized(weighed, 2)
-                return remaining_scores(self._carrier, channels, removable, batches, plain)
+                plain, most = sized(weighed, 2), inf if self._options.criterion else QUICK
+                given = (self._carrier, channels, removable, self._moments)
+                return remaining_scores(*given, plain, most)
             case "principal-components":
                 assert self._turned is not None
                 return self._turned.scores(removable, sized(weighed, 2))
@@ -343,29 +355,20 @@ class _Pruning:
             case "random":
                 return scores.random_scores(channels, removable, self._context.seed)
         assert self._samples is not None
-        distinct = list(dict.fromkeys(member for members in weighed for member in members))
-        # What the outputs lose compares across groups by itself.
-        data = self._samples.batches()
-        seed = self._context.seed
-        whole = normalized(scores.taylor_scores(graph, channels, distinct, data, seed))
-        return [whole[group.units] for group in removable]
+        data = (self._samples.batches(), self._context.seed)
+        return scores.output_scores(graph, channels, removable, weighed, *data)
 
     def _sensitivities(self, queues: Sequence[Queue]) -> tuple[scores.Sensitivity, ...]:
-        options = self._options
-        if self._samples is None or not (options.sensitivity or self._scope == "sensitivity"):
+        wanted = self._options.sensitivity or self._scope == "sensitivity"
+        if self._samples is None or not wanted:
             return ()
+        searched = [p.group for p in self._selector.prunable]
+        if self._trades:
+            given = (self._carrier, self._channels, searched, queues, self._samples)
+            return solved_losses(*given, self._moments)
         batches = first_batches(self._samples, _SCAN_SAMPLES)
-        named = [
-            (p.group.name, queue) for p, queue in zip(self._selector.prunable, queues, strict=True)
-        ]
-
-        parts = output_parts(self._carrier.graph())
-
-        def masked(flags: Flags) -> list[Batch]:
-            runs = (self._removal.masked.run(batch, Variant(flags)) for batch in batches)
-            return [named_parts(run, parts) for run in runs]
-
-        return scores.scan(masked, named, self._channels.count)
+        named = zip((group.name for group in searched), queues, strict=True)
+        return scores.scan(self._removal.zeroed(batches), list(named), self._channels.count)
 
     def _chosen(
         self, queues: list[Queue], sensitivities: tuple[scores.Sensitivity, ...]
@@ -375,8 +378,7 @@ class _Pruning:
             return Variant(selector.by_ratio(queues))
         if kind == "latency":
             return self._fast_enough(queues)
-        ranking = selector.ranking(queues, self._scope, sensitivities)
-        return Variant(selector.cut(ranking))
+        return Variant(selector.cut(selector.ranking(queues, self._scope, sensitivities)))
 
     def _fast_enough(self, queues: list[Queue]) -> Variant:
         assert self._samples is not None

@@ -17,6 +17,7 @@ from compressor.passes.prune.criteria import (
     by_loss,
     by_score,
     by_share,
+    by_slope,
     unit_step,
 )
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member, Role, Units
@@ -182,6 +183,50 @@ def test_losses_are_interpolated_and_balance_groups():
     removed = Ranking((robust, fragile), 16, np.zeros(0, np.int64)).removed(7)
     assert removed[:8].sum() == 7
     assert removed[8:].sum() == 0
+
+
+@given(
+    points=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=8),
+    scale=st.sampled_from([1.0, 1e-6, 1e6]),
+)
+def test_slopes_are_those_of_the_lower_hull(points, scale):
+    """The hull is the greatest convex function below what was measured; infinite behind it."""
+    losses = np.maximum.accumulate([float(loss) for loss, _ in points])
+    saved = np.cumsum([float(step) for _, step in points]) * scale
+    gone = range(1, len(points) + 1)
+    queue = by_score(np.arange(9), np.zeros(9), allowed_counts(9, 1, 1))
+    values = by_slope(queue, gone, losses, saved).values
+    assert (values[1:] >= values[:-1]).all()
+    assert (values >= 0).all()
+    at, heights = np.array([0.0, *saved]), np.array([0.0, *losses])
+    for index, value in enumerate(values[: len(points)]):
+        # A chord over the unit's own savings, that no other undercuts.
+        chords = [
+            (heights[right] - heights[left]) / (at[right] - at[left])
+            for left in range(index + 1)
+            for right in range(index + 1, len(at))
+            if at[right] > at[left]
+        ]
+        if not np.isinf(value):
+            assert any(value == pytest.approx(chord) for chord in chords)
+    assert np.isinf(values[len(points) :]).all()
+
+
+def test_a_dear_first_half_is_judged_with_the_cheap_second_and_savings_count():
+    queue = by_score(np.arange(8), np.zeros(8), allowed_counts(8, 1, 1))
+    steep = by_slope(queue, (2, 4, 7), (4.0, 5.0, 20.0), (1.0, 4.0, 7.0))
+    assert steep.values.tolist() == [1.25] * 4 + [5.0] * 3 + [np.inf]
+    units = np.arange(8, 16)
+    large = by_slope(
+        Queue(units, queue.values, queue.remaining), (2, 4, 7), (8.0, 16.0, 28.0), (8, 16, 28)
+    )
+    removed = Ranking((steep, large), 16, np.zeros(0, np.int64)).removed(7)
+    assert np.flatnonzero(removed).tolist() == [8, 9, 10, 11, 12, 13, 14], "twice as much for it"
+
+
+def test_what_saves_nothing_goes_last():
+    queue = by_score(np.arange(4), np.zeros(4), allowed_counts(4, 1, 1))
+    assert np.isinf(by_slope(queue, (1, 2, 3), (0.0, 0.0, 0.0), (0.0, 0.0, 0.0)).values).all()
 
 
 def test_weights_are_counted_over_all_axes():

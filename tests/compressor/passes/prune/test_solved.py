@@ -83,7 +83,7 @@ def losses(model: TorchCarrier, removed: np.ndarray, given: Given) -> tuple[floa
         return GatedModel(model, channels, (), others=others)
 
     groups = [g for g in channels.groups if not g.frozen]
-    solved = SolvedModel(model, channels, groups, gated, given.batches)
+    solved = SolvedModel(model, channels, groups, gated, moments.Moments(model, given.batches))
     runner, variant = model.runner(), Variant(removed)
     loss = OutputLoss([runner.run(b) for b in batches])
     zeroed = gated(())

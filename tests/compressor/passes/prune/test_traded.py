@@ -1,0 +1,173 @@
+"""What solved layers lose, traded for what is saved: the default where there are data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compressor.graph.channels.analysis import map_channels
+from compressor.graph.costs import macs
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.prune.criteria import allowed_counts, by_score
+from compressor.passes.prune.structured import moments, solved, structured
+from compressor.passes.prune.structured.consumers import possible_consumers
+from compressor.passes.prune.structured.moments import Moments
+from compressor.passes.prune.structured.remaining import remaining_scores
+from compressor.passes.prune.structured.solved import solved_losses
+from compressor.types.tensors import Batch
+from tests.compressor.passes.prune.structured_models import (
+    Given,
+    Plain,
+    Residual,
+    carrier,
+    data,
+    declared,
+    pruned,
+)
+
+
+def error(before: TorchCarrier, options: dict[str, Any], given: Given) -> float:
+    """Return the outputs' error after pruning as a share of their variance."""
+    outcome = pruned(declared(target={"macs": 0.4}, **options), before, given)
+    assert macs(outcome.carrier.graph()) <= 0.4 * macs(before.graph())
+    wanted, found = (
+        np.concatenate([next(iter(c.runner().run(b).values())) for b in given.data])
+        for c in (before, outcome.carrier)
+    )
+    return float(np.square(found - wanted).sum() / np.square(wanted - wanted.mean(0)).sum())
+
+
+def test_the_default_loses_less_than_norms():
+    before, given = carrier(Residual()), data(16)
+    assert error(before, {}, given) < 0.9 * error(before, {"criterion": "l2"}, given)
+
+
+@pytest.mark.parametrize(
+    ("options", "criterion"),
+    [
+        ({"target": {"macs": 0.5}}, "reconstruction"),
+        ({"target": {"parameters": 0.5}, "scope": "sensitivity"}, "reconstruction"),
+        ({"target": {"macs": 0.5}, "scope": "global"}, "l2"),
+        ({"target": {"macs": 0.5}, "reconstruct": False}, "l2"),
+        ({"target": {"ratio": 0.5}}, "l2"),
+    ],
+    ids=str,
+)
+def test_what_ranks_if_that_is_left_out(options: dict[str, Any], criterion: str):
+    before = carrier(Residual())
+    left_out, named = (
+        pruned(declared(**options, **given), before, data(16))
+        for given in ({}, {"criterion": criterion})
+    )
+    assert left_out.notes == named.notes
+    for ours, theirs in zip(
+        left_out.carrier.tensors().values(), named.carrier.tensors().values(), strict=True
+    ):
+        assert torch.equal(ours.read(), theirs.read())
+
+
+def test_a_latency_ranks_by_norms_whatever_the_scope(monkeypatch: pytest.MonkeyPatch):
+    def refused(*_: Any) -> None:
+        raise AssertionError("no group is to be scored by elimination")
+
+    ranked: list[Any] = []
+    monkeypatch.setattr(structured, "remaining_scores", refused)
+    monkeypatch.setattr(structured._Pruning, "_fast_enough", lambda *_: ranked.append(1) or 1 / 0)
+    step = declared(target={"latency": 0.6}, scope="global")
+    with pytest.raises(ZeroDivisionError):
+        pruned(step, carrier(Residual()), data())
+    assert ranked
+
+
+def test_a_layer_that_is_read_too_widely_is_ranked_by_norms(monkeypatch: pytest.MonkeyPatch):
+    before, given = carrier(Residual()), data(16)
+    channels = map_channels(before.graph())
+    groups = [g for g in channels.groups if not g.frozen]
+    plain = [np.full(len(g.units), -1.0) for g in groups]
+    sums = Moments(before, given.batches)
+    consumers, _ = possible_consumers(before, groups)
+    work = [sum(c.layer.columns**3 for c in r) for r in moments.readers_of(groups, consumers)]
+    most = sorted(work)[1]
+    found = remaining_scores(before, channels, groups, sums, plain, most)
+    assert [(s == -1).all() for s in found] == [w > most for w in work]
+    monkeypatch.setattr(structured, "QUICK", 0)
+    step = declared(target={"macs": 0.4})
+    named = step.model_copy(update={"criterion": "reconstruction"})
+    narrow, wide = (pruned(s, before, given) for s in (step, named))
+    assert narrow.notes != wide.notes, "who asks for it waits for it"
+
+
+def test_losses_are_those_of_solved_layers_while_moments_fit(monkeypatch: pytest.MonkeyPatch):
+    before, given = carrier(Plain()), data(16)
+    with torch.no_grad():
+        for parameter in before.module.first.parameters():
+            parameter[4:] = 2 * parameter[:4]  # either half stands for the other
+    channels = map_channels(before.graph())
+    group = next(g for g in channels.groups if not g.frozen)
+    count = len(group.units)
+    queue = by_score(group.units, np.arange(count), allowed_counts(count, 1, count // 4))
+
+    def found() -> tuple[float, ...]:
+        sums = Moments(before, given.batches)
+        (cost,) = solved_losses(before, channels, [group], [queue], given, sums)
+        assert cost.most is not None
+        return (*cost.losses, cost.most)
+
+    fitted = found()
+    assert fitted[1] < 1e-3
+    assert fitted[3] == fitted[2], "three quarters are the most that can go"
+    monkeypatch.setattr(solved, "AT_ONCE", 0)
+    assert found()[1] > 0.01
+
+
+class Narrow(nn.Module):
+    """Two channels: three quarters of them are both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 2, 3), nn.Conv2d(2, 8, 3)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.second(torch.relu(self.first(image)))).mean((2, 3)))
+
+
+def test_no_group_is_tried_without_any_unit():
+    after = pruned(declared(target={"macs": 0.6}), carrier(Narrow()), data()).carrier
+    assert macs(after.graph()) < macs(carrier(Narrow()).graph())
+
+
+def test_data_are_read_once_for_moments_that_fit(monkeypatch: pytest.MonkeyPatch):
+    before, given = carrier(Residual()), data(4)
+    groups = [g for g in map_channels(before.graph()).groups if not g.frozen]
+    consumers, _ = possible_consumers(before, groups)
+    reads = []
+
+    def batches() -> Iterator[Batch]:
+        reads.append(1)
+        return given.batches()
+
+    def sums() -> list[torch.Tensor]:
+        kept = Moments(before, batches)
+        kept.of(consumers[:2])
+        return [s.inputs for s in (*kept.of(consumers[:2]).values(), *kept.of(consumers).values())]
+
+    once = sums()
+    assert len(reads) == 2, "the first two, then the others"
+    monkeypatch.setattr(moments, "AT_ONCE", 1)
+    for ours, theirs in zip(once, sums(), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-5)
+
+
+def test_the_note_says_that_layers_were_solved():
+    step, before = declared(target={"macs": 0.5}), carrier(Residual())
+    outcome = pruned(step, before, data())
+    (note,) = [n for n in outcome.notes if n.startswith("signal to noise")]
+    assert "units gone and the layers that read them solved: " in note
+    known = {x.name for x in outcome.layers if "sensitivity_db" in x.details}
+    assert known == {"stem", "inner", "wide"}
