@@ -14,7 +14,7 @@ from compressor.graph.channels.analysis import map_channels
 from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import allowed_counts, by_score
-from compressor.passes.prune.structured import moments, solved, structured
+from compressor.passes.prune.structured import moments, reconstruction, solved, structured
 from compressor.passes.prune.structured.consumers import possible_consumers
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.remaining import remaining_scores
@@ -171,3 +171,15 @@ def test_the_note_says_that_layers_were_solved():
     assert "units gone and the layers that read them solved: " in note
     known = {x.name for x in outcome.layers if "sensitivity_db" in x.details}
     assert known == {"stem", "inner", "wide"}
+
+
+def test_the_plan_counts_the_moments_that_are_scored_at_once(monkeypatch: pytest.MonkeyPatch):
+    before = carrier(Residual())
+    groups = [g for g in map_channels(before.graph()).groups if not g.frozen]
+    squares = sum(moments.moment_bytes(c) for c in possible_consumers(before, groups)[0])
+    monkeypatch.setattr(reconstruction, "partition", lambda *_, **__: ())  # no block's moments
+    _, alone = reconstruction.planned(before, groups)
+    _, scored = reconstruction.planned(before, groups, scored=True)
+    assert scored - alone == squares
+    monkeypatch.setattr(reconstruction, "AT_ONCE", 1)
+    assert reconstruction.planned(before, groups, scored=True)[1] == alone + 1
