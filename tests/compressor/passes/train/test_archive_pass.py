@@ -53,8 +53,9 @@ def given(folder: Path, **changes: Any) -> Training:
 
 def searched(folder: Path, given_training: Training | None = None, **options: Any) -> Outcome:
     """Search in two short rounds."""
+    length = {} if "steps" in options else {"epochs": 1}
     declared = Archive.model_validate(
-        {"rounds": 2, "epochs": 1, "max_metric_drop": 100.0, "bits": 3, **options}
+        {"rounds": 2, **length, "max_metric_drop": 100.0, "bits": 3, **options}
     )
     declared.survey(block(), CONTEXT)
     return declared.apply_training(block(), CONTEXT, {}, given_training or given(folder))
