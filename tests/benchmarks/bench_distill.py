@@ -49,7 +49,6 @@ from tests.benchmarks.bench_prune_resnet20 import (
 from tests.benchmarks.bench_prune_resnet20 import pytestmark as pytestmark
 from tests.benchmarks.bench_resnet20 import show
 
-RECIPE: dict[str, Any] = {"epochs": float(EPOCHS), "save_every": 1_000_000}
 MOMENTUM_RECIPE = {"optimizer": "sgd", "learning_rate": RATE, "momentum": MOMENTUM}
 TIMED_STEPS = 6
 ROUNDS = 5
@@ -108,7 +107,8 @@ def training(
 
 def trained(name: str, carrier: TorchCarrier, seed: int, given: Training, **own: Any) -> Any:
     """Train by one of the passes."""
-    chosen = catalog.load("pass", name).model_validate({**RECIPE, **own})
+    length = {} if "steps" in own else {"epochs": float(EPOCHS)}
+    chosen = catalog.load("pass", name).model_validate({**length, "save_every": 1_000_000, **own})
     return chosen.apply_training(carrier, PassContext(seed, metric="accuracy"), {}, given)
 
 
@@ -164,7 +164,7 @@ def step_times(name: str, carrier: TorchCarrier, given: Training, **own: Any) ->
 
         yield advance
 
-    steps = {"steps": TIMED_STEPS, "epochs": 1.0}
+    steps = {"steps": TIMED_STEPS}
     trained(name, carrier, 0, replace(given, stage=stage), **{**steps, **own})
     return [1e3 * (b - a) for a, b in itertools.pairwise(marks)]
 
