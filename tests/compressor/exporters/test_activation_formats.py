@@ -113,8 +113,9 @@ def test_transformers_gives_the_reported_perplexity(
 ):
     report = ran(spec(folder, dtype, options, tmp_path / "out"))
     reported = report["artifacts"][0]["metric"]["value"]
-    # Sums that transformers rounds to bfloat16 fall on other codes of 4 bits: 9 % as measured.
-    tolerance = 1e-5 if dtype == "float32" else 0.2
+    # Sums that transformers rounds to bfloat16 fall on other codes of 4 bits: 9 % as measured. Of
+    # float32, one in another order does so where it is near a tie: 7e-5 as measured, with AVX-512.
+    tolerance = 3e-4 if dtype == "float32" else 0.2
     assert perplexity(tmp_path / "out") == pytest.approx(reported, rel=tolerance)
     proof = {check["name"]: check["detail"] for check in report["artifacts"][0]["checks"]}
     assert proof["gives the dequantized outputs"] == "equal, input_ids"
