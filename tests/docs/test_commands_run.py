@@ -178,6 +178,7 @@ RUNNING = (
     Running(r"compress tune model.onnx --data typical.npz", typical, slow=True),
     Running(r"compress explain samples/digits/.*leave-one-out", samples, before=DIGITS, slow=True),
     Running(r"compress inspect samples/digits/spec.yaml --roofline", samples),
+    Running(r"compress bench .* --ssh", samples, ExitCode.BAD_INPUT, before=DIGITS, slow=True),
     Running(r"compress bench out/digits", samples, before=DIGITS, slow=True),
     Running(r"compress plan samples/tiny-llama/", samples, slow=True),
     Running(r".*checkpoint=../../out/llama-3m", samples, slow=True, data="none: trained first"),
