@@ -83,7 +83,7 @@ class Decoder:
         cosine: of the rotary embedding's angles, float32 ``[context, head_width / 2]``.
         sine: likewise.
         names: parameters of its class with their shapes.
-        caches: how the attention of each block rounds what it keeps; none where it keeps floats.
+        caches: how attention rounds what it keeps, by its path; none where it keeps floats.
     """
 
     kind: str
@@ -103,13 +103,17 @@ class Decoder:
     cosine: torch.Tensor
     sine: torch.Tensor
     names: Mapping[str, tuple[int, ...]]
-    caches: tuple[CacheScheme, ...] = ()
+    caches: Mapping[str, CacheScheme]
+
+    @property
+    def kept_bits(self) -> int | None:
+        """Width of a number that attention keeps; ``None`` where it keeps floats."""
+        return next((cache.bits for cache in self.caches.values()), None)
 
     @property
     def kept_width(self) -> int:
         """Elements that a head keeps of a token; two numbers of 4 bits share one."""
-        packed = any(cache.bits == 4 for cache in self.caches)
-        return self.head_width // 2 if packed else self.head_width
+        return self.head_width // 2 if self.kept_bits == 4 else self.head_width
 
     def settings(self, folder: Path, file: str) -> str:
         """Return the content of ``genai_config.json``.
@@ -233,7 +237,7 @@ def describe(carrier: Carrier) -> tuple[Decoder, Any]:
         cosine,
         sine,
         {name: tuple(value.shape) for name, value in network.named_parameters()},
-        tuple(caches_of(carrier).values()),
+        caches_of(carrier),
     )
     return decoder, network
 

@@ -29,14 +29,13 @@ from compressor.exporters.onnx.matmul_nbits import ACCURACY, DOMAIN, Compute
 from compressor.exporters.onnx.opsets import ir_version
 from compressor.graph.skeleton import Skeleton
 from compressor.types.layers import StoredTensor
-from compressor.types.rounded_inputs import CacheScheme
 
 OPSET = 23  # the first with RMSNormalization
 _TABLE, _OUTPUT = "model.embed_tokens", "lm_head"
 _BUFFERS = "rotary_emb.inv_freq"  # computed anew
 _TIES = {False: (), True: (f"{_OUTPUT}.weight",)}
 _KV = ("key", "value")
-_KEPT = {8: TensorProto.INT8, 4: TensorProto.UINT8}  # by bits; two of 4 share a byte
+_KEPT = {None: TensorProto.FLOAT, 8: TensorProto.INT8, 4: TensorProto.UINT8}  # by bits
 
 
 def decoder_graph(
@@ -115,7 +114,7 @@ class _Builder:
         kept: list[str | int | None] = ["batch", decoder.key_heads, "past", decoder.kept_width]
         grown: list[str | int | None] = ["batch", decoder.key_heads, "total", decoder.kept_width]
         floats, integers = TensorProto.FLOAT, TensorProto.INT64
-        cached = _KEPT[decoder.caches[0].bits] if decoder.caches else floats
+        cached = _KEPT[decoder.kept_bits]
         value = helper.make_tensor_value_info
         inputs = [
             value("input_ids", integers, ["batch", "sequence"]),
@@ -291,14 +290,15 @@ class _Builder:
         }
         inputs += [*past, *lengths, "cos_cache", "sin_cache"]
         if decoder.caches:
-            inputs += ["", "", "", *self._cache_scales(name, decoder.caches[index])]
-            fields |= {"kv_cache_bit_width": decoder.caches[index].bits}
+            inputs += ["", "", "", *self._cache_scales(name)]
+            fields |= {"kv_cache_bit_width": decoder.kept_bits}
             fields |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL"}
         attended = self._add("GroupQueryAttention", inputs, f"{name}.attended", fields, present)
         return self._product(f"{name}.o_proj", [f"{name}.o_proj"], attended)
 
-    def _cache_scales(self, name: str, cache: CacheScheme) -> tuple[str, str]:
-        """Add the scales of keys and values, one for each channel of each head."""
+    def _cache_scales(self, name: str) -> tuple[str, str]:
+        """Add the scales of what an attention keeps, one for each channel of each head."""
+        cache = self._decoder.caches[name]
         count = self._decoder.key_heads * self._decoder.head_width
         planned = cache.keys is None
         keys = torch.ones(count) if planned else torch.tensor(cache.scales("keys"))

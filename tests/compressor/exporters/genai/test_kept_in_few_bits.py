@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 
 from compressor.errors import SpecError
 from compressor.exporters.genai.running import GenaiRunner
@@ -18,8 +19,9 @@ from compressor.models.transformers.block_checkpoint import open_blocks
 from compressor.models.transformers.cached_attention import change_cache
 from compressor.passes.quantize.attention_cache import QuantizeCache
 from compressor.types.passes import PassContext
-from tests.compressor.exporters.genai.test_genai_export import initializers, stepped
-from tests.compressor.exporters.gguf.folders import WORDS, save
+from compressor.types.rounded_inputs import CacheScheme
+from tests.compressor.exporters.genai.test_genai_export import initializers, stepped, written
+from tests.compressor.exporters.gguf.folders import SIZES, WORDS, save, save_network
 from tests.compressor.exporters.test_activation_formats import ran
 
 TOKENS = np.random.default_rng(0).integers(2, WORDS, (2, 24))
@@ -115,3 +117,21 @@ def test_the_command_line_names_the_format(tmp_path: Path) -> None:
     options = QuantizeOptions(cache="int4", text=text, format="genai")
     made = quantization_spec(tmp_path / "llama", tmp_path / "out", options)
     assert made.passes[-1] == QuantizeCache(format="int4")
+
+
+def test_each_block_has_its_own_scales(tmp_path: Path) -> None:
+    """Block 10 comes before block 2 in a file's order of names."""
+    config = transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 11})
+    network = save_network(tmp_path / "llama", config)
+    attention = network.model.layers[0].self_attn
+    count = attention.head_dim * config.num_key_value_heads
+    caches = {
+        f"model.layers.{i}.self_attn": CacheScheme(
+            "int8", (127.0 * (i + 1),) * count, (1.0,) * count
+        )
+        for i in sorted(range(11), key=str)
+    }
+    carrier = open_blocks(tmp_path / "llama").with_caches(caches)
+    stored = initializers(written(carrier, tmp_path / "out"))
+    for i in range(11):
+        assert stored[f"model.layers.{i}.self_attn.k_scale"] == pytest.approx(np.full(count, i + 1))
