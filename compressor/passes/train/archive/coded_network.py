@@ -45,10 +45,9 @@ class _Decode(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         (codes,) = ctx.saved_tensors
         places = codes.flatten().long()
-        if ctx.share == 1:
-            values = torch.bincount(places, gradient.flatten(), ctx.size)
-        else:
-            values = gradient.new_zeros(ctx.size)
+        values = gradient.new_zeros(ctx.size, dtype=torch.float64)
+        if ctx.share == 1:  # unlike a weighted bincount, it can add in one order on a GPU, too
+            values.index_add_(0, places, gradient.flatten().double())
         return gradient, values.to(gradient.dtype), None, None
 
 
