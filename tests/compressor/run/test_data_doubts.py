@@ -91,6 +91,8 @@ def test_one_file_for_both(on_onnx: Project, changes: dict[str, Any], doubted: b
         (("1/2", "2/4"), False),
         (("1/2", "3/4"), True),
         (("1/2", "1/3"), True),
+        (("1/3", "2/3"), False),
+        (("1/4", "3/4"), False),
     ],
 )
 def test_folds_may_share_no_sample(on_onnx: Project, folds: tuple[str, str], doubted: bool):
@@ -125,6 +127,37 @@ def test_data_that_are_prepared_otherwise():
     none = {"x": pixels * 0, "y": pixels * np.nan}
     assert not scales_apart({"x": pixels, "y": pixels}, none)
     assert not scales_apart({"x": pixels.astype(np.int64)}, {"x": np.ones((1, 2, 2), np.int64)})
+    assert not scales_apart({"x": pixels}, {"other": pixels / 255})
+    assert not scales_apart({"x": pixels}, {"x": pixels * np.inf})
+    assert not scales_apart({"x": pixels}, {"x": np.zeros((0, 2, 2), np.float32)})
+
+
+@pytest.mark.parametrize(("other", "doubted"), [(1.0, False), (0.99, True)])
+def test_sixteen_times_is_far_apart(other: float, doubted: bool):
+    near, far = (np.full((1, 2), value, np.float32) for value in (0.03125 * other, 0.5))
+    assert bool(scales_apart({"x": near}, {"x": far})) is doubted
+
+
+def test_data_of_one_role_are_judged_on_nothing_else(on_onnx: Project):
+    del on_onnx.spec["data"]["evaluation"]
+    on_onnx.spec |= {"limits": {"metric-drop": None}, "passes": [{"pass": "fuse"}]}
+    on_onnx.spec.pop("metric", None)
+    assert judged_on(load_spec(on_onnx.path), "calibration") == []
+
+
+def test_the_remedy_names_folds_where_there_are_samples_to_part(on_onnx: Project):
+    one = {"npz": "calib.npz", "inputs": {"image": "image"}}
+    on_onnx.spec["data"] = {"calibration": one, "evaluation": one}
+    on_onnx.spec["metric"] = "cosine"
+    (doubt,) = judged_on(load_spec(on_onnx.path), "calibration")
+    assert doubt.endswith(
+        "on the samples that calibrate, which flatters it: give data.evaluation (--eval) others, "
+        "or let each read every other sample (fold: 1/2 and fold: 2/2)"
+    )
+    for role in on_onnx.spec["data"]:
+        on_onnx.spec["data"][role] = {**one, "samples": "feeds"}
+    (doubt,) = judged_on(load_spec(on_onnx.path), "calibration")
+    assert doubt.endswith("give data.evaluation (--eval) others")
 
 
 @pytest.mark.parametrize(("passes", "doubts"), [(STATIC, 1), ([{"pass": "fuse"}], 0)])
@@ -166,12 +199,16 @@ def test_a_missing_class_folder_is_doubted(
 @pytest.mark.parametrize(
     ("output", "refused"), [("photos/out", True), ("photos", True), ("out", False)]
 )
-def test_results_do_not_become_a_class(on_onnx: Project, output: str, refused: bool):
+@pytest.mark.parametrize("before", [{}, {"calibration": {"npz": "calib.npz"}}], ids=len)
+def test_results_do_not_become_a_class(
+    on_onnx: Project, before: dict[str, Any], output: str, refused: bool
+):
     """An output folder among class folders was one of them: later runs had other labels."""
     for name in ("rose", "tulip"):
         (on_onnx.folder / "photos" / name).mkdir(parents=True)
     one = {"images": "photos", "size": [8, 8], "inputs": {"image": "image"}}
-    on_onnx.spec |= {"data": {"evaluation": one}, "output": output}
+    before = {role: {**keys, "inputs": {"image": "image"}} for role, keys in before.items()}
+    on_onnx.spec |= {"data": {**before, "evaluation": one}, "output": output}
     spec = load_spec(on_onnx.path)
     if not refused:
         check_output_apart(spec)

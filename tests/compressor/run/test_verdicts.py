@@ -190,26 +190,27 @@ def test_a_size_is_judged_by_default_only_if_the_model_is_to_become_smaller():
 
 
 @pytest.mark.parametrize(
-    ("constant", "sqnr_db", "verdict"),
+    ("constant", "sqnr_db", "verdict", "change"),
     [
-        (None, 30.0, "passed"),
-        (90.0, 30.0, "passed"),
-        (1.01, 30.0, "passed"),
-        (1.0, 30.0, "unknown"),
-        (-3.0, 30.0, "unknown"),
-        (1.0, 120.0, "passed"),
-        (0.0, 120.0, "unknown"),
+        (None, 30.0, "passed", ""),
+        (90.0, 30.0, "passed", ""),
+        (1.01, 30.0, "passed", ""),
+        (1.0, 30.0, "unknown", "loses 1"),
+        (0.25, 30.0, "unknown", "loses 0.25"),
+        (-3.0, 30.0, "unknown", "gains 3"),
+        (1.0, 120.0, "passed", ""),
+        (0.0, 120.0, "unknown", "loses 0"),
     ],
 )
 def test_a_limit_that_one_answer_for_all_meets_shows_nothing(
-    constant: float | None, sqnr_db: float, verdict: str
+    constant: float | None, sqnr_db: float, verdict: str, change: str
 ):
     """Shifted labels: 0.2 % for both models, in green."""
     limits = LimitKeys(**{**OFF, "metric_drop": 1.0})
     one = entry(metric_drop=0.0, metric_drop_ci95=[-0.5, 0.5], sqnr_db=sqnr_db)
     (only,) = judge(limits, [one], ACCURACY, shrinks=True, constant=constant)
     assert only["verdict"] == verdict
-    assert str(only["reason"]).startswith(BLIND) is (verdict == "unknown")
+    assert only["reason"] == (f"{BLIND}: it {change}" if change else None)
     worse = {**one, "metric_drop": 1.8, "metric_drop_ci95": [1.5, 2.0], "sqnr_db": 30.0}
     (failed,) = judge(limits, [worse], ACCURACY, shrinks=True, constant=constant)
     assert failed["verdict"] == "failed"
