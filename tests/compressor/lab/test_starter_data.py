@@ -250,6 +250,7 @@ def test_choices_that_do_not_fit_leave_no_file(tmp_path, monkeypatch, choices, m
     assert not (tmp_path / "spec.yaml").exists()
 
 
+@pytest.mark.slow
 def test_of_a_speech_encoder_sounds_get_one_length(tmp_path):
     """The extractor does not say it, and samples of other lengths make no batch."""
     transformers = pytest.importorskip("transformers")

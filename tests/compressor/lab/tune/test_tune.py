@@ -95,6 +95,7 @@ def test_a_search_that_was_stopped_goes_on_and_the_best_so_far_is_there(
     assert json.loads((project.folder / "other.json").read_text()) == document
 
 
+@pytest.mark.slow
 def test_what_trains_is_tried_on_two_candidates_at_most(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ):

@@ -104,7 +104,7 @@ def test_a_turned_network_computes_the_same(kind: str, tmp_path: Path) -> None:
     assert again.powers == pytest.approx(found.powers, rel=1e-3)
 
 
-@pytest.mark.parametrize("reconstruct", [False, True])
+@pytest.mark.parametrize("reconstruct", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stream_in_a_subspace_is_cut_without_loss(
     subspace: TorchCarrier, reconstruct: bool
 ) -> None:

@@ -135,7 +135,10 @@ def same_in_graphs(file: Carrier, module: Carrier) -> None:
             assert np.array_equal(held[each].const_value.numpy(), own[each].const_value.numpy())
 
 
-@pytest.mark.parametrize("options", [{"group": 32}, {"symmetric": False}])
+ZEROS = pytest.param({"symmetric": False}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [{"group": 32}, ZEROS])
 def test_trained_codes_lose_less_than_those_of_gptq(language, tmp_path, monkeypatch, options):
     """On module and file alike; where a block is no better, nothing changes."""
     monkeypatch.setattr(gptq, "_RECIPE", Recipe(steps=40, batch=8, rate=0.02, size_rate=0.01))
