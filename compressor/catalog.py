@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Literal
 
 from compressor.errors import SpecError, suggestion
@@ -139,3 +141,21 @@ def third_party(kind: Kind) -> Mapping[str, EntryPoint]:
     """Return the entry points of other packages by name; they replace nothing that is built in."""
     entries = {entry.name: entry for entry in entry_points(group=GROUPS[kind])}
     return {name: entry for name, entry in entries.items() if name not in BUILT_IN[kind]}
+
+
+def raised_by_third_party(error: BaseException) -> str:
+    """Return the package of third parties whose code raised an error, with the line; empty if none.
+
+    It is that of the innermost frame that lies in one: what a library raises is put down to who
+    called it.
+    """
+    packages = {
+        entry.module.partition(".")[0] for kind in GROUPS for entry in third_party(kind).values()
+    }
+    frames = walk_tb(error.__traceback__)
+    found = [
+        f"package {name!r} ({Path(frame.f_code.co_filename).name}, line {line})"
+        for frame, line in frames
+        if (name := str(frame.f_globals.get("__name__")).partition(".")[0]) in packages
+    ]
+    return found[-1] if found else ""

@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 
 import click
 
+from compressor.catalog import raised_by_third_party
 from compressor.cli.signals import Termination, asked_to_end
-from compressor.errors import CompressorError, ExitCode, InputError, printable
+from compressor.errors import CompressorError, DataError, ExitCode, InputError, printable
 from compressor.progress import quiet_libraries
 
 _RESUMED = ("run", "quantize", "tune", "explain")  # keep what they have finished
@@ -97,7 +98,11 @@ def system(error: OSError, *, debug: bool) -> int:
 
 
 def internal(error: Exception, *, debug: bool) -> int:
-    """Print a failure that is a defect of this program."""
+    """Print a failure that is a defect of this program, or of a package that extends it."""
+    what = f"raised {type(error).__name__}: {error}"
+    if package := raised_by_third_party(error):
+        mend = "correct it, or report it to its authors; --debug shows the traceback"
+        return report(DataError(package, what, mend), debug=debug)
     _trace(error, debug=debug)
     _line(
         f"internal error: {type(error).__name__}: {error}; please report it; "

@@ -2,12 +2,14 @@
 
 import importlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from compressor import catalog
-from compressor.errors import SpecError
+from compressor.cli.application import failed
+from compressor.errors import ExitCode, SpecError
 from tests.compressor.spine_plugins import HERE, Nudge
 from tests.compressor.tiny_project import forget_catalog
 
@@ -23,6 +25,13 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         f"shake = {HERE}:Nudge\n"
         f"fuse = {HERE}:Nudge\n"
         "another = no_such_module:Pass\n"
+        "tremble = somebody_elses.shaking:tremble\n"
+    )
+    package = tmp_path / "somebody_elses"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "shaking.py").write_text(
+        "import numpy as np\n\ndef tremble(then):\n    return then(), np.ones(2).reshape(3)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
@@ -34,12 +43,31 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 def test_third_parties_come_after_what_is_built_in(distribution: Path):
     names = catalog.names("pass")
     assert names[: len(catalog.BUILT_IN["pass"])] == tuple(catalog.BUILT_IN["pass"])
-    assert names[len(catalog.BUILT_IN["pass"]) :] == ("another", "shake")
+    assert names[len(catalog.BUILT_IN["pass"]) :] == ("another", "shake", "tremble")
     assert catalog.load("pass", "shake") is Nudge
 
 
 def test_third_parties_replace_nothing(distribution: Path):
     assert catalog.load("pass", "fuse").__name__ == "Fuse"
+
+
+def test_what_a_third_party_raises_is_not_ours(
+    distribution: Path, capsys: pytest.CaptureFixture[str]
+):
+    """An exception in a graph pass of one's own was an internal error, to be reported to us."""
+
+    tremble = catalog.load("pass", "tremble")
+    for inner, what in (
+        (list, "raised ValueError: cannot reshape array of size 2 into shape (3,)"),
+        (partial(catalog.resolve, ""), "raised ValueError: Empty module name"),
+    ):
+        with pytest.raises(ValueError, match=r"reshape|Empty") as raised:
+            tremble(inner)
+        assert failed(raised.value, debug=False) == ExitCode.BAD_INPUT
+        assert capsys.readouterr().err == (
+            f"error: package 'somebody_elses' (shaking.py, line 4): {what}; "
+            "correct it, or report it to its authors; --debug shows the traceback\n"
+        )
 
 
 def test_unknown_names():
