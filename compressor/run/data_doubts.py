@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -123,12 +125,14 @@ def _largest(array: Array) -> float:
 def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]:
     """Return a doubt where evaluation reads samples that calibrate or train, too.
 
-    Sources are compared by what names them, as a plan does not read their samples.
+    Sources are compared by what names them, as a plan does not read their samples, and files by
+    their bytes, too.
     """
     first, second = (spec.data.get(each) for each in (role, "evaluation"))
     if first is None or second is None or first.kind != second.kind:
         return []
-    same = _origin(spec, first) == _origin(spec, second)
+    origins = _origin(spec, first), _origin(spec, second)
+    same = origins[0] == origins[1] or _copies_of_a_file(*origins)
     if not same or first.keys.inputs != second.keys.inputs or not _overlap(first.keys, second.keys):
         return []
     if role == "training" and not any(isinstance(each, TrainPass) for each in spec.passes):
@@ -183,6 +187,13 @@ def _origin(spec: Spec, entry: DataEntry) -> object:
         return entry.options.path.resolve()
     held = spec.objects.get(entry.reference or "")
     return entry.reference if held is None else id(held)
+
+
+def _copies_of_a_file(first: object, second: object) -> bool:
+    """Return whether two origins are files of the same bytes."""
+    if not (isinstance(first, Path) and isinstance(second, Path)):
+        return False
+    return first.is_file() and second.is_file() and filecmp.cmp(first, second, shallow=False)
 
 
 def _overlap(first: DataKeys, second: DataKeys) -> bool:

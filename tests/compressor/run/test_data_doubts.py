@@ -84,6 +84,21 @@ def test_one_file_for_both(on_onnx: Project, changes: dict[str, Any], doubted: b
     assert bool(judged_on(load_spec(on_onnx.path), "calibration")) is doubted
 
 
+def test_a_copy_of_the_file_is_the_same_data(on_onnx: Project):
+    (on_onnx.folder / "copy.npz").write_bytes((on_onnx.folder / "calib.npz").read_bytes())
+    data = on_onnx.spec["data"]
+    data["calibration"] = {"npz": "calib.npz", "inputs": {"image": "image"}}
+    data["evaluation"] = {**data["calibration"], "npz": "copy.npz"}
+    on_onnx.spec["metric"] = "cosine"
+    assert judged_on(load_spec(on_onnx.path), "calibration")
+    data["evaluation"]["fold"], data["calibration"]["fold"] = "1/2", "2/2"
+    assert not judged_on(load_spec(on_onnx.path), "calibration")
+    whole = (on_onnx.folder / "copy.npz").read_bytes()
+    (on_onnx.folder / "copy.npz").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    del data["evaluation"]["fold"], data["calibration"]["fold"]
+    assert not judged_on(load_spec(on_onnx.path), "calibration")
+
+
 @pytest.mark.parametrize(
     ("folds", "doubted"),
     [
