@@ -120,6 +120,13 @@ class Removal:
                 f"of all. A rule that skips '{rigid[0]}.*' keeps its heads, so that the module may "
                 "stay"
             )
+        if computed := self._computed_weights(kept):
+            return (
+                f"the weights of {listed(computed)} are computed from other tensors: a module that "
+                "executes the graph takes its place. Remove parametrizations first, and the module "
+                "may stay (torch.nn.utils.parametrize.remove_parametrizations; "
+                "remove_spectral_norm)"
+            )
         for name in sorted(kept):
             if layers := self._bound_layers(name, kept[name]):
                 match = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", layers[0])
@@ -134,6 +141,13 @@ class Removal:
             "forward has sizes written into it or computes weights of its parameters: a module "
             "that executes the graph takes its place"
         )
+
+    def _computed_weights(self, kept: Kept) -> list[str]:
+        """Return the layers that have lost units of a weight that is no tensor of the module."""
+        assert isinstance(self._carrier, TorchCarrier)
+        held = held_tensors(self._carrier.module)
+        layers = self._carrier.layers()
+        return [x.name for x in layers if x.weight in kept and x.weight not in held]
 
     def _bound_layers(self, name: str, kept: Mapping[int, Units]) -> list[str]:
         """Return the layers that write the units of a constant that forward computes.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import remove_parametrizations
 
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.tensors import TensorSpec
@@ -71,3 +73,17 @@ def test_a_rule_keeps_heads_for_which_forward_computes_numbers():
     kept = pruned(declared(target={"ratio": 0.5}, layers=rules), model).carrier
     assert isinstance(kept.module[0], Sloped)
     assert kept.module[1].out_features == 8
+
+
+def test_weights_that_are_computed_from_others_stay_once_they_are_weights():
+    """A rule that skips the layer was advised, and the same advice came again."""
+    torch.manual_seed(0)
+    normed = spectral_norm(nn.Linear(12, 16))
+    network = nn.Sequential(normed, nn.ReLU(), nn.Linear(16, 12)).eval()
+    inputs = [TensorSpec("x", ("batch", 12), "float32")]
+    lost = pruned(HALF, TorchCarrier(network, inputs))
+    (note,) = [text for text in lost.notes if "takes its place" in text]
+    assert note.startswith("the weights of '0' are computed from other tensors: a module that")
+    remove_parametrizations(normed, "weight")
+    kept = pruned(HALF, TorchCarrier(network, inputs)).carrier
+    assert kept.module[0].out_features == 8
