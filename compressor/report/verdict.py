@@ -238,11 +238,12 @@ def _costliest(report: Report) -> str:
     known = [(name, float(drop)) for name, drop in known if drop is not None]
     before = [0.0, *(drop for _, drop in known)]
     losses = [(drop - start, name) for (name, drop), start in zip(known, before, strict=False)]
+    trains = any(entry.get("training") for entry in report["passes"])
     loss, name = max(losses, default=(0.0, ""))
     if loss <= 0.0 or not name.startswith(_REMOVE):
         return ""
     words = formats.metric_change(loss, share=formats.is_share(report["baseline"]["metric"]))
-    return f"ask less of {name}, which lost {words}, or train longer after it"
+    return f"ask less of {name}, which lost {words}{', or train longer after it' * trains}"
 
 
 def _is_bare(report: Report) -> bool:
@@ -336,7 +337,7 @@ def _speed_words(artifact: Mapping[str, Any]) -> str:
     interval = formats.ratio_interval((low, high))
     if low <= 1.0 <= high <= WIDEST_RATIO * low:
         return f"as fast as the float model within noise ({interval} ×)"
-    return f"speed unknown ({interval} × the float model's latency)"
+    return f"speed unknown (too wide an interval: {interval} × the float model's latency)"
 
 
 def _metric_words(report: Report, artifact: Mapping[str, Any]) -> str:

@@ -141,8 +141,11 @@ def test_what_pruning_lost_no_rule_for_a_layer_wins_back(failed_report: Report):
     del failed_report["advice"]
     pruning = {**failed_report["passes"][0], "pass": "prune-structured", "metric_drop": 7.25}
     failed_report["passes"].insert(0, pruning)
-    words = "ask less of prune-structured, which lost 7.25 points, or train longer after it"
+    words = "ask less of prune-structured, which lost 7.25 points"
     assert verdict.next_step(failed_report, "out/a") == words
+    training = {"losses": [[0, 1.0], [10, 0.5]]}
+    failed_report["passes"][1] = {**failed_report["passes"][1], "training": training}
+    assert verdict.next_step(failed_report, "out/a") == f"{words}, or train longer after it"
     pruning["metric_drop"] = -0.5  # then the other passes lost it
     assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
 
@@ -180,8 +183,16 @@ def test_slower_and_larger_and_unchanged_are_said_plainly(passed_report: Report)
 @pytest.mark.parametrize(
     ("value", "interval", "words"),
     [
-        (1.33, [0.17, 36.0], "speed unknown (0.17 to 36.00 × the float model's latency)"),
-        (1.33, [1.02, 112.0], "speed unknown (1.02 to 112 × the float model's latency)"),
+        (
+            1.33,
+            [0.17, 36.0],
+            "speed unknown (too wide an interval: 0.17 to 36.00 × the float model's latency)",
+        ),
+        (
+            1.33,
+            [1.02, 112.0],
+            "speed unknown (too wide an interval: 1.02 to 112 × the float model's latency)",
+        ),
         (0.5, [0.48, 0.52], "2.0 × faster"),
         (2.4, [2.3, 2.5], "2.4 × the latency"),
     ],
