@@ -292,7 +292,11 @@ def quantize(
     no accuracy. If the command is killed, running it again resumes; under torchrun, the processes
     share the shards.
     """
-    from compressor.lab.quantizing import QuantizeOptions, quantization_spec
+    from compressor.lab.quantizing import (
+        QuantizeOptions,
+        in_terms_of_options,
+        quantization_spec,
+    )
     from compressor.run.execute import RunOptions
 
     options = QuantizeOptions(
@@ -311,10 +315,11 @@ def quantize(
         smooth,
         cache,
     )
-    code = run_and_show(
-        quantization_spec(checkpoint, output, options),
-        RunOptions(fresh=fresh, force=force, identify_by_headers=True, proves=not no_check),
-        as_json=as_json,
-        quiet=quiet,
-    )
+    with in_terms_of_options():
+        code = run_and_show(
+            quantization_spec(checkpoint, output, options),
+            RunOptions(fresh=fresh, force=force, identify_by_headers=True, proves=not no_check),
+            as_json=as_json,
+            quiet=quiet,
+        )
     raise click.exceptions.Exit(code)

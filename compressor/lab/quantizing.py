@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from compressor.errors import SpecError
+from compressor.errors import CompressorError, SpecError
 from compressor.models.transformers.lengths import piece_length
 from compressor.models.transformers.networks import CONFIG, read_config
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
+from compressor.types.layer_rules import NO_LAYER
 
 CALIBRATED = ("gptq", "awq", "int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4")
 """Methods and presets of ``compress quantize`` that look at text."""
@@ -28,6 +30,11 @@ _PRESETS: Mapping[QuantizedFormat, str] = {
     "awq": "int4-g128",
     "gguf": "int4-g32",
     "genai": "int4-g32",
+}
+
+_REMEDIES = {
+    "leave out this export": "use another --format",
+    "by a rule": "by --skip",
 }
 
 
@@ -141,6 +148,19 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     if data:
         value["data"] = data
     return check_spec(Document(Path("compress quantize"), value))
+
+
+@contextmanager
+def in_terms_of_options() -> Iterator[None]:
+    """Give errors of the spec that the command makes the remedies that its user has."""
+    try:
+        yield
+    except CompressorError as error:
+        if error.problem.startswith(NO_LAYER):
+            error.remedy = "use another --preset, such as int4-g32 or int8, or --skip less"
+        for in_a_spec, as_an_option in _REMEDIES.items():
+            error.remedy = error.remedy.replace(in_a_spec, as_an_option)
+        raise
 
 
 def _format(options: QuantizeOptions) -> QuantizedFormat:

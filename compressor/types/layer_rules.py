@@ -14,6 +14,7 @@ from compressor.types.passes import LayerPlan, LayerRule, Pass
 
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
+NO_LAYER = "touches no layer"
 TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
 """What a spec for a model that is quantized already begins with."""
 
@@ -122,9 +123,9 @@ def plan_layers(
     if not any(row.touched for row in rows):
         counted = Counter(reasons.values()).most_common(_SHOWN)
         shown = "; ".join(f"{n} of {len(rows)}: {reason}" for reason, n in counted)
-        problem, remedy = f"touches no layer: {shown}", "change its rules or options, or remove it"
+        problem, remedy = f"{NO_LAYER}: {shown}", "change its rules or options, or remove it"
         if not rows:
-            problem = "touches no layer: the model has none with weights"
+            problem = f"{NO_LAYER}: the model has none with weights"
             remedy = "remove it; fuse and the exports work without any"
         if quantized:
             problem += "" if rows else " in floating point"

@@ -19,7 +19,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from compressor.cli.application import application
+from compressor.errors import ArtifactError, ExitCode, SpecError
 from compressor.files import json_sha256
+from compressor.lab.quantizing import in_terms_of_options
 from compressor.passes.quantize.weights.layers import PRESETS
 from tests.paths import ROOT
 
@@ -348,3 +350,18 @@ def test_bad_input(
     assert "Traceback" not in done.output
     assert not (tmp_path / "out").exists()
     assert [p.name for p in (tmp_path / "foreign").iterdir()] == ["thesis.txt"]
+
+
+def test_remedies_are_options_of_the_command(tmp_path: Path):
+    """It advised other rules, and to leave out an export: its user has neither."""
+    narrow = llama(tmp_path / "narrow", layers=1, hidden=96)
+    refused = compress(narrow, "-o", tmp_path / "int4")
+    assert refused.exit_code == ExitCode.BAD_SPEC
+    assert "touches no layer: " in refused.stderr
+    assert refused.stderr.endswith(
+        "; use another --preset, such as int4-g32 or int8, or --skip less\n"
+    )
+    for raised in (SpecError, ArtifactError):
+        words = r"a: b; use another --format, or skip it by --skip$"
+        with pytest.raises(raised, match=words), in_terms_of_options():
+            raise raised("a", "b", "leave out this export, or skip it by a rule")
