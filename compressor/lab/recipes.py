@@ -53,7 +53,7 @@ class Recipe:
     title: str
     steps: tuple[Step, ...]
     calibrated: bool
-    size_ratio: float
+    size_ratio: float = 1.0
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the passes in YAML."""
@@ -91,14 +91,12 @@ _BYTES = Step(
 )
 
 
-USUAL = Recipe("", (_FUSE, _STATIC), calibrated=True, size_ratio=0.5)
+USUAL = Recipe("", (_FUSE, _STATIC), calibrated=True)
 """For a model of which nothing is known."""
 
-ENCODER_OF_TEXT = Recipe("an encoder of text", (_FUSE, _STATIC), calibrated=True, size_ratio=0.5)
+ENCODER_OF_TEXT = Recipe("an encoder of text", (_FUSE, _STATIC), calibrated=True)
 
-ENCODER = Recipe(
-    "an encoder of the transformer family", (_FUSE, _DYNAMIC), calibrated=False, size_ratio=0.5
-)
+ENCODER = Recipe("an encoder of the transformer family", (_FUSE, _DYNAMIC), calibrated=False)
 
 
 def check_worth(nodes: Sequence[tuple[str, str]], weights: int, subject: str) -> None:
@@ -136,13 +134,13 @@ def recipe_for(carrier: Carrier) -> Recipe:
     fallback = ((_FUSE, _STATIC), (_FUSE, _DYNAMIC), (_BYTES,))
     fitting = (s for s in (chosen, *fallback) if s and _after(carrier, s) is not None)
     steps = next(fitting, (_FUSE,))
-    recipe = Recipe(title, (*start, *steps), any(s is _STATIC for s in steps), 0.5)
+    recipe = Recipe(title, (*start, *steps), any(s is _STATIC for s in steps))
     if steps == (_FUSE,):
-        return replace(recipe, title="a model without weights to quantize", size_ratio=1.0)
+        return replace(recipe, title="a model without weights to quantize")
     if start:
         return replace(recipe, title=f"{title}, quantized already", size_ratio=1.2)
     if half:
-        return replace(recipe, title=f"{title} in half precision", size_ratio=0.75)
+        return replace(recipe, title=f"{title} in half precision")
     return recipe
 
 

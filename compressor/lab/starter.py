@@ -267,7 +267,7 @@ def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict
     return states if len(states) < len(inputs) else {}
 
 
-def _rest(name: str, size_ratio: float = 0.5, storage: str = STORAGE) -> str:
+def _rest(name: str, size_ratio: float = 1.0, storage: str = STORAGE) -> str:
     return REST.format(output=scalar(f"out/{name}"), size_ratio=size_ratio, storage=storage)
 
 

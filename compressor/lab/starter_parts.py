@@ -248,7 +248,7 @@ exports:
 
 # The run fails (exit code 1) when an artifact misses one of these.
 limits:
-  size-ratio: {size_ratio} # bytes of the artifact / bytes of the float model, at most
+  size-ratio: {size_ratio} # bytes of the artifact / bytes of the float model: your budget
   # metric-drop: 1.0 # how much worse the metric may be; in points for accuracy
 
 output: {output}

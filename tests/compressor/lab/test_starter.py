@@ -59,6 +59,15 @@ def test_of_an_onnx_file(tmp_path: Path) -> None:
     assert "compress plan spec.yaml " in text
 
 
+def test_a_first_run_asks_for_no_more_than_the_recipe_gives(tmp_path: Path) -> None:
+    """Small models missed half of the bytes, which nobody had asked for: the first run failed."""
+    output = tmp_path / "spec.yaml"
+    write_starter(save_onnx(tmp_path / "net.onnx"), output)
+    spec = filled(output)
+    assert spec.limits.size_ratio == 1.0
+    assert "  size-ratio: 1.0 # bytes of the artifact / bytes of the float" in output.read_text()
+
+
 def test_the_schema_is_named_relative_to_a_folder_that_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
