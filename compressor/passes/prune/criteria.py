@@ -2,8 +2,7 @@
 
 Scores come from weights, gradients or activations, and are taken over whole groups. Each group has
 an order in which its units would go. The orders are merged into one by a value that compares
-across groups, and a prefix of it is removed; so the more has to go, the more goes of each group,
-and no unit stays that went under a milder target.
+across groups, and a prefix of it is removed, but for units that the target does not need.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from math import ceil, gcd, lcm, prod
 
@@ -133,6 +133,11 @@ class Queue:
         stay = int(self.remaining[np.searchsorted(self.remaining, least)])
         return self.units[: len(self.units) - stay]
 
+    def fewer(self, gone: int) -> int:
+        """Return the next smaller number of units that may go."""
+        least = len(self.units) - gone + 1
+        return len(self.units) - int(self.remaining[np.searchsorted(self.remaining, least)])
+
     def nearest(self, share: float) -> Units:
         """Return the units to remove so that about ``share`` of them goes.
 
@@ -188,6 +193,28 @@ class Ranking:
             else:
                 low = middle + 1
         return high
+
+    def needed(self, cost: Callable[[Flags], float], target: float) -> Flags:
+        """Return what goes with :meth:`cut`, but for units that the target does not need.
+
+        The last unit of the order may save much more than was missing, such as a head of
+        attention. Then units of other groups stay, those of the greatest values first.
+        """
+        removed = self.removed(self.cut(cost, target))
+        left = [(q, int(removed[q.units].sum())) for q in self.queues]
+        waiting = [(-q.values[gone - 1], i, gone) for i, (q, gone) in enumerate(left) if gone]
+        heapify(waiting)
+        while waiting:
+            _, index, gone = heappop(waiting)
+            queue = self.queues[index]
+            fewer = queue.fewer(gone)
+            back = queue.units[fewer:gone]
+            removed[back] = False
+            if cost(removed) > target:
+                removed[back] = True  # and less than now is never left to spare
+            elif fewer:
+                heappush(waiting, (-queue.values[fewer - 1], index, fewer))
+        return removed
 
 
 def allowed_counts(count: int, step: int, minimum: float) -> Units:

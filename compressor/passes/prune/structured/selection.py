@@ -156,8 +156,7 @@ class Selector:
 
     def cut(self, ranking: criteria.Ranking) -> Flags:
         """Remove as little of a ranking as the target allows."""
-        most = self.target.value * self.cost(self.nothing)
-        return ranking.removed(ranking.cut(self.cost, most))
+        return ranking.needed(self.cost, self.target.value * self.cost(self.nothing))
 
     def planned(self) -> Flags:
         """Return units whose removal gives about the sizes of the result, without any weights.

@@ -277,6 +277,43 @@ def test_the_shortest_length_that_meets_the_target():
     assert looked_at == [4, 2, 3], "by bisection"
 
 
+@given(chains(), MINIMA, STEPS, st.integers(0, 9), st.floats(0.01, 1))
+def test_nothing_goes_that_the_target_does_not_need(channels, minimum, multiple, seed, share):
+    own = queues(channels, minimum, multiple, seed)
+    order = ranking(channels, own)
+    target = share * channels.macs(order.removed(0))
+    cut = order.removed(order.cut(channels.macs, target))
+    found = order.needed(channels.macs, target)
+    assert not (found & ~cut).any(), "a part of what the cut takes"
+    if channels.macs(cut) > target:
+        assert (found == cut).all()
+        return
+    assert channels.macs(found) <= target
+    for queue in own:
+        gone = int(found[queue.units].sum())
+        assert found[queue.units[:gone]].all(), "a prefix of the queue"
+        assert len(queue.units) - gone in queue.remaining
+        if gone:
+            less = found.copy()
+            less[queue.units[queue.fewer(gone) : gone]] = False
+            assert channels.macs(less) > target
+
+
+def test_small_units_stay_where_a_large_one_saves_more_than_was_missing():
+    """Each of four units saves 1, and then one saves 8: 10 are missing, so that two may stay."""
+    few = allowed_counts(4, 1, 1)
+    small = by_score(np.arange(4), np.array([1.0, 2.0, 3.0, 9.0]), few)
+    large = by_score(np.arange(4, 8), np.array([4.0, 9.0, 9.0, 9.0]), few)
+    order = Ranking((small, large), 8, np.zeros(0, np.int64))
+
+    def cost(removed: Flags) -> float:
+        return 20.0 - removed[:4].sum() - 8.0 * removed[4:].sum()
+
+    assert np.flatnonzero(order.removed(order.cut(cost, 11.0))).tolist() == [0, 1, 2, 4]
+    assert np.flatnonzero(order.needed(cost, 11.0)).tolist() == [0, 4]
+    assert np.flatnonzero(order.needed(cost, 12.0)).tolist() == [4]
+
+
 def test_an_axis_has_a_say_if_its_units_are_outputs_of_one_size():
     axes: dict[str, list[int]] = {
         "read": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1],  # fives, but of an input
