@@ -21,6 +21,7 @@ from compressor.models.onnx.runtimes import OpenVinoRunner, why_elsewhere
 from compressor.passes.prune.criteria import Queue
 from compressor.passes.prune.structured.choices import Network
 from compressor.passes.prune.structured.clock import MOST_TIMINGS, SECONDS, TimingTable
+from compressor.passes.prune.structured.dropped import WithoutBlocks
 from compressor.passes.prune.structured.fastest import Found, Search
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.removal import GatedModel
@@ -39,6 +40,7 @@ from compressor.types.tensors import Batch, samples_in
 
 THREADS = 1  # more would measure how many cores are free
 _TIMED_SAMPLES = 1  # a fixed batch counts instead; limits of latency are judged at that, too
+_SOLVED_ON = 2  # times the samples of a loss; layers are solved on them for each block
 _SHOWN = 12
 
 
@@ -55,7 +57,8 @@ class LatencyTarget:
         blocks: those that may be dropped.
         queues: the order in which the units of each prunable group go.
         statistics: losses are those of a model whose batch statistics are estimated anew.
-        solve: losses are those of a model whose layers that read removed units are solved.
+        moments: losses are those of a model whose layers that read removed units are solved by
+            these sums over what they read; ``None`` if they are not.
     """
 
     carrier: Carrier
@@ -66,7 +69,7 @@ class LatencyTarget:
     samples: Samples
     context: PassContext
     statistics: bool = False
-    solve: bool = False
+    moments: Moments | None = None
 
     @cached_property
     def _batch(self) -> Batch:
@@ -104,7 +107,7 @@ class LatencyTarget:
 
     @cached_property
     def _loss(self) -> Callable[[Variant], float]:
-        channels, statistics = self.analysis.channels, self.statistics and not self.solve
+        channels, statistics = self.analysis.channels, self.statistics and self.moments is None
 
         def gated(others: Sequence[str]) -> GatedModel:
             return GatedModel(
@@ -112,10 +115,11 @@ class LatencyTarget:
             )
 
         model: GatedModel | SolvedModel = gated(())
-        if self.solve:
+        if self.moments is not None:
             groups = [p.group for p in self.selector.prunable]
-            moments = Moments(self.carrier, self.samples.batches)
-            model = SolvedModel(self.carrier, channels, groups, gated, moments)
+            given = first_batches(self.samples, _SOLVED_ON * loss_samples(channels))
+            without = WithoutBlocks(self.carrier, self.blocks, given)
+            model = SolvedModel(self.carrier, channels, groups, gated, self.moments, without)
         batches = first_batches(self.samples, loss_samples(channels))
         runner, parts = self.carrier.runner(), output_parts(self.carrier.graph())
         loss = OutputLoss([named_parts(runner.run(batch), parts) for batch in batches])

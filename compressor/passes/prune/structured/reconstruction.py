@@ -110,19 +110,38 @@ def reconstructed(
         ModelError: a model is not run, and must be.
     """
     counterparts = stand_ins(graphs[1], dropped)
-    found = changed_layers(graphs[1], kept, after.tensors().keys(), counterparts)
-    shapes = [{v.name: v.shape for node in g.graph for v in node.outputs} for g in graphs]
-    consumers = [c for c in found if _same_places(c, *(s.get(c.layer.output) for s in shapes))]
-    if not consumers:
-        return after, Solved()
+    consumers = changed_layers(graphs[1], kept, after.tensors().keys(), counterparts)
     try:
-        with scratch() as folder:
-            solved = _Walk(graphs, consumers, counterparts, folder).walked(batches)
+        solved = solved_layers(graphs, consumers, counterparts, batches)
     except ModelError as error:
         if required:
             raise
         return after, Solved(problem=f"{error.subject} {error.problem}")
     return (after.with_weights(solved.changes) if solved.changes else after), solved
+
+
+def solved_layers(
+    graphs: tuple[ir.Model, ir.Model],
+    consumers: Sequence[Consumer],
+    counterparts: Mapping[str, str],
+    batches: Iterable[Batch],
+    *,
+    once: bool = False,
+) -> Solved:
+    """Solve some layers; see :func:`reconstructed`.
+
+    Args:
+        consumers: those of the model after pruning, in the order of execution.
+        counterparts: see :func:`stand_ins`.
+        once: layers that an activation clips are not solved again.
+    """
+    shapes = [{v.name: v.shape for node in g.graph for v in node.outputs} for g in graphs]
+    same = [c for c in consumers if _same_places(c, *(s.get(c.layer.output) for s in shapes))]
+    if not same:
+        return Solved()
+    with scratch() as folder:
+        rounds = 0 if once else _ROUNDS
+        return _Walk(graphs, same, counterparts, folder, rounds).walked(batches)
 
 
 def planned(
@@ -164,8 +183,10 @@ class _Walk:
         consumers: Sequence[Consumer],
         counterparts: Mapping[str, str],
         folder: Path,
+        rounds: int,
     ):
         self._models, self._consumers, self._counterparts = models, consumers, counterparts
+        self._rounds = rounds
         self._upstream = upstream(models[1], consumers)
         self._solved = Solved()
         folders = [folder / name for name in ("inputs", "whole", "pruned")]
@@ -246,7 +267,7 @@ class _Walk:
             _check_finite(task.layer, task.sums)
             task.fit = solve(task.start, task.sums)
         again = [task for task in tasks if task.clips]
-        for _ in range(_ROUNDS):
+        for _ in range(self._rounds):
             if not again:
                 break
             for task in again:
@@ -269,7 +290,7 @@ class _Walk:
         for number, (exact, given) in enumerate(runs):
             for task in tasks:
                 seen = self._seen(task, exact, given)
-                left -= task.hold(seen, number, left)
+                left -= task.hold(seen, number, left) if self._rounds else 0
                 task.add(seen, number)
 
     def _ends(self, c: Consumer) -> Ends:

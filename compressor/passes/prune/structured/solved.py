@@ -19,6 +19,7 @@ from compressor.models.element_types import from_numpy
 from compressor.passes.prune.criteria import Queue
 from compressor.passes.prune.maths.least_squares import Start, Sums, without_columns
 from compressor.passes.prune.structured.consumers import Consumer, possible_consumers
+from compressor.passes.prune.structured.dropped import WithoutBlocks
 from compressor.passes.prune.structured.moments import (
     AT_ONCE,
     Moments,
@@ -48,6 +49,7 @@ class SolvedModel:
         groups: those of which units may go.
         blocks: residual blocks that may be dropped.
         moments: sums over what layers read on the calibration data.
+        without: what makes up for dropped blocks; they are zeroed alone if it is left out.
     """
 
     def __init__(
@@ -57,29 +59,35 @@ class SolvedModel:
         groups: Sequence[ChannelGroup],
         model: Callable[[Sequence[str]], GatedModel],
         moments: Moments,
+        without: WithoutBlocks | None = None,
     ):
         self._carrier, self._channels, self._groups = carrier, channels, groups
         self._consumers, _ = possible_consumers(carrier, groups)
-        self._sums = moments
+        self._sums, self._without = moments, without
         shifts = [c.shift.parameter for c in self._consumers if c.shift is not None]
-        self._model = model(shifts)
-        self._known: dict[tuple[str, bytes], Batch] = {}
+        self._model = model([*shifts, *(without.names if without is not None else ())])
+        self._known: dict[tuple[str, object, bytes], Batch] = {}
 
     def run(self, batch: Batch, variant: Variant) -> Batch:
         """Run one batch without what a variant takes away."""
-        return self._model.run(batch, variant, self.changes(variant.removed))
+        return self._model.run(batch, variant, self.changes(variant))
 
-    def changes(self, removed: Flags) -> Batch:
-        """Return the parameters of the layers that read removed units, solved."""
+    def changes(self, variant: Variant) -> Batch:
+        """Return the parameters that make up for dropped blocks, and for removed units."""
         changes: Batch = {}
+        if self._without is not None:
+            changes = self._without.changes(variant.dropped)
         for consumer, units, sums in self._moments:
-            gone = np.append(removed, False)[units]  # the last for columns without a unit
+            gone = np.append(variant.removed, False)[units]  # the last for columns without a unit
             if not gone.any():
                 continue
-            key = (consumer.layer.name, np.packbits(gone).tobytes())
+            without = None
+            if self._without is not None:
+                without = self._without.behind(consumer.layer.weight, variant.dropped)
+            key = (consumer.layer.name, without, np.packbits(gone).tobytes())
             if key not in self._known:
-                self._known[key] = self._solved(consumer, sums, gone)
-            changes |= self._known[key]
+                self._known[key] = self._solved(consumer, sums, gone, changes)
+            changes = changes | self._known[key]
         return changes
 
     @cached_property
@@ -94,8 +102,8 @@ class SolvedModel:
                 found.append((c, units.numpy(), sums[c.layer.name]))
         return found
 
-    def _solved(self, c: Consumer, sums: Sums, gone: Flags) -> Batch:
-        old = self._parameter(c.layer.weight)
+    def _solved(self, c: Consumer, sums: Sums, gone: Flags, given: Batch) -> Batch:
+        old = self._parameter(c.layer.weight, given)
         weight = c.layer.canonical(old).to(torch.float64)
         start = Start(
             weight, torch.zeros(len(weight), dtype=torch.float64), c.shift is not None, c.scale()
@@ -103,12 +111,14 @@ class SolvedModel:
         found, bias = without_columns(start, sums, torch.from_numpy(gone))
         changes = {c.layer.weight: c.layer.stored(found).to(old.dtype).numpy()}
         if c.shift is not None:
-            held = self._parameter(c.shift.parameter)
+            held = self._parameter(c.shift.parameter, given)
             moved = held.to(torch.float64) + c.shift.sign * bias
             changes[c.shift.parameter] = moved.to(held.dtype).numpy()
         return changes
 
-    def _parameter(self, name: str) -> torch.Tensor:
+    def _parameter(self, name: str, given: Batch) -> torch.Tensor:
+        if name in given:
+            return torch.from_numpy(given[name])
         tensor = self._carrier.graph().graph.initializers[name].const_value
         assert tensor is not None
         return from_numpy(tensor)

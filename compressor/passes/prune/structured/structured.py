@@ -50,7 +50,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 9
+    version: ClassVar[int] = 10
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -69,8 +69,8 @@ class PruneStructured(GraphPass):
         "where none can be), by their power once the residual stream is turned to its principal "
         "components (principal-components; l2 for all other channels), or at random as "
         "a baseline; l2, l1, batch-norm and random need no calibration data; if left out, "
-        "reconstruction where scope is sensitivity, layers are solved and few channels are read "
-        "at once, else l2",
+        "reconstruction where layers are solved, scope is sensitivity or the target a latency, "
+        "and few channels are read at once, else l2",
     )
     scope: groups.Scope | None = Field(
         default=None,
@@ -145,7 +145,8 @@ class PruneStructured(GraphPass):
     def trades(self) -> bool:
         """Whether what solved layers lose may be traded for what is saved, given data."""
         solved = self.criterion in (None, "reconstruction") and self.reconstruct is not False
-        return solved and self.target.ranked and self.scope in (None, "sensitivity")
+        spread = self.target.ranked and self.scope in (None, "sensitivity")
+        return solved and (spread or self.target.kind == "latency")
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the channels that can go; exact counts where all groups lose the same share."""
@@ -325,7 +326,8 @@ class _Pruning:
 
     @property
     def _trades(self) -> bool:
-        return self._options.trades and self._solves and self._scope == "sensitivity"
+        measured = self._scope == "sensitivity" or self._options.target.kind == "latency"
+        return self._options.trades and self._solves and measured
 
     @cached_property
     def _moments(self) -> Moments:
@@ -382,16 +384,14 @@ class _Pruning:
 
     def _fast_enough(self, queues: list[Queue]) -> Variant:
         assert self._samples is not None
+        model = (self._carrier, self._analysis, self._selector, self._blocks)
         wanted = latency.LatencyTarget(
-            self._carrier,
-            self._analysis,
-            self._selector,
-            self._blocks,
+            *model,
             queues,
             self._samples,
             self._context,
             statistics=self._options.re_estimate,
-            solve=self._solves,
+            moments=self._moments if self._solves else None,
         )
         with on_threads(latency.THREADS):
             variant, notes = wanted.chosen(self._options.target.value)

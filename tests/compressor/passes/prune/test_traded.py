@@ -28,6 +28,7 @@ from tests.compressor.passes.prune.structured_models import (
     data,
     declared,
     pruned,
+    timed_by,
 )
 
 
@@ -55,10 +56,16 @@ def test_the_default_loses_less_than_norms():
         ({"target": {"macs": 0.5}, "scope": "global"}, "l2"),
         ({"target": {"macs": 0.5}, "reconstruct": False}, "l2"),
         ({"target": {"ratio": 0.5}}, "l2"),
+        ({"target": {"latency": 0.6}}, "reconstruction"),
+        ({"target": {"latency": 0.6}, "scope": "global"}, "reconstruction"),
+        ({"target": {"latency": 0.6}, "reconstruct": False}, "l2"),
     ],
     ids=str,
 )
-def test_what_ranks_if_that_is_left_out(options: dict[str, Any], criterion: str):
+def test_what_ranks_if_that_is_left_out(
+    options: dict[str, Any], criterion: str, monkeypatch: pytest.MonkeyPatch
+):
+    timed_by(monkeypatch, lambda model: 1e-9 * macs(model))
     before = carrier(Residual())
     left_out, named = (
         pruned(declared(**options, **given), before, data(16))
@@ -69,19 +76,6 @@ def test_what_ranks_if_that_is_left_out(options: dict[str, Any], criterion: str)
         left_out.carrier.tensors().values(), named.carrier.tensors().values(), strict=True
     ):
         assert torch.equal(ours.read(), theirs.read())
-
-
-def test_a_latency_ranks_by_norms_whatever_the_scope(monkeypatch: pytest.MonkeyPatch):
-    def refused(*_: Any) -> None:
-        raise AssertionError("no group is to be scored by elimination")
-
-    ranked: list[Any] = []
-    monkeypatch.setattr(structured, "remaining_scores", refused)
-    monkeypatch.setattr(structured._Pruning, "_fast_enough", lambda *_: ranked.append(1) or 1 / 0)
-    step = declared(target={"latency": 0.6}, scope="global")
-    with pytest.raises(ZeroDivisionError):
-        pruned(step, carrier(Residual()), data())
-    assert ranked
 
 
 def test_a_layer_that_is_read_too_widely_is_ranked_by_norms(monkeypatch: pytest.MonkeyPatch):
