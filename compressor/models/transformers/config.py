@@ -118,8 +118,8 @@ def _no_config(directory: Path, problem: str, modules: Iterable[str] = ()) -> Sp
     rules = ", ".join(f"{{match: '{match}', skip: true}}" for match in matches)
     layers = f" (layers: [{rules}])" if rules else ""
     remedy = (
-        "let layers of one kind keep the same number (prune-structured with a target ratio, and "
-        "round-to a multiple of the number of heads) and keep by rules what the configuration "
+        "name layout: compressed-tensors in the spec that prunes, with a target of ratio, macs or "
+        "parameters, so that only what a configuration can state goes; or keep by rules what it "
         f"does not name{layers}{OR_GRAPH}"
     )
     return SpecError(

@@ -127,8 +127,8 @@ def test_layers_that_differ_have_no_configuration(tmp_path: Path) -> None:
         SpecError,
         match=r"config\.json of .* cannot state the sizes of the smaller network: "
         r"'layers\.1\.mlp\.down_proj\.weight' is \[32, 44\] and "
-        r"'layers\.0\.mlp\.down_proj\.weight' \[32, 40\]; let layers of one kind keep the same "
-        r"number \(prune-structured with a target ratio, .*\).* or export layout: graph",
+        r"'layers\.0\.mlp\.down_proj\.weight' \[32, 40\]; name layout: compressed-tensors in the "
+        r"spec that prunes, with a target of ratio, .* or export layout: graph",
     ):
         smaller_config(small, tmp_path, IDS)
 
@@ -142,8 +142,8 @@ def test_heads_that_are_wider_than_their_share_have_none(tmp_path: Path) -> None
         layer.attention.output.dense = nn.Linear(16, 32)
     with pytest.raises(
         SpecError,
-        match=r"query\.bias' is \[16\]|dense\.weight' is \[32, 16\].* keep by rules what the "
-        r"configuration does not name \(layers: \[\{match: 'encoder\.layer\.\*\.attention\.self"
+        match=r"query\.bias' is \[16\]|dense\.weight' is \[32, 16\].* keep by rules what it does "
+        r"not name \(layers: \[\{match: 'encoder\.layer\.\*\.attention\.self"
         r"\.\*', skip: true\}\]\), or export layout: graph",
     ):
         smaller_config(small, tmp_path, None)
@@ -187,7 +187,7 @@ def test_a_graph_says_why_it_is_no_directory(tmp_path: Path) -> None:
     assert said.startswith(
         "compressor.load opens this model, and transformers could not: config.json cannot state "
         "the sizes of the smaller network: a network of the same shapes computes something else "
-        "(scaling of 'h.0.attn' is 0.25, and 0.3536 by these sizes); for a directory, let layers"
+        "(scaling of 'h.0.attn' is 0.25, and 0.3536 by these sizes); for a directory, name layout"
     )
     assert "{match: 'h.*.attn.*', skip: true}" in said
     assert "\n" not in said

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError, listed
 from compressor.graph.costs import parameters
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
@@ -263,13 +264,19 @@ def frozen_notes(channels: ChannelMap) -> tuple[str, ...]:
     )
 
 
+def stated(carrier: Carrier, context: PassContext) -> bool:
+    """Whether a configuration has to state what remains: that of a Hugging Face directory."""
+    if _LAYOUT not in context.targets or not isinstance(carrier, TorchCarrier):
+        return False
+    return carrier.folder is not None and not carrier.executes_graph
+
+
 def layout_notes(target: Target, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
     """Return what an export that states sizes in a configuration will not take, in a sentence."""
-    named = carrier.folder is not None and _LAYOUT in context.targets
-    if target.kind == "ratio" or not named:
+    if target.kind != "latency" or not stated(carrier, context):
         return ()
     return (
-        f"with a target of {target.kind} layers of one kind may keep different numbers of "
-        f"channels, which config.json cannot state, and the layout {_LAYOUT} is refused then: "
-        "a target ratio takes the same share of each",
+        "with a target of latency layers of one kind may keep different numbers of channels, which "
+        f"config.json cannot state, and the layout {_LAYOUT} is refused then: with a target of "
+        "ratio, macs or parameters they keep the same",
     )

@@ -11,19 +11,27 @@ from compressor.errors import SpecError
 from compressor.passes.prune import criteria
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
 from compressor.passes.prune.structured.scores import SHARES, Sensitivity, solved_counts
+from compressor.passes.prune.structured.ties import Tie
 from compressor.types.channels import Flags
 
 _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "latency"}
+_UNSTATED = ", or export layout: graph alone, for which more can go than config.json can state"
 
 
 @dataclass(frozen=True, eq=False)
 class Selector:
-    """Chooses units of one model for one target."""
+    """Chooses units of one model for one target.
+
+    Attributes:
+        ties: groups that keep the same share of their units; ``None`` if each is on its own. A
+            latency is not chosen by them.
+    """
 
     choice: Choice
     target: Target
     tensors: criteria.Tensors
     minimum: Minimum
+    ties: tuple[Tie, ...] | None = None
 
     @property
     def prunable(self) -> tuple[Prunable, ...]:
@@ -73,7 +81,7 @@ class Selector:
                 f"is {target.value:g}, and {least:.3f} of the {_NAMES[target.kind]} remain with "
                 f"every removable channel but the minimum ({self.minimum}) gone",
                 f"set it to {np.ceil(least * 1000) / 1000:g} or more, or lower minimum, round-to "
-                "or the layers that are skipped",
+                f"or the layers that are skipped{'' if self.ties is None else _UNSTATED}",
             )
 
     def _check_ratio(self) -> None:
@@ -107,10 +115,17 @@ class Selector:
     def by_ratio(self, queues: Sequence[criteria.Queue]) -> Flags:
         """Remove the target's share, or that of its own rule, from each group."""
         flags = self.nothing
-        for prunable, queue in zip(self.prunable, queues, strict=True):
-            ratio = self.target.value if prunable.ratio is None else prunable.ratio
-            flags[queue.nearest(ratio)] = True
+        for ratio, queue in self._joined(queues):
+            flags[queue.nearest(self.target.value if ratio is None else ratio)] = True
         return flags
+
+    def _joined(
+        self, queues: Sequence[criteria.Queue]
+    ) -> list[tuple[float | None, criteria.Queue]]:
+        """Return the queues of groups that lose units together, and the share that a rule takes."""
+        if self.ties is None:
+            return [(p.ratio, queue) for p, queue in zip(self.prunable, queues, strict=True)]
+        return [(self.prunable[t.places[0]].ratio, t.queue(queues)) for t in self.ties]
 
     def ranking(
         self,
@@ -123,16 +138,15 @@ class Selector:
         Scope ``global`` compares the queues' values, ``local`` shares, ``sensitivity`` losses, and
         losses of solved layers for what is saved.
         """
-        gone = [
-            queue.nearest(p.ratio)
-            for p, queue in zip(self.prunable, queues, strict=True)
+        valued = [
+            queue
             if p.ratio is not None
-        ]
-        ranked = [
-            self._valued(queue, scope, sensitivities[i] if sensitivities else None)
+            else self._valued(queue, scope, sensitivities[i] if sensitivities else None)
             for i, (p, queue) in enumerate(zip(self.prunable, queues, strict=True))
-            if p.ratio is None
         ]
+        joined = self._joined(valued)
+        gone = [queue.nearest(ratio) for ratio, queue in joined if ratio is not None]
+        ranked = [queue for ratio, queue in joined if ratio is None]
         fixed = np.concatenate(gone) if gone else np.zeros(0, np.int64)
         return criteria.Ranking(tuple(ranked), self.choice.channels.count, fixed)
 

@@ -27,6 +27,7 @@ from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal
 from compressor.passes.prune.structured.segments import Variant
 from compressor.passes.prune.structured.selection import Selector
 from compressor.passes.prune.structured.solved import first_batches, solved_losses
+from compressor.passes.prune.structured.stated import in_step
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.channels import ChannelMap
 from compressor.types.data import Samples, calibration_batch
@@ -247,8 +248,8 @@ class PruneStructured(GraphPass):
         multiple = lcm(self.round_to, _TENSORRT_MULTIPLE if self._untimed(context) else 1)
         layers, limits = carrier.layers(), (self.criterion, self.minimum, multiple)
         choice = groups.choose(channels, layers, self.layers, *limits)
-        tensors = groups.tensors_of(carrier.graph(), channels)
-        return Selector(choice, self.target, tensors, self.minimum)
+        given = (choice, self.target, groups.tensors_of(carrier.graph(), channels), self.minimum)
+        return in_step(carrier, Selector(*given), context, self.criterion)
 
 
 @dataclass(eq=False)
