@@ -162,9 +162,12 @@ class _Trial:
             joint = self.tie(sorted(place for places in kinds for place in places))
             if joint is not None and self.runs(self._gone([*free, joint])):
                 return [*free, joint]
-        if free and not self.runs(self._gone(free)):
-            return free[:1]
-        return free
+        if self.runs(self._gone(free)):
+            return free
+        chosen = list[Tie]()
+        for tie in free:
+            chosen += [tie] if self.runs(self._gone([*chosen, tie])) else []
+        return chosen
 
     def _gone(self, ties: Sequence[Tie], share: float | None = None) -> Flags:
         selector = self._selector
