@@ -49,7 +49,7 @@ def in_step(
     """
     if selector.target.kind == "latency" or criterion == "principal-components":
         return selector
-    if not stated(carrier, context):
+    if not selector.prunable or not stated(carrier, context):
         return selector
     assert isinstance(carrier, TorchCarrier)
     entries = [(p.group.name, p.remaining.tolist(), p.ratio) for p in selector.prunable]

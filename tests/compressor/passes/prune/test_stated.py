@@ -137,3 +137,12 @@ def test_where_no_size_can_be_stated_the_plan_says_so(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"layout: compressed-tensors: .*; export layout: graph"):
         step.survey(carrier, CONTEXT)
     assert step.survey(carrier, PassContext()).layers
+
+
+@pytest.mark.slow
+def test_what_could_be_reached_without_a_configuration_is_said(tmp_path: Path) -> None:
+    carrier = opened("dinov2", tmp_path / "whole", PIXELS)
+    step = PruneStructured.model_validate({"target": {"macs": 0.4}})
+    with pytest.raises(SpecError, match=r"set it to .* or export layout: graph alone"):
+        step.survey(carrier, CONTEXT)
+    assert step.survey(carrier, PassContext()).layers
