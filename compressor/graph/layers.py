@@ -58,7 +58,7 @@ def layer_of(node: ir.Node) -> Layer | None:
         inputs=tuple(
             v.name or "" for i, v in enumerate(node.inputs) if v is not None and i != index
         ),
-        output=(_rescaled(node.outputs[0]) if row.integer else node.outputs[0]).name or "",
+        output=(_rescaled(node.outputs[0]) if row.unscaled else node.outputs[0]).name or "",
         node=node.name or "",
     )
 

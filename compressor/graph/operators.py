@@ -106,7 +106,7 @@ class Operator:
             scale and the layer that takes it over; what moves values whole does so anyway.
         float16: why it stays in float32.
         bounded: its output is moderate whatever it reads.
-        unscaled: its results must be scaled for float16.
+        unscaled: its results are integers, which are yet to be scaled.
         between_codes: TensorRT computes it with codes that stand between it and a layer.
         kernels: what runtimes do with it between codes.
         int8_form: ONNX Runtime can keep what it reads and writes in int8.
@@ -212,9 +212,9 @@ _ROWS = (  # products and lookups first
     Operator("Einsum", "product", zeros="factors"), Operator("QLinearConv", codes=Codes(3, 4, 5)),
     Operator("ConvInteger", layer="Conv", integer=True, codes=Codes(1, None, 3), unscaled=True),
     Operator("MatMulInteger", layer="MatMul", integer=True, codes=Codes(1, None, 3, axis=-1),
-             unscaled=True),
-    Operator("MatMulIntegerToFloat", domain=_MS, integer=True),
-    Operator("MatMulNBits", domain=_MS, packed=True), Operator("QGemm", domain=_MS, integer=True),
+             unscaled=True), Operator("QGemm", domain=_MS, integer=True),
+    Operator("MatMulIntegerToFloat", domain=_MS, layer="MatMul", integer=True,
+             codes=Codes(1, 3, 5, axis=-1)), Operator("MatMulNBits", domain=_MS, packed=True),
     Operator("QLinearMatMul", codes=Codes(3, 4, 5, axis=-1)),
     Operator("Gather", layer="Gather", weight=0, folds=True, float16="cheap"),
     *(Operator(kind, recurrent=kind, zeros="lost") for kind in RECURRENT),
@@ -394,6 +394,6 @@ def names(where: Callable[[Operator], bool]) -> tuple[str, ...]:
     """Return the names of the operators for which something holds, in the table's order.
 
     >>> names(lambda row: row.layer == "MatMul")
-    ('MatMul', 'MatMulInteger')
+    ('MatMul', 'MatMulInteger', 'MatMulIntegerToFloat')
     """
     return tuple(row.name for row in OPERATORS.values() if where(row))

@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.exporters.onnx.float_layers import keep_floats
+from compressor.exporters.onnx.integer_products import keep_apart, merge_biases
 from compressor.exporters.onnx.matmul_nbits import (
     DOMAIN,
     Compute,
@@ -36,7 +37,6 @@ _WIDER = {
     **dict.fromkeys((ir.DataType.UINT4, ir.DataType.UINT2), ir.DataType.UINT8),
 }
 _EACH = 4  # codes of two bits in a byte
-_MERGED = 3  # axes from which on ONNX Runtime merges a sum into the product before it
 
 
 def expand(editor: Editor, weight: WeightOnly) -> None:
@@ -261,7 +261,7 @@ def fuse_around_codes(editor: Editor) -> bool:
         if is_op(node, "Sigmoid") and operator(reader).arithmetic == "*" and first in reader.inputs:
             _gate(editor, node, reader, first)
         elif operator(node).is_matmul and operator(reader).arithmetic == "+":
-            if not _keep_apart(editor, node, reader):
+            if not keep_apart(editor, node, reader):
                 continue
         else:
             continue
@@ -346,25 +346,6 @@ def _gate(editor: Editor, sigmoid: ir.Node, product: ir.Node, source: ir.Value) 
     )
 
 
-def _keep_apart(editor: Editor, product: ir.Node, added: ir.Node) -> bool:
-    """Give a bias more axes than ONNX Runtime merges, where it would; return whether it would."""
-    whole = len(static_shape(product.outputs[0]) or ()) >= _MERGED
-    if not whole and not is_op(sole_reader(added.outputs[0]), "Gelu"):
-        return False
-    index = next((i for i, v in enumerate(added.inputs) if v is not product.outputs[0]), None)
-    bias = None if index is None else added.inputs[index]
-    if index is None or bias is None or not bias.is_initializer():
-        return False
-    if len(static_shape(bias) or ()) != 1:
-        return False
-    axes = editor.shared_constant("bias_axes", np.asarray([0, 1], np.int64))
-    chain = Chain(editor, bias.name or "")
-    apart = chain.add("Unsqueeze", [bias, axes], "_apart", bias.dtype)
-    added.prepend(chain.nodes)
-    added.replace_input_with(index, apart)
-    return True
-
-
 def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     """Return a model as a target reads it; the given one is not changed.
 
@@ -378,11 +359,12 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     """
     changed = model.clone()
     editor = Editor(changed)
-    fused = target == "ort-cpu" and fuse_around_codes(editor)
-    weights = weight_only(changed, target)
-    narrow = _narrow(changed, weights) if target == "ort-cpu" else []
+    weights, on_cpu = weight_only(changed, target), target == "ort-cpu"
+    narrow = _narrow(changed, weights) if on_cpu else []
     for node in narrow:
         widen(editor, node)
+    merged = on_cpu and merge_biases(editor)
+    fused = on_cpu and fuse_around_codes(editor)
     for weight in weights:
         if target in ("tensorrt", "openvino"):
             as_four_bit_floats(editor, weight)
@@ -393,7 +375,7 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
         else:
             pack(editor, weight, packing, compute)
     kept = target.startswith("ort") and keep_floats(editor)
-    if not weights and not fused and not narrow and not kept:
+    if not (weights or narrow or merged or fused or kept):
         return model
     common.RemoveUnusedNodesPass()(changed)
     return changed

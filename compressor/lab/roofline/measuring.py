@@ -221,7 +221,7 @@ def _product(left: Any, right: Any, threads: int) -> float:
     value = helper.make_tensor_value_info
     element = helper.np_dtype_to_tensor_dtype(np.dtype(left))
     integer = np.issubdtype(left, np.integer)
-    (operator,) = names(lambda row: row.is_matmul and row.integer == integer)
+    (operator,) = names(lambda row: row.is_matmul and row.unscaled == row.integer == integer)
     made = TensorProto.INT32 if integer else element
     graph = helper.make_graph(
         [helper.make_node(operator, ["x", "w"], ["y"])],

@@ -33,6 +33,7 @@ from tests.compressor.exporters.hand_made import (
     codes,
     entry,
     images,
+    node_by_node,
     quantized,
     rows,
     sample,
@@ -84,7 +85,10 @@ def test_quantized_graphs_compute_the_same(
     made = OnnxExporter()
     made.check(carrier)
     files = made.write(carrier, tmp_path, CONTEXT)
-    assert worst(made.open(files[0]).run(rows()), carrier.runner().run(rows())) < 1e-4
+    # Of products of unsigned codes there is an operator that is exact.
+    exact = activations == ir.DataType.UINT8 and not blocks
+    expected = node_by_node(carrier, rows()) if exact else carrier.runner().run(rows())
+    assert worst(made.open(files[0]).run(rows()), expected) < 1e-4
     tensor = stored(files[0])["first.weight"]
     packed = weights == ir.DataType.INT4 and activations is None
     assert tensor.data_type == int(ir.DataType.UINT8 if packed else weights)

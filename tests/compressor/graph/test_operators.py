@@ -74,7 +74,8 @@ def test_a_row_belongs_to_its_domain():
     assert operator(ir.node("MatMulNBits", [value])) is OTHER
     assert operator(ir.node("MatMulNBits", [value], domain="com.microsoft")).packed
     assert operator(None) is operator_named("Unheard") is OTHER
-    assert names(lambda row: row.layer == "MatMul") == ("MatMul", "MatMulInteger")
+    products = ("MatMul", "MatMulInteger", "MatMulIntegerToFloat")
+    assert names(lambda row: row.layer == "MatMul") == products
 
 
 def test_what_quantizes_and_what_decodes():

@@ -107,7 +107,7 @@ class _Writer:
             self._static(node, _FORMS[name])
         elif row.integer and row.recurrent:
             self._recurrent(node)
-        elif row.integer and row.layer is not None:
+        elif row.unscaled and row.layer is not None:
             self._product(node)
         elif name == "DynamicQuantizeMatMul" and node.domain == _RUNTIME:
             self._dynamic(node, node.inputs[0], Codes(1, 2, 3), 4)
