@@ -25,6 +25,7 @@ from compressor.passes.fuse.patterns import (
     mean_to_pool,
     merge_clips,
     scale_queries,
+    unguard,
 )
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
@@ -49,6 +50,7 @@ _PATTERNS: tuple[Rule, ...] = (
     mean_to_pool,
     shapes.separate_heads,
     scale_queries,
+    unguard,
     merge_clips,
 )
 
@@ -78,7 +80,7 @@ class Fuse(GraphPass):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = (
         "B. Jacob et al., Quantization and Training of Neural Networks for Efficient "

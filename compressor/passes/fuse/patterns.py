@@ -191,6 +191,31 @@ def scale_queries(node: ir.Node, draft: Draft) -> bool:
     return True
 
 
+def unguard(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Replace ``Where(IsNaN(p), 0, p)`` by ``p``, the Softmax of a product that nothing masks.
+
+    PyTorch's exporter writes it behind all attention, for rows that a mask leaves nothing of. Those
+    of a product are finite, as long as what is multiplied is, and so is what a constant adds.
+    """
+    if not is_op(node, "Where"):
+        return False
+    guard, shares = maker(node.inputs[0], "IsNaN"), node.inputs[2]
+    softmax = maker(shares, "Softmax")
+    if guard is None or softmax is None or guard.inputs[0] is not shares:
+        return False
+    scores, _ = _unscaled(softmax.inputs[0], softmax)
+    added = maker(scores, "Add")
+    if added is not None:
+        numbers = constant_array(added.inputs[1])
+        if numbers is None or not np.isfinite(numbers).all():
+            return False
+        scores, _ = _unscaled(added.inputs[0], added)
+    if maker(scores, "MatMul") is None:
+        return False
+    replace(node, "Identity", [shares])
+    return True
+
+
 def _unscaled(value: ir.Value | None, reader: ir.Node) -> tuple[ir.Value | None, float]:
     """Return a value before its multiplication by a constant, and the constant."""
     node = private_maker(value, reader, "Mul", "Div")

@@ -229,3 +229,29 @@ def test_scales_of_attention(body, muls, parse, fuse, agree, ops, rng):
     if muls == 1 and "Mul(p" not in body:
         assert product.inputs[0].producer().op_type == "Mul"
         assert product.inputs[1].name == "k"
+
+
+@pytest.mark.parametrize(
+    ("scores", "left"),
+    [
+        ("s = Identity(p)", 0),
+        ("s = Mul(p, a)", 0),
+        ("s = Add(p, a)", 0),
+        ("s = Add(p, never)", 1),
+        ("s = Add(p, m)", 1),
+        ("h = IsNaN(m) s = Where(h, m, p)", 1),
+    ],
+    ids=["plain", "scaled", "constant", "infinite constant", "added mask", "mask"],
+)
+def test_rows_of_attention_that_nothing_masks_are_not_guarded(
+    scores, left, parse, fuse, agree, rng
+):
+    body = f"p = MatMul(q, k) {scores} r = Softmax(s) n = IsNaN(r) y = Where(n, zero, r)"
+    model = parse(f"{ATTENTION} {{ {SCALES} {constants(zero=0.0, never=-np.inf)} {body} }}")
+    fused = fuse(model).carrier.model
+    guards = [n for n in fused.graph if n.op_type == "IsNaN" and n.inputs[0].name == "r"]
+    assert len(guards) == left
+    masks = normal(rng, 2, 3, 5)
+    masks[0, 1] = -np.inf  # a row that sees nothing
+    feeds = {"q": normal(rng, 2, 3, 4), "k": normal(rng, 2, 4, 5), "m": masks}
+    agree(model, fused, feeds, 1e-6)
