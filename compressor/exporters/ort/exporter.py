@@ -37,6 +37,7 @@ class OrtExporter(Exporter):
     """
 
     format: ClassVar[str] = "ort"
+    version: ClassVar[int] = 2
 
     matmul_compute: Compute = Field(
         default="float32", description="as in the format onnx: float32 is exact, int8 is faster"
