@@ -57,8 +57,8 @@ class Coding:
 
     @cached_property
     def zero(self) -> int:
-        """The place of the value that stands for zero: of those in use, the nearest to it."""
-        away = torch.where(self.counts > 0, self.book.abs(), torch.inf)
+        """The place of zero; where there is none, of the value in use that is the nearest to it."""
+        away = torch.where((self.counts > 0) | (self.book == 0), self.book.abs(), torch.inf)
         return int(away.argmin())
 
     def lengths(self, zero: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -348,3 +348,14 @@ def test_bytes_fall_to_the_target_and_the_price_outlives_the_process() -> None:
     before = network.codings()
     ours.before(190)  # codes stay at the end
     assert all(torch.equal(before[n].codes, c.codes) for n, c in network.codings().items())
+
+
+def test_zero_stands_for_no_weight_of_a_vector_that_has_none() -> None:
+    """The scales of norms are near one: none of their values may become zero for the others."""
+    scales = torch.tensor([0.9, 1.0, 1.1, 1.2])
+    coding = first_coding(scales, 5)
+    assert float(coding.book[coding.zero]) == 0.0
+    assert int(coding.counts[coding.zero]) == 0
+    for _ in range(3):
+        coding = relaxed(coding, 1e-9)
+        assert torch.allclose(coding.book[coding.codes.long()], scales, atol=0.05)
