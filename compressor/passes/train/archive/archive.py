@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import onnx_ir as ir
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -12,8 +13,10 @@ from compressor.errors import ModelError, SpecError
 from compressor.graph.codes import obstacle
 from compressor.models.layer_uses import inner_layers, kept_tables, recurrences
 from compressor.models.torch.smaller_module import check_executable
+from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.maths.kmeans import clustered
 from compressor.passes.train.archive.coded_network import codebook_scheme
+from compressor.passes.train.archive.live_norms import move_biases
 from compressor.passes.train.archive.rounds import best
 from compressor.passes.train.archive.search import Search, summary
 from compressor.passes.train.distill.distilling import (
@@ -21,7 +24,6 @@ from compressor.passes.train.distill.distilling import (
     opened_teacher,
 )
 from compressor.passes.train.finetune import check_smoothing, loss_name
-from compressor.passes.train.qat.networks import make_networks
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
@@ -41,12 +43,12 @@ class Archive(Recipe):
     values, towards the outputs of the network that the pass was given. Rounds halve the bytes until
     one loses more than `max-metric-drop` on `data.search`; then they take away less, and are
     longer. The smallest round is the result that is to show no significant loss on other samples.
-    Batch norms are folded first.
+    Batch norms normalize by batches while it is trained; a scale and a shift are left of them.
     Export the result with the format `archive`.
     """
 
     name: ClassVar[str] = "archive"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
@@ -134,9 +136,9 @@ class Archive(Recipe):
             )
         name = loss_name(self.loss, context.metric) if self.labelled else None
         check_smoothing(self, name)
-        networks = make_networks(carrier, live=False, evaluate=False)
-        check_executable(networks.folded)
-        inner = carrier.with_graph(networks.folded)
+        graph = _fused(carrier, evaluate=False)
+        check_executable(graph)
+        inner = carrier.with_graph(graph)
         reasons = self._reasons(inner)
         action = f"codebook of at most {1 << self.bits} values, zeros, trained"
         rows = plan_layers(self.name, dict.fromkeys(reasons, action), reasons)
@@ -174,7 +176,7 @@ class Archive(Recipe):
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Code the fused graph lazily, as the search starts; no weight is read."""
-        inner = carrier.with_graph(make_networks(carrier, live=False, evaluate=False).folded)
+        inner = carrier.with_graph(_fused(carrier, evaluate=False))
 
         scheme = codebook_scheme(self.bits)
 
@@ -191,7 +193,7 @@ class Archive(Recipe):
             CompressorError: see :func:`compressor.passes.train.engine.train`; or no round keeps the
                 limit.
         """
-        inner = carrier.with_graph(make_networks(carrier, live=False).folded)
+        inner = carrier.with_graph(_fused(carrier))
         layers = self._coded_layers(inner)
         teacher = self._teacher(carrier, course.training)
         search = Search(self, carrier, inner, layers, teacher, context, course)
@@ -231,3 +233,12 @@ class Archive(Recipe):
         """Return what is learned from: the network that the pass is given, if none is named."""
         named = self.distill.teacher is not None
         return opened_teacher(self.distill, training, "distill.teacher") if named else carrier
+
+
+def _fused(carrier: Carrier, *, evaluate: bool = True) -> ir.Model:
+    """Return a fused graph whose batch norms stay; without ``evaluate``, of the right structure."""
+    fuse, lowered = Fuse(batch_norm=False), carrier.kind == "torch"
+    graph = fuse.fused(carrier.graph(), lowered=lowered, evaluate=evaluate).model
+    if evaluate:
+        move_biases(graph)
+    return graph

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
@@ -18,12 +18,20 @@ from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import trainable_graph
 from compressor.passes.quantize.maths.floating import shortened
 from compressor.passes.train.archive.coding import Coding, first_coding
+from compressor.passes.train.archive.live_norms import (
+    LiveNorm,
+    inner_biases,
+    live_norms,
+    with_plain_statistics,
+)
 from compressor.passes.train.job import PREFIX
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 
 _DOMAIN = "compressor.coding"
 _BOOK, _CODES = ".book", ".codes"
+_SHORT = "short."
+_EXPONENT = 2  # bits that the sign and the exponent of a scale or shift take, once coded
 _SCALED = frozenset({"LayerNormalization", "PRelu"})
 _AFFINE = 1, 2  # inputs of a batch norm: its scales and shifts; those behind are its statistics
 
@@ -83,6 +91,8 @@ class CodedNetwork:
         vectors: names of the biases and other vectors that are coded.
         float_bits: significant bits of the values of codebooks.
         decoder: what makes weights of codes.
+        norms: batch norms, whose vectors are floats while they are trained.
+        short: their scales and shifts once it is trained, by the names of weights and biases.
     """
 
     module: NamedModule
@@ -90,6 +100,8 @@ class CodedNetwork:
     vectors: tuple[str, ...]
     float_bits: int
     decoder: Decoder
+    norms: tuple[LiveNorm, ...] = ()
+    short: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def coded(self) -> tuple[str, ...]:
@@ -103,12 +115,38 @@ class CodedNetwork:
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of all parameters and buffers."""
-        return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+        state = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+        return {**state, **{_SHORT + name: tensor for name, tensor in self.short.items()}}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take what :meth:`state` returned."""
         # Names with dots look to PyTorch as if they were of submodules that it does not have.
         self.module.load_state_dict(dict(tensors), strict=False)
+        short = {n.removeprefix(_SHORT): t for n, t in tensors.items() if n.startswith(_SHORT)}
+        self.short.clear()
+        self.short.update(short)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The names of all tensors that are trained, but for codebooks."""
+        return (*self.coded, *(name for n in self.norms for name in (n.weight, n.bias)))
+
+    def shorten(self) -> None:
+        """Take scales and shifts of the norms as they are now, in a few significant bits.
+
+        Channels that hardly vary have large scales. So it is shares of a scale that count, and no
+        codebook: its values would suit the largest ones alone.
+        """
+        held = {name: tensor.cpu() for name, tensor in self._held().items()}
+        for norm in self.norms:
+            scale = shortened(held[norm.weight] * norm.factor(held), self.float_bits)
+            shift = held[norm.bias] - held[norm.mean] * scale
+            self.short[norm.weight] = scale
+            self.short[norm.bias] = shortened(shift, self.float_bits)
+
+    def _held(self) -> dict[str, Tensor]:
+        held = self.module.state_dict()
+        return {name.removeprefix(PREFIX): tensor.detach() for name, tensor in held.items()}
 
     def books_held(self) -> dict[str, Tensor]:
         """Return the codebooks themselves, by the name of what they are of."""
@@ -120,12 +158,10 @@ class CodedNetwork:
 
         They are on the CPU, where sums have one order, wherever the module is trained.
         """
-        held = self.module.state_dict()
+        held = self._held()
         found = {}
         for name in self.coded:
-            weight, book, codes = (
-                held[PREFIX + name + part].detach().cpu() for part in ("", _BOOK, _CODES)
-            )
+            weight, book, codes = (held[name + part].cpu() for part in ("", _BOOK, _CODES))
             felt = torch.ones_like(weight) if sensitivities is None else sensitivities(name).cpu()
             found[name] = Coding(weight.float(), book, codes, felt.float())
         return found
@@ -147,12 +183,15 @@ class CodedNetwork:
 
     def nbytes(self) -> float:
         """Return the bytes that weights and vectors take once they are coded."""
-        return sum(coding.nbytes for coding in self.codings().values())
+        bits = (self.float_bits + _EXPONENT) * sum(v.numel() for v in self.short.values())
+        return bits / 8 + sum(coding.nbytes for coding in self.codings().values())
 
     def written(self, carrier: Carrier) -> Carrier:
         """Return the fused model with these codes and vectors."""
         codes = {n: WeightCodes.known(self.layers[n], q) for n, q in self.quantized().items()}
-        return carrier.with_weights(self.short_vectors()).with_codes(codes)
+        vectors = {**self.short, **self.short_vectors()}
+        plain = carrier.with_graph(with_plain_statistics(carrier.graph(), self.norms))
+        return plain.with_weights(vectors).with_codes(codes)
 
     def quantized(self) -> dict[str, QuantizedTensor]:
         """Return the codes of each weight, in values that are taken and in rising order."""
@@ -180,6 +219,8 @@ def coded_network(
 ) -> CodedNetwork:
     """Return a network of a fused graph, its weights in codebooks of ``2 ** bits`` values.
 
+    Batch norms that the graph has are trained by batches.
+
     Args:
         graph: fused; it is not changed.
         layers: those whose weights are coded, by the name of the weight.
@@ -189,20 +230,23 @@ def coded_network(
     """
     graph = graph.clone()
     editor = Editor(graph)
-    vectors = tuple(name for name, value in graph.graph.initializers.items() if _is_vector(value))
-    for name in (*layers, *vectors):
-        value = graph.graph.initializers[name]
+    norms, held = live_norms(graph), graph.graph.initializers
+    apart = {*inner_biases(graph), *(name for norm in norms for name in norm.names)}
+    vectors = tuple(n for n, value in held.items() if _is_vector(value) and n not in apart)
+    coded = (*layers, *vectors)
+    for name in coded:
+        value = held[name]
         assert value.const_value is not None
         coding = first_coding(from_numpy(value.const_value).float(), bits)
         book = editor.constant(name + _BOOK, coding.book.numpy())
         codes = editor.constant(name + _CODES, coding.codes.numpy())
         _decoded(editor, value, book, codes)
-    coded = (*layers, *vectors)
-    trained = {*coded, *(name + _BOOK for name in coded)}
+    affine = {name for norm in norms for name in (norm.weight, norm.bias)}
+    trained = {*coded, *affine, *(name + _BOOK for name in coded)}
     decoder = Decoder()
     executed = trainable_graph(graph, source.module, trained, operators=decoder.operators)
     module = _trained(executed, source, trained)
-    return CodedNetwork(module, layers, vectors, float_bits, decoder)
+    return CodedNetwork(module, layers, vectors, float_bits, decoder, norms)
 
 
 def float_network(graph: ir.Model, trained: Collection[str], source: NamedModule) -> NamedModule:

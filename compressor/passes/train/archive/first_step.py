@@ -19,8 +19,8 @@ def gentle_rate(module: NamedModule, micros: Sequence[Micro], rate: float) -> tu
     """Halve a learning rate until the first step at it leaves the outputs what they tell.
 
     The first step of Adam moves each weight by the whole rate, against the sign of its gradient
-    (D. Kingma and J. Ba, 2014, arXiv:1412.6980, section 2.1), and those after it nearly so. With
-    its batch norms folded, nothing sets right what many layers then do together, and the deeper a
+    (D. Kingma and J. Ba, 2014, arXiv:1412.6980, section 2.1), and those after it nearly so. Where
+    no batch norm does, nothing sets right what many layers then do together, and the deeper a
     network is, the more that is. The step that is tried follows the gradient of the outputs, each
     with a random sign, as the loss against a teacher is at its minimum where training begins.
 
@@ -34,7 +34,8 @@ def gentle_rate(module: NamedModule, micros: Sequence[Micro], rate: float) -> tu
         largest one would take.
     """
     training = module.training
-    module.eval()
+    module.train()  # batch norms normalize by batches
+    buffers = {name: tensor.clone() for name, tensor in module.named_buffers()}
     weights = [p for p in module.parameters() if p.requires_grad]
     directions = _directions(module, weights, micros)
     before = [weight.detach().clone() for weight in weights]
@@ -51,6 +52,8 @@ def gentle_rate(module: NamedModule, micros: Sequence[Micro], rate: float) -> tu
             rate /= 2
         for weight, old in zip(weights, before, strict=True):
             weight.copy_(old)
+        for name, tensor in module.named_buffers():
+            tensor.copy_(buffers[name])
     module.train(training)
     return rate, first
 

@@ -100,7 +100,7 @@ class Search:
     @cached_property
     def rate(self) -> tuple[float, float]:
         """The learning rate, and what a first step at the largest one would take."""
-        module = float_network(self._inner.graph(), self._network.coded, self._source)
+        module = float_network(self._inner.graph(), self._network.trained, self._source)
         micros = [_few(self._course, step) for step in range(_TRIED)]
         return gentle_rate(module, micros, self._options.learning_rate)
 
@@ -180,6 +180,7 @@ class Search:
         )
         trained = train(job, course)
         network.load(trained.tensors)
+        network.shorten()
         drop, error = self._judged()
         return Round(step.target, network.nbytes(), drop, error, taken.price, step.start)
 

@@ -102,8 +102,8 @@ def test_statistics_of_a_norm_that_stays_are_no_vectors_to_train() -> None:
     assert isinstance(source, NamedModule)
     layers = {x.weight: x for x in carrier.with_graph(folded).layers()}
     coded = coded_network(folded, layers, source, 4, 8)
-    assert any("norm.weight" in name for name in coded.vectors)
-    assert not any("running" in name for name in coded.vectors)
+    assert any("norm.weight" in name for name in coded.trained)
+    assert not any("running" in name for name in coded.trained)
     felt = Sensitivities(coded)
     felt.measure(micros(3, 6, 6), lambda _: None)
     assert all(bool(torch.isfinite(felt.of(name)).all()) for name in coded.coded)
