@@ -106,13 +106,12 @@ def judge(
             if name == "metric_drop" and default:
                 limit = _default_drop(limit, artifact, float_metric)
             value, interval, reason = _measurement(name, artifact)
-            widest = WIDEST_RATIO if name == "latency_ratio" else None
             if name == "metric_drop" and value is not None:
                 verdict, blind = drop_verdict(
                     value, interval, limit, artifact["sqnr_db"], constant, no_evidence
                 )
             else:
-                verdict, blind = verdict_of(interval, limit, widest), ""
+                verdict, blind = verdict_of(interval, limit, WIDEST_RATIO), ""
             if blind:
                 reason = blind
             elif verdict == "unknown" and interval is not None:

@@ -382,6 +382,7 @@ def test_a_figure_without_points_is_stated_without_percent():
     ("name", "expected", "message"),
     [
         ("accuracy", 100.0, ""),
+        ("accuracy", 0.0, ""),
         ("accuracy", 400.0, "is 400, and accuracy lies between 0 and 100 %; give the figure in"),
         ("accuracy", -1.0, "between 0 and 100 %"),
         ("cosine", 0.99, ""),
