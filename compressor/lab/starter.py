@@ -275,12 +275,12 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     """Return the starter spec for a Hugging Face directory, all but its head."""
     from compressor.lab.inspect.checkpoint import headers, mostly_bfloat16
     from compressor.models.transformers.carrier import text_inputs
+    from compressor.models.transformers.classes import auto_class_for, saved_from
     from compressor.models.transformers.lengths import piece_length
-    from compressor.models.transformers.networks import auto_class_for, read_config
+    from compressor.models.transformers.networks import read_config
 
     config = read_config(model)
-    saved = config.get("architectures")
-    auto_class = auto_class_for(str(saved[0]) if isinstance(saved, list) and saved else "")
+    auto_class = auto_class_for(saved_from(config))
     tensors, parameters = headers(model)
     place = scalar(relative)
     first = PRETRAINED.format(
@@ -317,7 +317,8 @@ def _usual(
     The network is built on the ``meta`` device; where that cannot be done, all is empty.
     """
     from compressor.models.transformers.carrier import encoder_path, usual_inputs
-    from compressor.models.transformers.networks import library, network_of
+    from compressor.models.transformers.classes import library
+    from compressor.models.transformers.networks import network_of
 
     try:
         declared = getattr(library(), auto_class, None)

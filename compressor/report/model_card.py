@@ -17,9 +17,9 @@ CARD = "README.md"
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # metadata, as the Hugging Face Hub reads it
 _LOAD = """\
 ```python
-from transformers import AutoModel{task}
+from transformers import {opener}
 
-model = AutoModel{task}.from_pretrained("{name}")
+model = {opener}.from_pretrained("{name}")
 ```"""
 _SERVE = """\
 ```sh
@@ -77,7 +77,7 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
         f"{', '.join(facts(report))}.",
         listed(text(reason) for reason in missing_reasons(report)),
         "## Use",
-        *_uses(report, _task(source)),
+        *_uses(report, _opener(source)),
         "## Proof",
         f"Fingerprint of {code('manifest.json')}: {manifest['fingerprint']}. It covers the inputs, "
         "the recipe, the versions and the SHA-256 of every file but the reports and this card; "
@@ -88,11 +88,11 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _uses(report: Mapping[str, Any], task: str) -> list[str]:
+def _uses(report: Mapping[str, Any], opener: str) -> list[str]:
     """Return how each artifact is opened."""
     formats = {artifact["format"] for artifact in report["artifacts"]}
     name = str(report["name"])
-    uses = [] if formats <= _USES.keys() else [_LOAD.format(task=task, name=name)]
+    uses = [] if formats <= _USES.keys() else [_LOAD.format(opener=opener, name=name)]
     return [*uses, *(use.format(name=name) for kind, use in _USES.items() if kind in formats)]
 
 
@@ -115,12 +115,10 @@ def _source_card(source: Path | None) -> tuple[str, str]:
     return metadata, whole[front.end() if front else 0 :].strip()
 
 
-def _task(source: Path | None) -> str:
-    from compressor.models.transformers.networks import auto_class_for
+def _opener(source: Path | None) -> str:
+    from compressor.models.transformers.classes import loading_class
 
     config = None if source is None else source / "config.json"
     if config is None or not config.is_file():
-        return ""
-    saved = json.loads(config.read_text(encoding="utf-8")).get("architectures")
-    named = str(saved[0]) if isinstance(saved, list) and saved else ""
-    return auto_class_for(named).removeprefix("AutoModel")
+        return loading_class({})
+    return loading_class(json.loads(config.read_text(encoding="utf-8")))

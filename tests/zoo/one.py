@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import compressor
 from compressor.cli.application import application
-from compressor.models.transformers.networks import auto_class_for
+from compressor.models.transformers.classes import auto_class_for
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
 from tests.zoo import models, peers

@@ -35,7 +35,8 @@ from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
-from compressor.models.transformers.networks import library, loaded
+from compressor.models.transformers.classes import library
+from compressor.models.transformers.networks import loaded
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import Check, ExportContext, Exporter
 from compressor.types.layers import sqnr_db

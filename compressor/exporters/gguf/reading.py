@@ -19,7 +19,8 @@ from compressor.exporters.gguf.file import ENDINGS
 from compressor.exporters.gguf.header import read_header
 from compressor.exporters.gguf.shapes import config_values
 from compressor.exporters.safetensors.transformers_runner import FAILURES, NetworkRunner, runtime
-from compressor.models.transformers.networks import loaded, reason_of, silent
+from compressor.models.transformers.classes import silent
+from compressor.models.transformers.networks import loaded, reason_of
 
 _MALFORMED = (AttributeError, LookupError, OverflowError, OSError, TypeError, ValueError)
 _AGAIN = "export it again"

@@ -28,11 +28,8 @@ from compressor.models.checkpoint.meanings import meant
 from compressor.models.checkpoint.stacked_experts import together
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.cached_attention import round_cache_of
-from compressor.models.transformers.networks import (
-    reason_of,
-    saved_class,
-    silent,
-)
+from compressor.models.transformers.classes import saved_class, silent
+from compressor.models.transformers.networks import reason_of
 from compressor.models.transformers.reading import Names, Reading, float_class_of, reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check

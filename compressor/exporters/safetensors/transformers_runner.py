@@ -14,7 +14,7 @@ import torch
 
 from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.models.element_types import from_numpy, to_numpy
-from compressor.models.transformers.networks import saved_class, silent
+from compressor.models.transformers.classes import saved_class, silent
 from compressor.types.tensors import Batch
 
 INSTALL = "pip install compressor[transformers]"

@@ -19,8 +19,9 @@ from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.carrier import open_pretrained
+from compressor.models.transformers.classes import auto_class_for, saved_from
 from compressor.models.transformers.decoder import Decoder
-from compressor.models.transformers.networks import auto_class_for, read_config
+from compressor.models.transformers.networks import read_config
 from compressor.models.transformers.reading import reading_of
 from compressor.models.transformers.single_experts import single_experts, sorted_experts
 from compressor.types.carrier import Capability
@@ -232,8 +233,7 @@ def open_blocks(path: Path) -> BlockCheckpoint:
             "is no Hugging Face directory, and nothing says how its weights are used",
             "give the directory with config.json, or leave out data and methods that need them",
         )
-    saved = read_config(carrier.folder).get("architectures")
-    named = str(saved[0]) if isinstance(saved, list) and saved else ""
+    named = saved_from(read_config(carrier.folder))
     if auto_class_for(named) != _CAUSAL:
         raise SpecError(
             f"checkpoint {str(path)!r}",

@@ -14,10 +14,10 @@ from compressor.errors import ModelError, SpecError, suggestion
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.matching import check_finite
+from compressor.models.transformers.classes import library, saved_from
 from compressor.models.transformers.networks import (
     CONFIG,
     check_fit,
-    library,
     loaded,
     network_of,
     read_config,
@@ -27,6 +27,7 @@ from compressor.types.tensors import TensorSpec
 
 _REFERENCE = re.compile(r"transformers[.:](\w+)")
 _TOKENS = "input_ids"
+_OTHER_SIDE = "encoder_outputs"  # what a decoder reads, and a whole network takes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _FIXED = ("architectures", "auto_map", "model_type", "quantization_config", "transformers_version")
 
@@ -87,11 +88,12 @@ def open_pretrained(
     single = directory / "model.safetensors"
     whole = single.is_file() and not (directory / "model.safetensors.index.json").is_file()
     weights = read_weights(single if whole else directory)
-    module = _filled(network, weights, directory, config.get("dtype"))
     if part is not None:
-        chosen = _part_of(module, part)
-        return MappedCarrier(chosen, inputs or usual_inputs(chosen))
-    return MappedCarrier(module, inputs or usual_inputs(module), folder=directory)
+        _part_of(network, part)  # before anything is read
+    module = _filled(network, weights, directory, config.get("dtype"), part or "")
+    return MappedCarrier(
+        module, inputs or usual_inputs(module), folder=directory if part is None else None
+    )
 
 
 def _part_of(network: torch.nn.Module, path: str) -> torch.nn.Module:
@@ -137,9 +139,12 @@ def _changes(config: Mapping[str, Any], stored: Mapping[str, Any]) -> dict[str, 
 
 
 def _filled(
-    network: Any, weights: Mapping[str, torch.Tensor], directory: Path, dtype: str | None
+    network: Any, weights: Mapping[str, torch.Tensor], directory: Path, dtype: str | None, part: str
 ) -> torch.nn.Module:
-    """Return a network of the same class and configuration that holds the weights."""
+    """Return the part of a network of the same class and configuration that holds the weights.
+
+    What the part does not read may be missing: those who publish an encoder leave the decoder out.
+    """
     subject = f"checkpoint {str(directory)!r}"
     usual = _usual_dtype(weights, subject)
     try:
@@ -151,10 +156,15 @@ def _filled(
             f"does not load into {type(network).__name__} ({reason_of(error)})",
             "check that config.json belongs to the weights",
         ) from error
-    check_fit(type(network).__name__, loading, subject)
-    filled: torch.nn.Module = module.requires_grad_(False).eval()
+    tensors = module.state_dict(keep_vars=True)
+    filled: torch.nn.Module = module.get_submodule(part).requires_grad_(False).eval()
+    # One tensor may have several names, such as the table of embeddings that two sides share.
+    read = {id(tensor) for tensor in filled.state_dict(keep_vars=True).values()}
+    missing = [name for name in loading["missing_keys"] if id(tensors[name]) in read]
+    saved = saved_from(network.config.to_dict())
+    check_fit(type(network).__name__, {**loading, "missing_keys": missing}, subject, saved)
     codes = [name for name, tensor in weights.items() if not tensor.is_floating_point()]
-    floats = {name for name, tensor in filled.state_dict().items() if tensor.is_floating_point()}
+    floats = {name for name, tensor in tensors.items() if tensor.is_floating_point()}
     _refuse_codes([name for name in codes if name in floats], weights, subject)
     return filled
 
@@ -226,7 +236,9 @@ def longest_text(module: Any) -> int | None:
 
 def encoder_path(module: Any) -> str:
     """Return where the encoder of an encoder and decoder is; empty for other networks."""
-    if not getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+    both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    # The configuration of an encoder saved alone may be that of the whole.
+    if not both or _OTHER_SIDE not in signature(module.forward).parameters:
         return ""
     encoder = module.get_encoder() if hasattr(module, "get_encoder") else module
     return next((path for path, part in module.named_modules() if part is encoder), "")

@@ -31,7 +31,8 @@ from compressor.models.transformers.block_stages import (
     stages_of,
 )
 from compressor.models.transformers.cached_attention import change_cache
-from compressor.models.transformers.networks import reason_of, silent
+from compressor.models.transformers.classes import silent
+from compressor.models.transformers.networks import reason_of
 
 KEYS, VALUES = ".keys", ".values"
 """What the names of the values end in that attention keeps; before it is the attention's path."""

@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Mapping
 from copy import deepcopy
-from io import StringIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from compressor.errors import ModelError, SpecError, close_names, listed, message_lines, suggestion
-from compressor.files import read_json
 from compressor.models.checkpoint import folder as checkpoint
-from compressor.progress import quiet_libraries
+from compressor.models.transformers.classes import (
+    fitting_class,
+    library,
+    saved_class,
+    saved_from,
+    silent,
+    unmapped_class,
+)
 
 CONFIG = checkpoint.CONFIG
 _ATTENTION = "eager"  # separate products and softmax, which lower to the plainest graph
-_READS = {
-    "Seq2SeqLM": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "SpeechSeq2Seq": "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-    "ImageTextToText": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
-}
-_TASK = re.compile(r"For([A-Z]\w*)")  # not that of a Former, such as RoFormerForMaskedLM
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _FLOATS = ("Infinity", "-Infinity", "NaN")
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
-
-
-def library() -> ModuleType:
-    """Return the module ``transformers``; raise ``SpecError`` if it does not import."""
-    try:
-        with silent():  # some of its modules warn of packages that they would like to have
-            return importlib.import_module("transformers")
-    except ImportError as error:
-        raise SpecError(
-            "model.factory",
-            f"needs the package transformers, which does not import ({error})",
-            'run pip install "compressor[transformers]"',
-        ) from error
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -105,7 +88,7 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
     try:
         with silent(), torch.device("meta"):
             config = _configuration(values)
-            if (saved := _unmapped_class(auto, config, values)) is not None:
+            if (saved := unmapped_class(auto, type(config), values)) is not None:
                 return saved._from_config(config, attn_implementation=_ATTENTION)
             return auto.from_config(config, attn_implementation=_ATTENTION, trust_remote_code=False)
     # The class is the user's choice and the values are a stranger's: anything may be raised.
@@ -114,52 +97,11 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
             raise SpecError(
                 "model.factory",
                 f"'transformers.{auto.__name__}' is not for models of type {kind!r}",
-                _fitting_class(values.get("architectures")),
+                fitting_class(saved_from(values)),
             ) from error
         raise ModelError(
             subject, f"describes no network ({reason_of(error)})", "correct its values"
         ) from error
-
-
-def _unmapped_class(auto: Any, config: Any, values: Mapping[str, Any]) -> Any:
-    """Return the class that a model was saved from, where its auto class does not know its type.
-
-    The text decoder of a larger model, saved alone, may have a type that no auto class knows.
-    """
-    names = values.get("architectures")
-    saved = str(names[0]) if isinstance(names, list) and names else ""
-    if auto_class_for(saved) != auto.__name__ or type(config) in auto._model_mapping:
-        return None
-    named = getattr(library(), saved, None)
-    return named if getattr(named, "config_class", None) is type(config) else None
-
-
-def saved_class(directory: Path) -> Any:
-    """Return the class that a directory's ``config.json`` names first.
-
-    Raises:
-        SpecError: it names none, the library does not have it, or there is no library.
-    """
-    subject = f"checkpoint {str(directory)!r}"
-    try:
-        config = read_json(directory / CONFIG, subject, "cannot be read", constants=True)
-        name = str(config["architectures"][0])
-    except (ModelError, LookupError, TypeError) as error:
-        raise SpecError(
-            subject,
-            f"its {CONFIG} names no architecture",
-            f"give a Hugging Face directory, whose {CONFIG} says which class it is",
-        ) from error
-    package = library()
-    with silent():
-        named = getattr(package, name, None)
-    if isinstance(named, type) and issubclass(named, package.PreTrainedModel):
-        return named
-    raise SpecError(
-        subject,
-        f"is a {name!r}, which transformers {package.__version__} does not have",
-        "models with code of their own are not run",
-    )
 
 
 def float_network(folder: Path, *, untied: bool = False) -> tuple[Any, str]:
@@ -279,27 +221,6 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(item) for item in value] if isinstance(value, list) else value
 
 
-def auto_class_for(saved: str) -> str:
-    """Return the auto class for one named under ``architectures``, such as ``LlamaForCausalLM``."""
-    found = _TASK.search(saved)
-    task = found[1] if found else ""
-    if saved.endswith("LMHeadModel"):
-        task = "CausalLM"
-    elif task == "ConditionalGeneration" or not task:
-        task = _generation(saved) or (task and "Seq2SeqLM")
-    return f"AutoModelFor{task}" if task else "AutoModel"
-
-
-def _generation(saved: str) -> str:
-    """Return the task of a class that writes text, by what the library says it reads."""
-    try:
-        library()
-    except SpecError:
-        return ""
-    mappings = importlib.import_module("transformers.models.auto.modeling_auto")
-    return next((t for t, name in _READS.items() if saved in getattr(mappings, name).values()), "")
-
-
 def is_causal(config: Mapping[str, Any], part: str | None = None) -> bool | None:
     """Return whether a network reads each token without those that follow it.
 
@@ -322,14 +243,6 @@ def is_causal(config: Mapping[str, Any], part: str | None = None) -> bool | None
     return True if kind in getattr(mappings, _CAUSAL) else None
 
 
-def _fitting_class(architectures: Any) -> str:
-    saved = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    name = auto_class_for(saved)
-    if saved and hasattr(library(), name):
-        return f"use transformers.{name}: it was saved from {saved}"
-    return f"it was saved from {saved}" if saved else "see the model's page for its class"
-
-
 def loaded(
     network: Any, config: Any, weights: Mapping[str, torch.Tensor], dtype: torch.dtype
 ) -> tuple[Any, Mapping[str, Any]]:
@@ -349,8 +262,12 @@ def loaded(
     return module, loading
 
 
-def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
-    """Raise ``ModelError`` if names or shapes of the weights are not the network's."""
+def check_fit(network: str, loading: Mapping[str, Any], subject: str, saved: str = "") -> None:
+    """Raise ``ModelError`` if names or shapes of the weights are not the network's.
+
+    Args:
+        saved: the class that the weights were saved from, if it is known.
+    """
     for name, have, want in sorted(loading["mismatched_keys"]):
         raise ModelError(
             subject,
@@ -369,15 +286,9 @@ def check_fit(network: str, loading: Mapping[str, Any], subject: str) -> None:
         return
     pairs = [(name, close_names(name, unexpected, 1)) for name in missing[:3]]
     near = [f"{name!r} may be its {names[0]!r}" for name, names in pairs if names]
-    usual = "use the config.json of these weights, and the auto class for its architectures"
+    other = saved and saved != network
+    usual = fitting_class(saved) if other else "use the config.json of these weights"
     raise ModelError(subject, " and ".join(problems), "; ".join(near) or usual)
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Keep warnings, logs and progress bars of libraries from the terminal."""
-    with quiet_libraries(), redirect_stderr(StringIO()):
-        yield
 
 
 def reason_of(error: BaseException) -> str:

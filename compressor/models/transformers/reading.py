@@ -22,13 +22,8 @@ from compressor.errors import SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.checkpoint.folder import is_llama_like
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.transformers.networks import (
-    float_network,
-    library,
-    meta_copy,
-    reason_of,
-    silent,
-)
+from compressor.models.transformers.classes import library, silent
+from compressor.models.transformers.networks import float_network, meta_copy, reason_of
 from compressor.types.carrier import Carrier
 
 _WEIGHT = "weight"

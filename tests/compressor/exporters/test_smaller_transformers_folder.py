@@ -19,7 +19,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.saved_module import Alterations
 from compressor.models.torch.smaller_module import random_batch, run_module
 from compressor.models.transformers.carrier import open_pretrained
-from compressor.models.transformers.networks import auto_class_for
+from compressor.models.transformers.classes import auto_class_for
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.progress import quiet_libraries

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from compressor.errors import SpecError
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.carrier import auto_class_name, open_pretrained
-from compressor.models.transformers.networks import auto_class_for
+from compressor.models.transformers.classes import auto_class_for
 from compressor.progress import quiet_libraries
 from compressor.run.model import OpenedModel
 from compressor.types.tensors import Batch, TensorSpec
