@@ -115,12 +115,21 @@ def held_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def as_lowered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a module's tensor as its graph holds it: complex numbers as pairs in a last axis.
+
+    The memory is shared.
+    """
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
     """Make a lowered model's initializers refer to the module's current parameters."""
     state = held_tensors(module)  # the graph may use any name of a tied weight
     for name, value in model.graph.initializers.items():
         if name in state:
-            value.const_value = tensor_adapters.TorchTensor(state[name].detach(), name=name)
+            tensor = as_lowered(state[name].detach())
+            value.const_value = tensor_adapters.TorchTensor(tensor, name=name)
 
 
 def check_finite(

@@ -18,7 +18,7 @@ from compressor.models.executor import GraphModule
 from compressor.models.executor.node import Operators
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.lowering import call, example_inputs
-from compressor.models.torch.matching import attach_weights, held_tensors
+from compressor.models.torch.matching import as_lowered, attach_weights, held_tensors
 from compressor.models.torch.size_attributes import CONFIG, Attributes, Masks, readings, stated
 from compressor.types.channels import Units
 from compressor.types.tensors import Array, Batch, TensorSpec
@@ -272,11 +272,11 @@ def with_shorter(module: nn.Module, graph: ir.Model, tensors: Mapping[str, Tenso
     held = held_tensors(smaller)
     for name, value in graph.graph.initializers.items():
         if name in held and value.const_value is not None:
-            here, there = tuple(value.const_value.shape.numpy()), tuple(held[name].shape)
+            here, there = list(value.const_value.shape.numpy()), list(as_lowered(held[name]).shape)
             if here != there:
                 raise ValueError(
-                    f"parameter {name!r} is {list(here)} in the smaller graph, "
-                    f"{list(there)} by the positions that remain"
+                    f"parameter {name!r} is {here} in the smaller graph, "
+                    f"{there} by the positions that remain"
                 )
     attach_weights(graph, smaller)
     return smaller
