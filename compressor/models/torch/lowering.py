@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError, message_lines
 from compressor.models.torch.matching import attach_weights
+from compressor.models.torch.parametrized import computed_by
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
 from compressor.models.torch.translations import FloatBounds, translations
 from compressor.models.transformers.experts import plain_experts
@@ -30,11 +31,14 @@ _SOUND = 8000  # samples of a waveform: half a second
 _CHUNKS = ("chunk_size", "mamba_chunk_size")  # of sequences, in the configurations of transformers
 
 _NO_GRAPH = "or use passes on weights alone, such as compress quantize on its directory"
+_NO_FUNCTION = "No ONNX function"
 _REMEDIES = {
     "data-dependent": "a graph cannot branch on values: let forward compute all branches and "
     f"choose with torch.where (all experts, not those that were hit), {_NO_GRAPH}",
-    "No ONNX function": "PyTorch's exporter cannot write that operator: use another one in forward "
-    f"(real and imaginary parts in place of complex numbers), {_NO_GRAPH}",
+    "complex-valued": "PyTorch's exporter cannot write that operator: use real and imaginary parts "
+    f"in place of complex numbers in forward, {_NO_GRAPH}",
+    _NO_FUNCTION: "PyTorch's exporter cannot write that operator: use another one in "
+    f"forward, {_NO_GRAPH}",
 }
 _USUAL_REMEDY = (
     "check model.inputs against the module's forward: an axis that the network fixes needs its "
@@ -111,7 +115,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
         raise ModelError(
             f"module {type(module).__name__}",
             f"cannot be lowered to a graph ({cause})",
-            next((r for part, r in _REMEDIES.items() if part in cause), _USUAL_REMEDY),
+            _remedy(module, cause),
         ) from error
     if program is None:
         raise ModelError(
@@ -121,6 +125,18 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     _name_outputs(model, _keys(program.exported_program))
     attach_weights(model, module)
     return model
+
+
+def _remedy(module: nn.Module, cause: str) -> str:
+    found = computed_by(module, cause) if _NO_FUNCTION in cause else None
+    if found is not None:
+        owner = ".".join(filter(None, ("network", found[0])))
+        return (
+            f"the parametrization of {'.'.join(filter(None, found))!r} calls it: make the trained "
+            "weight a plain one by torch.nn.utils.parametrize.remove_parametrizations("
+            f"{owner}, {found[1]!r}), save that, and build the network without the parametrization"
+        )
+    return next((r for part, r in _REMEDIES.items() if part in cause), _USUAL_REMEDY)
 
 
 def _chunk(module: torch.nn.Module) -> int:

@@ -7,13 +7,14 @@ parametrization's own ``right_inverse``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from compressor.models.element_types import from_numpy
 from compressor.types.channels import Units
@@ -86,6 +87,45 @@ def weight_parameter(part: nn.Module) -> Tensor | None:
         stored = _steps(part, "weight").parameters(recurse=False)
         return next((t for t in stored if t.shape == weight.shape), weight)
     return weight
+
+
+class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of PyTorch
+    """Notes the operators that are called, such as ``aten.mm.default``."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of PyTorch
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        self.names.add(str(func).rpartition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def computed_by(module: nn.Module, operators: str) -> tuple[str, str] | None:
+    """Return the first tensor whose parametrization calls an operator.
+
+    Args:
+        operators: a text that names it, such as ``op='aten.linalg_matrix_exp'``.
+
+    Returns:
+        The path of the module that has the tensor, and its name there.
+    """
+    for path, part in module.named_modules():
+        steps = getattr(part, "parametrizations", None)
+        if not parametrize.is_parametrized(part) or steps is None:
+            continue
+        for attribute in steps:
+            with torch.no_grad(), _Called() as called:
+                getattr(part, attribute)
+            if any(f"'{name}'" in operators for name in called.names):
+                return path, attribute
+    return None
 
 
 def _stored(module: nn.Module, name: str) -> dict[str, Tensor] | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from compressor.errors import ModelError, SpecError
 from compressor.graph.costs import macs, parameters
@@ -200,6 +201,37 @@ def test_an_operator_that_the_exporter_cannot_write():
 
     with pytest.raises(ModelError, match=r"aten\.cumsum.*real and imaginary parts in place"):
         TorchCarrier(Rotation(), [spec("x", "n", 2)]).graph()
+
+
+@pytest.mark.parametrize(
+    ("width", "operator"), [(6, "linalg_matrix_exp"), (4, "linalg_householder_product")]
+)
+def test_a_parametrization_that_the_exporter_cannot_write(width: int, operator: str) -> None:
+    """The advice was about complex numbers in forward, where there are none."""
+    module = nn.Sequential(nn.Linear(4, 6), parametrizations.orthogonal(nn.Linear(6, width)))
+    inputs = [spec("x", "n", 4)]
+    with pytest.raises(
+        ModelError,
+        match=rf"aten\.{operator}.*the parametrization of '1\.weight' calls it.*"
+        r"remove_parametrizations\(network\.1, 'weight'\)",
+    ):
+        TorchCarrier(module, inputs).graph()
+    parametrize.remove_parametrizations(module[1], "weight")
+    assert len(TorchCarrier(module, inputs).layers()) == 2
+
+
+def test_an_operator_of_forward_is_not_one_of_a_parametrization() -> None:
+    class Exponent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = parametrizations.weight_norm(nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.matrix_exp(self.layer(x))
+
+    with pytest.raises(ModelError, match="use another one in forward") as caught:
+        TorchCarrier(Exponent(), [spec("x", "n", 4, 4)]).graph()
+    assert "complex" not in str(caught.value)
 
 
 def test_an_axis_that_the_network_fixes():
