@@ -86,6 +86,27 @@ def test_the_same_file_needs_no_samples(tmp_path: Path, other: str, verdict: str
 
 
 @pytest.mark.parametrize(
+    ("metric", "values", "limit", "verdict"),
+    [
+        ("accuracy", results(1, 10), None, "unknown"),  # ten answers that are the same
+        ("accuracy", results(0, 10), None, "unknown"),
+        ("mse", np.zeros(10), None, "passed"),  # of nothing, one percent is nothing
+        ("mse", np.zeros(10), 0.0, "unknown"),
+        ("mse", np.full(10, 0.5), None, "passed"),
+    ],
+)
+def test_the_same_answers_of_other_bytes(
+    tmp_path: Path, metric: str, values: np.ndarray, limit: float | None, verdict: str
+) -> None:
+    one, other = (
+        made_run(tmp_path / n, values, metric=metric, changes={"artifacts/0/files/0/sha256": n})
+        for n in ("e" * 64, "f" * 64)
+    )
+    check = only(compare_runs(one, other, STORED), GateLimits(metric_drop=limit))
+    assert check.verdict == verdict, check.text
+
+
+@pytest.mark.parametrize(
     ("lost", "won", "samples", "verdict"),
     [
         (1, 1, 10, "unknown"),

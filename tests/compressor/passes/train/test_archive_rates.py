@@ -64,6 +64,52 @@ def test_the_deeper_a_network_is_the_smaller_its_steps() -> None:
     assert twice > 0.1
 
 
+class Last(nn.Module):
+    """A layer, and a vector that nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.unread = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Map ``[N, 16]`` to as much."""
+        return {"y": self.layer(x)}
+
+
+def last() -> NamedModule:
+    torch.manual_seed(0)
+    return NamedModule(Last(), ("x",), ("y",))
+
+
+@pytest.mark.parametrize("rate", [0.3, 3.0, 30.0])
+def test_a_rate_is_halved_as_often_as_needed(rate: float) -> None:
+    """Of a layer, what a step takes grows with the square of its length."""
+    found, first = gentle_rate(last(), micros(WIDTH), rate)
+    _, of_one = gentle_rate(last(), micros(WIDTH), 1.0)
+    assert first == pytest.approx(of_one * rate**2, rel=1e-3)
+    halvings = np.log2(rate / found)
+    assert halvings == pytest.approx(round(halvings))
+    assert first * (found / rate) ** 2 <= 0.1 < first * (2 * found / rate) ** 2
+
+
+def test_halving_has_an_end() -> None:
+    found, first = gentle_rate(last(), micros(WIDTH), 1e6)
+    assert found == 1e6 / 2**11
+    assert first > 1e6
+
+
+def test_a_step_follows_the_gradient_of_outputs_with_random_signs() -> None:
+    module, given = last(), micros(WIDTH)
+    _, first = gentle_rate(module, given, 0.1)
+    assert gentle_rate(module, given, 0.1)[1] == first
+    x = torch.cat([micro.tensors["x"] for micro in given])
+    with torch.no_grad():
+        y = module(x=x)["y"]
+    variance = sum(float((part - part.mean(0)).square().sum()) for part in y.split(8))
+    alike = 0.01 * float((x.sum(0).sign() * x).sum(1).add(1).square().sum()) * WIDTH / variance
+    assert 0 < first < 0.9 * alike  # where all signs are the same, every step is that one
+
+
 def test_a_network_is_left_as_it_was() -> None:
     module = network(8)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
