@@ -155,7 +155,7 @@ def _metric(comparison: Comparison, difference: Difference, limits: GateLimits) 
 def _same_file(comparison: Comparison) -> bool:
     """Return whether both artifacts are the same bytes, so that nothing is left to prove."""
     base, candidate = (
-        [file.get("sha256") for file in side.entry["files"]]
+        [file.get("sha256") for file in side.entry.get("files", ())]
         for side in (comparison.base, comparison.candidate)
     )
     return bool(base) and all(base) and base == candidate

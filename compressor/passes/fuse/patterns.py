@@ -210,7 +210,7 @@ def unguard(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
         if numbers is None or not np.isfinite(numbers).all():
             return False
         scores, _ = _unscaled(added.inputs[0], added)
-    if maker(scores, "MatMul") is None:
+    if scores is None or not operator(scores.producer()).is_matmul:
         return False
     replace(node, "Identity", [shares])
     return True

@@ -68,8 +68,8 @@ class PruneStructured(GraphPass):
         "to the outputs to first order (taylor), by mean absolute activations (activation), by "
         "the error that remains once the layers that read them are solved (reconstruction; l2 "
         "where none can be), by their power once the residual stream is turned to its principal "
-        "components (principal-components; l2 for all other channels), or at random as "
-        "a baseline; l2, l1, batch-norm and random need no calibration data; if left out, "
+        "components (principal-components; l2 for all other channels), or at random as a "
+        "baseline; l2, l1, batch-norm and random need no calibration data; if left out, "
         "reconstruction where layers are solved, scope is sensitivity or the target a latency, "
         "and few channels are read at once, else l2",
     )
@@ -84,8 +84,7 @@ class PruneStructured(GraphPass):
     )
     drop_blocks: bool = Field(
         default=True,
-        description="let a target of latency drop whole residual blocks: branches that are added "
-        "to what they read",
+        description="let a target of latency drop residual blocks: branches added to their input",
     )
     round_to: int = Field(
         default=1, ge=1, description="a layer's remaining channels are a multiple of it"
@@ -116,8 +115,8 @@ class PruneStructured(GraphPass):
     @property
     def required(self) -> frozenset[Capability]:
         """What needs data needs a model that runs."""
-        runs = self.replays or self.criterion == "activation"
-        return self.needs | ({Capability.RUN} if runs else set())
+        runs = {Capability.RUN} if self.replays or self.criterion == "activation" else set()
+        return self.needs | runs
 
     @property
     def replays(self) -> str:

@@ -106,6 +106,12 @@ def test_the_same_answers_of_other_bytes(
     assert check.verdict == verdict, check.text
 
 
+def test_the_float_model_has_no_file_to_compare(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", results(0, 10))
+    beside = replace(STORED, base_artifact="float")
+    assert only(compare_runs(run, run, beside), GateLimits()).verdict == "unknown"
+
+
 @pytest.mark.parametrize(
     ("lost", "won", "samples", "verdict"),
     [

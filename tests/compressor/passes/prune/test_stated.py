@@ -16,7 +16,7 @@ from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.smaller_module import random_batch, run_module
 from compressor.models.transformers.carrier import open_pretrained
-from compressor.models.transformers.networks import auto_class_for
+from compressor.models.transformers.classes import auto_class_for
 from compressor.passes.prune.criteria import Queue, allowed_counts
 from compressor.passes.prune.structured.stated import KEPT
 from compressor.passes.prune.structured.structured import PruneStructured
