@@ -130,19 +130,19 @@ def test_the_directory_is_opened_by_its_class(
 
 
 @pytest.mark.slow
-def test_where_no_size_can_be_stated_the_plan_says_so(tmp_path: Path) -> None:
-    """BLOOM's slopes keep its heads, which keep its stream; its MLPs are four times as wide."""
-    carrier = opened("bloom", tmp_path / "whole", IDS)
-    step = PruneStructured.model_validate({"target": {"ratio": 0.5}})
-    with pytest.raises(SpecError, match=r"layout: compressed-tensors: .*; export layout: graph"):
-        step.survey(carrier, CONTEXT)
-    assert step.survey(carrier, PassContext()).layers
-
-
-@pytest.mark.slow
-def test_what_could_be_reached_without_a_configuration_is_said(tmp_path: Path) -> None:
-    carrier = opened("dinov2", tmp_path / "whole", PIXELS)
-    step = PruneStructured.model_validate({"target": {"macs": 0.4}})
-    with pytest.raises(SpecError, match=r"set it to .* or export layout: graph alone"):
+@pytest.mark.parametrize(
+    ("kind", "inputs", "target", "message"),
+    [
+        # BLOOM's slopes keep its heads, which keep its stream; its MLPs are four times as wide.
+        ("bloom", IDS, {"ratio": 0.5}, r"layout: compressed-tensors: .*; export layout: graph"),
+        ("dinov2", PIXELS, {"macs": 0.4}, r"set it to .* or export layout: graph alone"),
+    ],
+)
+def test_what_no_configuration_states_is_said_by_the_plan(
+    tmp_path: Path, kind: str, inputs: Any, target: dict[str, float], message: str
+) -> None:
+    carrier = opened(kind, tmp_path / "whole", inputs)
+    step = PruneStructured.model_validate({"target": target})
+    with pytest.raises(SpecError, match=message):
         step.survey(carrier, CONTEXT)
     assert step.survey(carrier, PassContext()).layers
