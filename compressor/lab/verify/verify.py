@@ -31,6 +31,7 @@ from compressor.types.exporter import PackedFormat
 from compressor.types.proofs import ExpectedFile
 
 _WEIGHTS = ".safetensors"
+_OPENVINO = (".xml", ".bin")  # a graph and its weights, which have one name
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,9 @@ def _of_artifact(files: tuple[ExpectedFile, ...], name: str) -> tuple[ExpectedFi
         return tuple(f for f in files if f.name in pair or f.name.endswith(_WEIGHTS))
     main = name.removesuffix(".json") if name.endswith(ENGINE_MANIFESTS) else name
     main = main.removesuffix(".data")
+    if main.endswith(_OPENVINO):
+        pair = [main[: -len(".xml")] + suffix for suffix in _OPENVINO]
+        return tuple(f for f in files if f.name in pair)
     return tuple(f for f in files if f.name == main or f.name.startswith(f"{main}."))
 
 

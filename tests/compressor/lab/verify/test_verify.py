@@ -164,6 +164,19 @@ def test_an_artifact_of_a_run_is_compared_alone(run: Path, name: str) -> None:
     assert complaint(folder / "manifest.json") == "report.md changed ; new.txt new "
 
 
+@pytest.mark.parametrize("name", ["model.xml", "model.bin"])
+def test_a_graph_of_openvino_is_compared_with_its_weights(name: str, tmp_path: Path) -> None:
+    outputs = []
+    for file in ("model.xml", "model.bin", "model.binary"):
+        (tmp_path / file).write_text(file)
+        outputs.append({"name": file, "sha256": file_sha256(tmp_path / file)})
+    manifest = {"name": "x", "seed": 0, "versions": {}, "outputs": outputs, "spec": {}}
+    (tmp_path / "manifest.json").write_text(sealed_text(manifest))
+    assert [file.name for file in verify(tmp_path / name).files] == ["model.xml", "model.bin"]
+    (tmp_path / "model.bin").write_text("damaged")
+    assert complaint(tmp_path / name).startswith("model.bin changed")
+
+
 def damaged(path: Path, file: Path, byte: int) -> list[str]:
     """Return the tensors that ``compress verify --json`` lists for a file with a flipped bit."""
     with flipped(Flip(file, byte, 0)):
