@@ -25,11 +25,11 @@ from compressor.run.attribution import attribution
 from compressor.run.data_doubts import no_evidence
 from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import Evaluation, RememberedRunner
-from compressor.run.fidelity import CHECK_SAMPLES, Trio
+from compressor.run.fidelity import Trio
 from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
 from compressor.run.store import Store, result_key, store_of
-from compressor.run.verdicts import check_expected, judge, overall
+from compressor.run.verdicts import CHECK_SAMPLES, check_expected, judge, overall
 from compressor.run.verify import baseline_latency, float_memory, verify
 from compressor.run.workspace import Workspace, environment
 from compressor.spec.keys import MetricKeys

@@ -16,9 +16,6 @@ from compressor.run.signals import OutputSums
 from compressor.run.verdicts import agreement
 from compressor.types.tensors import Array, Batch, TensorSpec, filled, samples_in
 
-CHECK_SAMPLES = 64
-"""Samples that models are compared on, at most."""
-
 _SAME_DB = 100.0  # over differences from here on, they are those of sums in another order
 
 
