@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from compressor.errors import ArtifactError, ModelError, SpecError, located
 from compressor.files import (
@@ -241,6 +242,11 @@ def manifest(
         "seed": spec.seed,
         "versions": {"python": platform.python_version(), **compute_versions()},
         "platform": f"{sys.platform} {platform.machine()}",
+        # Sums of floats depend on both.
+        "processor": {
+            "kernels": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        },
         "model": workspace.source_key,
         "inputs": inputs,
         "data": data,
