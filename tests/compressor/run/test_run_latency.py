@@ -1,15 +1,19 @@
 """What the artifacts of a run are timed on."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.onnx import module as onnx_module
 from compressor.models.onnx.ort_session import OrtRunner
-from compressor.run import timing
+from compressor.run import timing, verify
+from compressor.run.timing import Latencies
+from compressor.types.carrier import Runner
 from tests.compressor.tiny_project import ONNX, SAMPLES, Project
 
 
@@ -75,6 +79,30 @@ def test_the_float_model_after_fusion_is_timed_beside_the_artifact(on_onnx: Proj
     low, high = row["fused_ratio"]["ci95"]
     assert 0 < low <= row["fused_ratio"]["value"] <= high
     assert row["fused"]["openings"] == row["artifact"]["openings"]
+
+
+def test_what_is_not_judged_is_opened_once_to_be_timed(
+    on_onnx: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """An archive may take many seconds to decode."""
+    opened: list[Path] = []
+    opens, times = SafetensorsExporter.open, verify.measure_sizes
+
+    def counted(self: SafetensorsExporter, path: Path) -> Runner:
+        opened.append(path)
+        return opens(self, path)
+
+    def timed(*arguments: Any, **options: Any) -> list[Latencies]:
+        opened.clear()
+        measured = times(*arguments, **options)
+        assert len(opened) == 1
+        return measured
+
+    monkeypatch.setattr(SafetensorsExporter, "open", counted)
+    monkeypatch.setattr(verify, "measure_sizes", timed)
+    on_onnx.spec["exports"] = [{"format": "safetensors"}]
+    (row,) = on_onnx.run().report["artifacts"][0]["latency"]
+    assert row["artifact"]["openings"] > 1
 
 
 def test_a_users_own_file_is_what_artifacts_are_compared_with(
