@@ -186,6 +186,7 @@ def open_data(
 def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
     code, target = "", entry.keys.target
     samples, feeds, fold = entry.keys.samples, entry.keys.samples == FEEDS, entry.keys.fold
+    states = tuple(entry.keys.state)  # a feed may hold their first values
     size = 1 if feeds else entry.keys.batch or fixed_batch(inputs) or _usual_batch(entry)
     with importable([spec.folder]):
         if entry.kind == FACTORY:
@@ -203,12 +204,12 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
             source: Source = (
                 FactorySource(make, entry.reference, fields, None if fold else samples)
                 if isinstance(samples, int | None)
-                else FeedFactory(make, entry.reference, fields, entry.keys.feeds)
+                else FeedFactory(make, entry.reference, fields, entry.keys.feeds, states)
             )
             code += "" if given else code_digest(make)
         elif feeds:
             assert isinstance(entry.options, PathSource)
-            source = FeedFolder(entry.options.path, entry.options.fields, entry.keys.feeds)
+            source = FeedFolder(entry.options.path, entry.options.fields, entry.keys.feeds, states)
         else:
             # The catalog's sources are options that can be read.
             source = cast("Source", entry.options)

@@ -86,13 +86,14 @@ class Recurrence:
 
     def _length(self, sequence: Batch) -> int:
         lengths = self._stepped(sequence)
-        if len(set(lengths.values())) == 1:
+        if len(set(lengths.values())) == 1 and any(lengths.values()):
             return next(iter(lengths.values()))
         shapes = {i.name: list(sequence[i.name].shape) for i in self.inputs if i.name in sequence}
         listed = ", ".join(f"{name!r} {shape}" for name, shape in shapes.items())
         takes = next((i for i in self.inputs if i.name not in self.state), self.inputs[0])
+        several = len(set(lengths.values())) > 1
         problem = (
-            "a sequence whose arrays have different numbers of steps" if lengths else "no steps"
+            "a sequence whose arrays have different numbers of steps" if several else "no steps"
         )
         raise DataError(
             self.subject,

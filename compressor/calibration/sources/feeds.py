@@ -28,6 +28,7 @@ class FeedFolder:
     # names in the model to names in the files; all arrays if empty
     fields: Mapping[str, str] = field(default_factory=dict)
     most: int | None = None  # feeds that are read, the first ones
+    also: tuple[str, ...] = ()  # arrays that are read beside ``fields`` where files have them
 
     def info(self) -> SourceInfo:
         """Describe the feeds by reading headers only.
@@ -63,7 +64,15 @@ class FeedFolder:
         if not paths:
             problem, remedy = "holds no npz files", "save each feed with numpy.savez"
             raise DataError(f"data '{self.path}'", problem, remedy)
-        return tuple(NpzSource(path=path, fields=dict(self.fields)) for path in paths[: self.most])
+        sources = (NpzSource(path=path) for path in paths[: self.most])
+        return tuple(source.model_copy(update={"fields": self._read(source)}) for source in sources)
+
+    def _read(self, file: NpzSource) -> dict[str, str]:
+        given = dict(self.fields)
+        if not given or not set(self.also) - given.keys():
+            return given
+        there = file.readable()
+        return {name: name for name in self.also if name in there} | given
 
     @cached_property
     def _specs(self) -> tuple[TensorSpec, ...]:
@@ -94,6 +103,7 @@ class FeedFactory:
     # names in the model to names in its dictionaries; all of them if empty
     fields: Mapping[str, str] = field(default_factory=dict)
     most: int | None = None  # feeds that are taken, the first ones
+    also: tuple[str, ...] = ()  # what is taken beside ``fields`` where feeds have it
 
     @property
     def subject(self) -> str:
@@ -137,4 +147,5 @@ class FeedFactory:
                 raise DataError(
                     self.subject, f"yielded a feed without {stored!r}", f"it has {there}"
                 )
-        return Feed((name, feed[stored]) for name, stored in self.fields.items()) or feed
+        taken = {name: name for name in self.also if name in feed} | dict(self.fields)
+        return Feed((name, feed[stored]) for name, stored in taken.items()) if self.fields else feed

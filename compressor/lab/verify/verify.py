@@ -173,8 +173,8 @@ def _of_artifact(files: tuple[ExpectedFile, ...], name: str) -> tuple[ExpectedFi
     main = name.removesuffix(".json") if name.endswith(ENGINE_MANIFESTS) else name
     main = main.removesuffix(".data")
     if main.endswith(_OPENVINO):
-        pair = [main[: -len(".xml")] + suffix for suffix in _OPENVINO]
-        return tuple(f for f in files if f.name in pair)
+        stem = main[: -len(".xml")]
+        return tuple(f for f in files if f.name in {stem + suffix for suffix in _OPENVINO})
     return tuple(f for f in files if f.name == main or f.name.startswith(f"{main}."))
 
 

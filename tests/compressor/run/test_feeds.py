@@ -92,6 +92,29 @@ def test_calibration_sees_the_state_of_every_step(voice: Voice):
             np.testing.assert_allclose(feed[name], want[name], atol=1e-6)
 
 
+def test_a_first_state_in_the_files_is_taken_whether_or_not_inputs_name_it(voice: Voice):
+    for path in (voice.folder / "evaluation").iterdir():
+        clip = dict(np.load(path))
+        np.savez(path, **clip, state=np.full((2, clip["input"].shape[1], WIDTH), 0.5, np.float32))
+    inputs = {"input": "input", "sr": "sr"}
+    firsts = []
+    for fields in ({}, inputs, {**inputs, "state": "state"}):
+        voice.spec["data"]["evaluation"]["inputs"] = fields
+        firsts.append(voice.plan().data["evaluation"].first(1)["state"])
+    assert all((first == 0.5).all() for first in firsts)
+    np.savez(path, **clip, state=np.zeros((2, 1, WIDTH + 1), np.float32))
+    with pytest.raises(CompressorError, match=rf"state.*{WIDTH + 1}"):
+        voice.plan()
+
+
+def test_a_sequence_without_steps_is_refused(voice: Voice):
+    path = max((voice.folder / "evaluation").iterdir())
+    clip = dict(np.load(path))
+    np.savez(path, **{**clip, "input": clip["input"][:0]})
+    with pytest.raises(CompressorError, match=rf"{path.name} of evaluation data: has no steps"):
+        voice.plan()
+
+
 def test_axes_without_a_name_have_nothing_in_common():
     inputs = (
         TensorSpec("input", (None, None), "float32"),
