@@ -17,6 +17,7 @@ from compressor.lab.explain.explanation import Explanation
 from compressor.report import formats
 from compressor.report.layer_drawing import layer_drawing
 from compressor.report.layer_table import Distributions, distributions, layer_table, trainings
+from compressor.report.next_step import next_words
 from compressor.report.page import Bar, Interval, Table
 from compressor.report.pages.compare import change_lines, point_texts
 from compressor.report.pages.explain import cost_table
@@ -46,7 +47,6 @@ from compressor.report.verdict import (
     main_artifact,
     metric_name,
     metric_title,
-    next_words,
     remarks,
     unknowns,
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from compressor.errors import printable
+from compressor.report.next_step import next_words
 from compressor.report.page import Cell, Column, Entry, Page, Table
 from compressor.report.tables import (
     check_table,
@@ -23,7 +24,6 @@ from compressor.report.verdict import (
     gist,
     headline,
     main_artifact,
-    next_words,
     remarks,
     unknowns,
 )

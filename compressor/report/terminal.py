@@ -6,17 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from compressor.errors import printable
+from compressor.report.next_step import advice_line, can_be_tuned, next_step
 from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, bullets, line
 from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import (
     Report,
-    advice_line,
-    can_be_tuned,
     failures,
     gist,
     headline,
     main_artifact,
-    next_step,
     remarks,
     unknowns,
 )

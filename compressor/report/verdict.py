@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compressor.graph.costs import BARE
-from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
-from compressor.run.verdicts import BLIND, WIDEST_RATIO, Verdict, verdict_of
+from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
 from compressor.spec.user_code import HELD
 
 Report = Mapping[str, Any]
-_METRIC_DROP, _LATENCY = "metric-drop", "latency-ratio"
+METRIC_DROP = "metric-drop"
 _ORDER: tuple[Verdict, ...] = ("failed", "unknown", "passed")
 _TITLES = {
     "accuracy": "Accuracy",
@@ -157,107 +154,6 @@ def _limits_that_are(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     return lines
 
 
-def advice_line(report: Report) -> str:
-    """Return in one line which change of the spec is advised, or why none is; empty if unknown."""
-    advice = report.get("advice")
-    if advice is None or not advice["suggested"]:
-        return str(advice["reason"]) if advice else ""
-    changes = [
-        f"{c['layer']} ({', '.join(f'{k}: {json.dumps(v)}' for k, v in c['change'].items())})"
-        for c in advice["suggested"]
-    ]
-    gain = advice["predicted"]
-    parts = [f"{formats.size(gain['bytes'])} more"]
-    if gain["metric"]:
-        share = formats.is_share(report["baseline"]["metric"])
-        words = formats.metric_change(gain["metric"], share=share)
-        parts.append(f"{metric_name(report)} better by {words}")
-    elif gain["sqnr_db"]:
-        parts.append(f"output SQNR up {formats.decibel(gain['sqnr_db'])}")
-    return f"other rules for {', '.join(changes)}, predicted: {', '.join(parts)}"
-
-
-def next_words(report: Report) -> str:
-    """Return what to do next, for a page that does not know its folder; empty if unknown."""
-    step = next_step(report, "RUN") if not (report.get("advice") or {}).get("suggested") else ""
-    return "; ".join(words for words in (step, advice_line(report)) if words)
-
-
-def next_step(report: Report, folder: str) -> str:
-    """Return what to do about a verdict that is not passed, or what would improve it.
-
-    Empty where nothing is to be done.
-
-    Args:
-        folder: the run's output folder.
-    """
-    verdicts = {row.key: row.verdict for row in limit_rows(report) if row.verdict != "passed"}
-    if not all(check.ok for check in check_rows(report)):
-        return f"read the failed checks in {folder}/report.md"
-    # Rules for layers win back what the metric lost; they mend no other limit.
-    felt = _METRIC_DROP in verdicts or not verdicts
-    if felt and (report.get("advice") or {}).get("suggested"):
-        # No file holds the spec of a Python program.
-        return f"compress explain {folder}{'' if report.get('objects') else ' --apply'}"
-    costly = _costliest(report) if verdicts.get(_METRIC_DROP) == "failed" else ""
-    if costly:
-        return costly
-    if "failed" in verdicts.values():
-        failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
-        if _METRIC_DROP in failed:
-            return f"compress explain {folder}"
-        if failed == {_LATENCY}:
-            return f"compress inspect --roofline {folder}"
-        return "take fewer bits or channels, or allow more with limits.size-ratio"
-    if report["baseline"]["metric"] is None and _METRIC_DROP in verdicts:
-        if report.get("objects"):
-            return "to measure quality, give data to evaluate on"
-        spec = "name data.evaluation in a spec of the float model (compress init)"
-        text = "of a causal language model, add --eval TEXT; else " if _is_bare(report) else ""
-        return f"to measure quality{': ' if text else ', '}{text}{spec}"
-    if any((e.get("reason") or "").startswith(BLIND) for e in report["limits"]):
-        return (
-            "check the labels of data.evaluation, if there are any, or state a smaller "
-            "limits.metric-drop"
-        )
-    if any(e.get("verdict") == "unknown" and e["measured"] is None for e in report["limits"]):
-        return "run it on a machine that can run every artifact"
-    if _METRIC_DROP in verdicts:
-        return "evaluate more samples, or allow more with limits.metric-drop"
-    if verdicts:
-        return f"measure longer: compress bench {folder}"
-    return ""
-
-
-_REMOVE = ("prune-", "low-rank", "cluster", "early-exit")  # how passes are called that can do less
-
-
-def _costliest(report: Report) -> str:
-    """Return what to do about the pass that lost the most, if it is one that removes something."""
-    known = [(e["pass"], e["metric_drop"]) for e in report["passes"]]
-    known = [(name, float(drop)) for name, drop in known if drop is not None]
-    before = [0.0, *(drop for _, drop in known)]
-    losses = [(drop - start, name) for (name, drop), start in zip(known, before, strict=False)]
-    trains = any(entry.get("training") for entry in report["passes"])
-    loss, name = max(losses, default=(0.0, ""))
-    if loss <= 0.0 or not name.startswith(_REMOVE):
-        return ""
-    words = formats.metric_change(loss, share=formats.is_share(report["baseline"]["metric"]))
-    return f"ask less of {name}, which lost {words}{', or train longer after it' * trains}"
-
-
-def _is_bare(report: Report) -> bool:
-    """Whether the float model is a bare checkpoint, as for ``compress quantize``."""
-    return str(report["baseline"]["metric_reason"]) == BARE
-
-
-def can_be_tuned(report: Report) -> bool:
-    """Whether another recipe may keep the limit that fails: of the metric, or of the size."""
-    failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
-    tunable = any(entry["pass"] in REMEDIES for entry in report["passes"])
-    return tunable and bool(failed & {_METRIC_DROP, "size-ratio"})
-
-
 def artifact_verdict(report: Report, artifact: Mapping[str, Any]) -> Verdict:
     """Return the verdict on one artifact by its limits and checks."""
     rows = [row.verdict for row in limit_rows(report) if row.artifact == artifact["path"]]
@@ -363,7 +259,7 @@ def _times(value: float) -> str:
 def _limit_row(report: Report, entry: Mapping[str, Any]) -> LimitRow:
     key, limit, measured = entry["name"], float(entry["limit"]), entry["measured"]
     share = formats.is_share(report["baseline"]["metric"])
-    is_metric = key == _METRIC_DROP
+    is_metric = key == METRIC_DROP
     name = f"{metric_name(report)} drop" if is_metric else key.replace("-", " ")
     unit = (" points" if share else "") if is_metric else " ×"
     verdict: Verdict = entry["verdict"]

@@ -6,6 +6,7 @@ from compressor.graph.costs import BARE
 from compressor.report import verdict
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
+from compressor.report.next_step import next_step
 from compressor.report.terminal import plain_text, reason_line, run_page
 from compressor.run.verdicts import judge
 from compressor.spec.keys import LimitKeys
@@ -76,7 +77,7 @@ def test_an_interval_that_contains_its_limit_is_unknown(passed_report: Report):
             "the 95 % interval contains the limit",
         )
     ]
-    assert verdict.next_step(passed_report, "out/a") == "measure longer: compress bench out/a"
+    assert next_step(passed_report, "out/a") == "measure longer: compress bench out/a"
 
 
 def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
@@ -86,11 +87,11 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
     assert {what for _, what in verdict.unknowns(blind_report)} == {
         "metric drop not measured, limit 0.50: the spec has no data.evaluation"
     }
-    assert verdict.next_step(blind_report, "out/a").endswith("of the float model (compress init)")
+    assert next_step(blind_report, "out/a").endswith("of the float model (compress init)")
     blind_report["baseline"]["metric_reason"] = BARE  # as for compress quantize without --eval
-    assert "of a causal language model, add --eval TEXT" in verdict.next_step(blind_report, "out/a")
+    assert "of a causal language model, add --eval TEXT" in next_step(blind_report, "out/a")
     blind_report["objects"] = [{"key": "model.factory", "type": "Net"}]
-    assert "data to evaluate on" in verdict.next_step(blind_report, "out/a")
+    assert "data to evaluate on" in next_step(blind_report, "out/a")
 
 
 def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: Report):
@@ -101,21 +102,21 @@ def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: R
     artifact["metric_drop_ci95"] = None
     entries = judge(LimitKeys(), passed_report["artifacts"], artifact["metric"], shrinks=True)
     passed_report.update(verdict="unknown", limits=entries)
-    assert verdict.next_step(passed_report, "out/a").startswith("run it on a machine that can")
+    assert next_step(passed_report, "out/a").startswith("run it on a machine that can")
 
 
 def test_what_failed_is_explained(failed_report: Report):
-    assert verdict.next_step(failed_report, "out/a") == "read the failed checks in out/a/report.md"
+    assert next_step(failed_report, "out/a") == "read the failed checks in out/a/report.md"
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
-    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a --apply"
+    assert next_step(failed_report, "out/a") == "compress explain out/a --apply"
     failed_report["objects"] = [{"key": "model.factory", "type": "Net"}]
-    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"  # no spec to write
+    assert next_step(failed_report, "out/a") == "compress explain out/a"  # no spec to write
     del failed_report["advice"]
-    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
+    assert next_step(failed_report, "out/a") == "compress explain out/a"
     (line,) = reason_line(failed_report, "out/a").splitlines()
     assert line.endswith("over by 0.70 points. Next: compress explain out/a")
     failed_report["limits"] = [e for e in failed_report["limits"] if e["name"] == "latency-ratio"]
-    assert verdict.next_step(failed_report, "out/a") == "compress inspect --roofline out/a"
+    assert next_step(failed_report, "out/a") == "compress inspect --roofline out/a"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,7 @@ def test_rules_for_layers_are_no_remedy_for_time_and_bytes(
     for entry in failed_report["limits"]:
         entry["verdict"] = "failed" if entry["name"] == limit else "passed"
         entry["ok"] = entry["name"] != limit
-    assert verdict.next_step(failed_report, "out/a") == step
+    assert next_step(failed_report, "out/a") == step
 
 
 def test_what_pruning_lost_no_rule_for_a_layer_wins_back(failed_report: Report):
@@ -142,12 +143,22 @@ def test_what_pruning_lost_no_rule_for_a_layer_wins_back(failed_report: Report):
     pruning = {**failed_report["passes"][0], "pass": "prune-structured", "metric_drop": 7.25}
     failed_report["passes"].insert(0, pruning)
     words = "ask less of prune-structured, which lost 7.25 points"
-    assert verdict.next_step(failed_report, "out/a") == words
+    assert next_step(failed_report, "out/a") == words
     training = {"losses": [[0, 1.0], [10, 0.5]]}
     failed_report["passes"][1] = {**failed_report["passes"][1], "training": training}
-    assert verdict.next_step(failed_report, "out/a") == f"{words}, or train longer after it"
+    assert next_step(failed_report, "out/a") == f"{words}, or train longer after it"
+    for entry in failed_report["limits"]:  # too few samples to fail; more of them hardly help
+        entry["verdict"] = "unknown" if entry["verdict"] == "failed" else entry["verdict"]
+    assert next_step(failed_report, "out/a").startswith(words)
+    tuning = {**pruning, "pass": "finetune", "metric_drop": 17.25, "training": training}
+    failed_report["passes"].insert(1, tuning)
+    words = "finetune lost 10.00 points: lower its learning-rate, or train longer"
+    assert next_step(failed_report, "out/a") == words
+    del failed_report["passes"][1]
+    for entry in failed_report["limits"]:
+        entry["verdict"] = "passed" if entry["ok"] else "failed"
     pruning["metric_drop"] = -0.5  # then the other passes lost it
-    assert verdict.next_step(failed_report, "out/a") == "compress explain out/a"
+    assert next_step(failed_report, "out/a") == "compress explain out/a"
 
 
 def test_a_metric_that_is_no_share_has_no_points(passed_report: Report):
