@@ -40,7 +40,7 @@ test: $(VENV)/.test  ## the tests that take seconds each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-all: $(VENV)/.test  ## the slow tests too
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m 'not benchmark and not zoo'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --hypothesis-profile thorough -m 'not benchmark and not zoo'
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -18,7 +18,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _UNSHRUNK = (Phase.explicit, Phase.generate)
-settings.register_profile("shared-machine", deadline=None, derandomize=True)
+settings.register_profile("thorough", deadline=None, derandomize=True)
+settings.register_profile("shared-machine", settings.get_profile("thorough"), max_examples=50)
 # A mutation run (docs/mutants.md) asks whether a test fails, not for the smallest example, and a
 # bug that one example in thirty does not show waits for all of them thousands of times.
 settings.register_profile(

@@ -304,7 +304,7 @@ def test_memory_is_that_of_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_AT_ONCE": 1 << 16, "_INPUT_EXPONENTS": (0.0, 0.5)}.items():
         monkeypatch.setattr(maths, name, value, raising=False)
     monkeypatch.setattr(maths, "_SHARES", (1.0, 0.9))
-    (weight, _), moment = problem(16384, 512)
+    (weight, _), moment = problem(8192, 512)
     weight = weight.bfloat16()
     awq([weight[:64]], moment, [INT4], sweeps=0)  # what the libraries take at first
     grown = growth(lambda: awq([weight], moment, [INT4], sweeps=0))
