@@ -185,11 +185,12 @@ def _images(inputs: Sequence[TensorSpec]) -> str:
             height, width = size if plain else ("", "")
             if not isinstance(height, int) or not isinstance(width, int):
                 continue
-            turned = "" if channels == 3 else ", turned to its axes"
-            typed = "" if spec.dtype == "uint8" else f", made {spec.dtype}"
-            hint = f"; a transform gives it{typed}{turned}" if typed or turned else ""
+            keys = [f"`size: [{height}, {width}]`"]
+            keys += ["`colour: grey`"] if spec.shape[channels] == 1 else []
+            keys += ["`layout: channels-first`"] if channels == 1 else []
+            keys += ["`mean` and `std` as in training"] if spec.dtype != "uint8" else []
             name = printable(spec.name)
-            return IMAGES.format(name=name, height=height, width=width, hint=hint)
+            return IMAGES.format(name=name, height=height, width=width, keys=", ".join(keys))
     return ""
 
 

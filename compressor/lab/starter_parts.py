@@ -192,9 +192,9 @@ SEQUENCE = """
 # is then a sequence: what changes from step to step has the steps as one more, first axis."""
 
 IMAGES = """
-# Input {name} looks like images of {height} x {width}. For a folder of them, write instead of npz
-# `images: FOLDER` and `size: [{height}, {width}]`, which gives uint8 [N, {height}, {width}, 3]
-# by the name `image`{hint}."""
+# Input {name} looks like images of {height} x {width}. For a folder of them, write `images: FOLDER`
+# instead of npz, `{name}: image` under inputs, and
+# {keys}."""
 
 FILES_FOR_RANGES = """\
   # Typical samples that set the int8 ranges.{warning}

@@ -150,9 +150,14 @@ def test_trees_have_nothing_to_compress(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "kind", "words"),
     [
-        (["n", 3, 24, 32], guests.FLOAT, "a transform gives it, made float32, turned to its axes"),
-        (["n", 24, 32, 3], guests.FLOAT, "a transform gives it, made float32."),
-        (["n", 24, 32, 3], guests.UINT8, "by the name `image`."),
+        (
+            ["n", 3, 24, 32],
+            guests.FLOAT,
+            "`size: [24, 32]`, `layout: channels-first`, `mean` and `std` as in training.\n",
+        ),
+        (["n", 1, 24, 32], guests.UINT8, "`colour: grey`, `layout: channels-first`.\n"),
+        (["n", 24, 32, 3], guests.FLOAT, "`size: [24, 32]`, `mean` and `std` as in training.\n"),
+        (["n", 24, 32, 3], guests.UINT8, "`x: image` under inputs, and\n# `size: [24, 32]`.\n"),
         (["n", 5, 24, 32], guests.FLOAT, ""),
         (["n", 3, "h", "w"], guests.FLOAT, ""),
     ],
