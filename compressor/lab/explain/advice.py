@@ -13,7 +13,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
 from compressor.errors import SpecError
 from compressor.files import file_sha256, write_text
-from compressor.lab.explain.by_sqnr import FinishedRun, explain_by_sqnr
+from compressor.lab.explain.by_sqnr import OVER_SIZE, FinishedRun, explain_by_sqnr
 from compressor.lab.explain.explanation import Change, Explanation
 from compressor.report.verdict import main_artifact
 from compressor.spec.load import load_spec
@@ -57,13 +57,13 @@ def advise(run: FinishedRun) -> Advice:
     except SpecError as error:
         return Advice(None, f"{_NOTHING}: the run {error.problem}")
     gain, reason = explanation.predicted, _unneeded(run.report)
+    if not reason and OVER_SIZE in explanation.notes:
+        reason = f"{_NOTHING}: {OVER_SIZE}"
     if not reason and gain is None:
         reason = "no rule for a layer would remove much of the noise"
     if not reason and explanation.doubt:
         how = f"; {_MEASURE}" if run.manifest.get("spec_file") else ""  # it runs the passes again
         reason = f"no gain can be predicted, since {explanation.doubt}{how}"
-    if not reason and gain is not None and not _fits(run.report, gain.bytes):
-        reason = f"{_NOTHING}: the best rules for layers would break the limit size-ratio"
     if reason:
         return Advice(explanation, reason)
     passes = run.manifest["spec"]["passes"]
@@ -89,18 +89,6 @@ def _unneeded(report: Mapping[str, Any]) -> str:
     if verdict == "passed":
         return f"{_NOTHING}: {name} lost nothing beyond chance"
     return f"{_NOTHING} before more samples are evaluated: that {name} lost anything may be chance"
-
-
-def _fits(report: Mapping[str, Any], more: int) -> bool:
-    """Return whether the main artifact may take so many bytes more."""
-    artifact = main_artifact(report)
-    assert artifact is not None
-    most = [
-        float(entry["limit"]) * int(artifact["float_bytes"])
-        for entry in report["limits"]
-        if entry["name"] == "size-ratio" and entry["artifact"] == artifact["path"]
-    ]
-    return not most or artifact["bytes"] + more <= most[0] or artifact["bytes"] > most[0]
 
 
 def _diff(explanation: Explanation, passes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,12 +28,14 @@ from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.progress import Silent
+from compressor.report.verdict import main_artifact
 from compressor.run.attribution import noise_of_row
 from compressor.spec.load import Spec, load_spec
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
 
 _SPECS = (".yaml", ".yml")
+OVER_SIZE = "the best rules for layers would break the limit size-ratio"
 _AGAIN = "run the spec again with this version; finished passes are reused"
 
 
@@ -130,7 +133,8 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
     """
     layers = suspects(run)
     passes = run.report["passes"]
-    best_layers = best(layers, count)
+    best_layers = best(layers, count, _room(run.report))
+    over = [OVER_SIZE] if not best_layers and best(layers, count) else []
     doubt = doubts(run.report) or _divided(run, best_layers)
     predicted = _predicted(run.report, best_layers) if best_layers else None
     little = []
@@ -158,6 +162,7 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
         by_command=run.by_command,
         left_out=tuple(f"{name}: {reason}" for name, reason in reasons if reason),
         notes=(
+            *over,
             *little,
             *_shared(passes),
             *_feels(layers),
@@ -178,6 +183,23 @@ def _predicted(report: Mapping[str, Any], layers: Sequence[LayerCost]) -> Gain:
     return replace(gain, metric=gain.metric_share / 100 * max(0.0, own))
 
 
+def _room(report: Mapping[str, Any]) -> float:
+    """Return how many bytes more the main artifact may take; any number where it takes too many.
+
+    Operators around a layer that is left out are not counted in what its change costs.
+    """
+    artifact = main_artifact(report)
+    if artifact is None:
+        return math.inf
+    left = [
+        float(entry["limit"]) * int(artifact["float_bytes"]) - int(artifact["bytes"])
+        for entry in report["limits"]
+        if entry["name"] == "size-ratio" and entry["artifact"] == artifact["path"]
+    ]
+    return left[0] / (1 + _AROUND) if left and left[0] >= 0 else math.inf
+
+
+_AROUND = 0.1  # share of a change's bytes
 _WORTHWHILE = 10.0  # percent of the noise, by which suggestions together reduce it at least
 
 

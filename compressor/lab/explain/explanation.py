@@ -244,12 +244,15 @@ def _gain(gain: Gain) -> dict[str, Any]:
     return {**asdict(gain), "within_noise": None if gain.ci95 is None else not gain.certain}
 
 
-def best(layers: Sequence[LayerCost], count: int) -> list[LayerCost]:
-    """Return the layers whose change brings most for its bytes.
+def best(layers: Sequence[LayerCost], count: int, room: float = math.inf) -> list[LayerCost]:
+    """Return the layers whose change brings most for its bytes, as far as there is room for them.
 
     First those that improve the metric beyond chance, by their gain for each byte; then those
     that remove more than half of what a layer's change removes on average, by the share that goes
     of what the metric feels for each byte.
+
+    Args:
+        room: bytes that all changes may take together.
     """
     shares = [max(cost.gain.share or 0.0, 0.0) for cost in layers]
     even = sum(shares) / max(len(shares), 1)
@@ -264,7 +267,12 @@ def best(layers: Sequence[LayerCost], count: int) -> list[LayerCost]:
         and not (cost.gain.ci95 is not None and cost.gain.ci95[1] < 0)
     ]
     noisy.sort(key=lambda cost: -(cost.gain.share or 0.0) / max(cost.gain.bytes, 1))
-    return [*certain, *noisy][:count]
+    found: list[LayerCost] = []
+    for cost in (*certain, *noisy):
+        if len(found) < count and cost.gain.bytes <= room:
+            found.append(cost)
+            room -= cost.gain.bytes
+    return found
 
 
 def together(gains: Sequence[Gain]) -> Gain:

@@ -36,6 +36,14 @@ def test_the_most_for_each_byte_comes_first():
     assert chosen(layers, 1) == ["small"]
 
 
+def test_what_breaks_the_size_limit_makes_room_for_what_does_not():
+    layers = [cost("dear", 60, 100), cost("cheap", 20, 60), cost("small", 20, 40)]
+    assert [c.change.layer for c in best(layers, 3, 100)] == ["dear"]
+    assert [c.change.layer for c in best(layers, 3, 99.5)] == ["small"]
+    assert [c.change.layer for c in best(layers, 3, 200)] == ["dear", "small", "cheap"]
+    assert [c.change.layer for c in best(layers, 3, 39)] == []
+
+
 def test_a_gain_beyond_chance_comes_before_noise():
     layers = [
         cost("noisy", 90, 10),
