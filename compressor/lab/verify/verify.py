@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,15 @@ def _folder(folder: Path, path: Path, progress: Progress) -> Proof:
         return Proof(str(path), "run output", MANIFEST, (*states, *new_files(folder, known)))
     if (folder / DESCRIPTION).is_file():
         return _pair(folder, path, progress)
+    if (folder.parent / MANIFEST).is_file():
+        inside = f"{folder.name}/"
+        expected = tuple(f for f in read_manifest(folder.parent).files if f.name.startswith(inside))
+        if expected:
+            states = compare(folder.parent, expected, progress)
+            listed = (f.name.removeprefix(inside) for f in expected)
+            new = new_files(folder, (*listed, *signature_names(folder)))
+            states += tuple(replace(state, name=inside + state.name) for state in new)
+            return Proof(str(path), "artifact of a run", MANIFEST, states)
     engines = [p for suffix in ENGINE_MANIFESTS for p in sorted(folder.glob(f"*{suffix}"))]
     if len(engines) == 1:
         return _engine(engines[0], progress)

@@ -177,6 +177,24 @@ def test_a_graph_of_openvino_is_compared_with_its_weights(name: str, tmp_path: P
     assert complaint(tmp_path / name).startswith("model.bin changed")
 
 
+def test_a_package_is_compared_file_by_file(tmp_path: Path) -> None:
+    outputs, package = [], tmp_path / "model.mlpackage"
+    for file in ("model.mlpackage/Manifest.json", "model.mlpackage/Data/weight.bin", "model.onnx"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(file)
+        outputs.append({"name": file, "sha256": file_sha256(tmp_path / file)})
+    manifest = {"name": "x", "seed": 0, "versions": {}, "outputs": outputs, "spec": {}}
+    (tmp_path / "manifest.json").write_text(sealed_text(manifest))
+    (tmp_path / "model.onnx").write_text("another artifact")
+    assert [f.name for f in verify(package).files] == [o["name"] for o in outputs[:2]]
+    assert verify(package).ok
+    (package / "Data/weight.bin").write_text("damaged")
+    (package / "more").write_text("new")
+    assert (
+        complaint(package) == "model.mlpackage/Data/weight.bin changed ; model.mlpackage/more new "
+    )
+
+
 def damaged(path: Path, file: Path, byte: int) -> list[str]:
     """Return the tensors that ``compress verify --json`` lists for a file with a flipped bit."""
     with flipped(Flip(file, byte, 0)):
