@@ -92,11 +92,12 @@ class GateResult:
 
 def check_limits(limits: GateLimits) -> None:
     """Raise ``SpecError`` for a strict gate without a limit to hold evidence against."""
-    if limits.strict and limits.metric_drop is None and limits.latency_ratio is None:
+    given = (limits.metric_drop, limits.latency_ratio, limits.size_ratio)
+    if limits.strict and all(limit is None for limit in given):
         raise SpecError(
             "--strict",
             "asks for evidence that limits hold, and none is given",
-            "add --max-metric-drop or --max-latency-ratio",
+            "add --max-metric-drop, --max-latency-ratio or --max-size-ratio",
         )
 
 
@@ -188,7 +189,11 @@ def _metric_words(
     limit = limits.metric_drop
     shown = drop_words(difference, share=share)
     if verdict == "passed":
-        return f"{shown}: within the limit {limit:g}" if limit is not None else shown
+        if limit is None:
+            return shown
+        one_sided = difference.ci95[1] > limit  # the interval is of a test with two sides
+        chance = f" (one-sided {probability(difference.within_p(limit))})" if one_sided else ""
+        return f"{shown}: within the limit {limit:g}{chance}"
     if verdict == "failed":
         real = "the loss is real" if limit is None else f"fails the limit {limit:g}"
         return f"{shown}: {real}"
@@ -223,5 +228,5 @@ def loss_words(drop: float, ci95: tuple[float, float], *, share: bool) -> tuple[
 
 
 def probability(p: float) -> str:
-    """Format the chance of so large a loss between equally good models."""
+    """Format a chance."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

@@ -284,6 +284,8 @@ def test_other_machines_have_no_ratio(tmp_path: Path) -> None:
 def test_strict_needs_a_limit(worse: Comparison) -> None:
     with pytest.raises(SpecError, match="--max-metric-drop"):
         judge(worse, GateLimits(strict=True))
+    size = judge(worse, GateLimits(size_ratio=1.0, strict=True)).checks[-1]
+    assert (size.name, size.verdict) == ("size-ratio", "passed")
 
 
 def counted(comparison: Comparison, lost: int, won: int, samples: int = 1000) -> Comparison:
@@ -291,6 +293,22 @@ def counted(comparison: Comparison, lost: int, won: int, samples: int = 1000) ->
     base, candidate = np.ones(samples), np.ones(samples)
     candidate[:lost], base[lost : lost + won] = 0.0, 0.0
     return replace(comparison, difference=paired_difference(base, candidate, Scale(100.0)))
+
+
+@pytest.mark.parametrize(
+    ("lost", "won", "limit", "end"),
+    [
+        (9, 7, 1.0, "1.09 (p = 0.31): within the limit 1 (one-sided p = 0.036)"),
+        (8, 7, 1.0, ": within the limit 1"),
+        (0, 0, 1.0, "the same on all 1,000 samples: within the limit 1"),
+    ],
+)
+def test_the_chance_that_decided_is_shown_where_the_interval_contains_the_limit(
+    worse: Comparison, lost: int, won: int, limit: float, end: str
+) -> None:
+    check = only(counted(worse, lost, won), GateLimits(metric_drop=limit))
+    assert check.verdict == "passed"
+    assert check.text.endswith(end)
 
 
 @pytest.mark.parametrize(
