@@ -17,12 +17,12 @@ from compressor.cli.options import PATH, Number, json_option, print_result, show
     type=click.IntRange(min=1),
     multiple=True,
     metavar="SIZE",
-    help="Samples in a run; may be repeated. 1 if not given.",
+    help="Samples in a run; may be repeated. Default: 1.",
 )
 @click.option(
     "--provider",
     type=click.Choice(["cpu", "cuda", "tensorrt"]),
-    help="Run all ONNX files in ONNX Runtime with this provider. If not given, each runs in the "
+    help="Run all ONNX files in ONNX Runtime with this provider. By default, each runs in the "
     "runtime that it was written for.",
 )
 @click.option(
@@ -30,7 +30,7 @@ from compressor.cli.options import PATH, Number, json_option, print_result, show
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Threads to compute with.",
+    help="Number of compute threads.",
 )
 @click.option(
     "--precision",
@@ -57,25 +57,25 @@ from compressor.cli.options import PATH, Number, json_option, print_result, show
     "--data",
     type=PATH,
     metavar="FILE.npz",
-    help="Samples to run on, one array for each input; or one whole feed, where an input has no "
-    "axis for samples. If not given, random values.",
+    help="Samples to run on, one array per input, or one whole feed if an input has no sample "
+    "axis. Default: random values.",
 )
 @click.option(
     "--ssh",
     metavar="HOST",
-    help="Time on this host, as ssh takes its name. It needs Python, numpy and the runtime.",
+    help="Time on this ssh host, which needs Python, numpy and the runtime.",
 )
 @click.option(
     "--adb",
     metavar="SERIAL",
-    help="Time on this device, as adb devices prints it. It needs the same.",
+    help="Time on this adb device, which needs the same.",
 )
 @click.option(
     "--device-python",
     default="python3",
     show_default=True,
     metavar="COMMAND",
-    help="What starts Python there.",
+    help="Command that starts Python there.",
 )
 @click.option("--no-cold", is_flag=True, help="Measure neither cold starts nor peak memory.")
 @json_option
@@ -97,8 +97,8 @@ def bench(
     """Time artifacts side by side.
 
     PATHS are exported files, folders of compressed models, or output folders of runs. The first one
-    is the base of the ratios. Measured are latency percentiles, throughput, each step of a cold
-    start, peak memory, and energy where the machine counts it. What cannot run here is listed with
+    is the base of the ratios. Measures latency percentiles, throughput, each step of a cold start,
+    peak memory, and energy if the machine counts it. Artifacts that cannot run here are listed with
     the reason.
     """
     from compressor.lab.bench.bench import BenchOptions, parse_shapes

@@ -69,9 +69,9 @@ def _show(kind: Literal["pass", "exporter"], name: str | None, *, as_json: bool)
 def schema() -> None:
     """Print the JSON Schema of a spec.
 
-    An editor that knows it completes and checks specs while they are written. What compress init
-    writes begins with a line that names it. It knows no passes of other packages: for these, and
-    for specs without that line, save it as spec.schema.json and begin the spec with
+    Editors use it to complete and check specs. Specs from compress init begin with a line that
+    names the schema in the package. For passes of other packages, and for specs without that line,
+    save the output as spec.schema.json and begin the spec with
 
         # yaml-language-server: $schema=spec.schema.json
     """
@@ -111,13 +111,13 @@ def doctor(as_json: bool) -> None:
 @click.option(
     "--data",
     type=PATH,
-    help="A folder of images, of WAV files or of npz files (a sample each), or a file: .npz, "
-    ".npy, .safetensors, .txt or .jsonl. By default a folder beside MODEL is taken if it is the "
-    "only one with class folders of images, or WAV files.",
+    help="A folder of images, WAV files or npz files (a sample each), or a file: .npz, .npy, "
+    ".safetensors, .txt or .jsonl. Default: the folder beside MODEL, if it is the only one with "
+    "class folders of images, or WAV files.",
 )
 @click.option("--target", metavar="NAME", help="Where the ONNX file will run, such as ort-cpu.")
 @click.option("--metric", metavar="NAME", help="What is measured: a name, or package.module:fn.")
-@click.option("--yes", "-y", is_flag=True, help="Ask nothing, also at a terminal.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing, even at a terminal.")
 def init(
     model: Path,
     output: Path,
@@ -129,9 +129,9 @@ def init(
     """Write a commented starter spec for MODEL.
 
     MODEL is an ONNX file, or a checkpoint: a .pt, .pth or .safetensors file, or a folder of
-    safetensors. The passes are chosen by what is in an ONNX file, or by what a folder of
-    transformers was saved for: an encoder of text needs nothing but lines of text. No file is
-    overwritten. At a terminal, data, target and metric are asked for unless they are given.
+    safetensors. The passes depend on the content of an ONNX file, or on the purpose of a folder of
+    transformers; an encoder of text needs only lines of text. No file is overwritten. At a
+    terminal, the command asks for data, target and metric unless they are set.
     """
     from compressor.lab.starter import write_starter
     from compressor.lab.starter_data import Choices, questions

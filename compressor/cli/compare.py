@@ -38,8 +38,8 @@ def compare(
     """Show two runs side by side, and test whether they differ.
 
     BASE and CANDIDATE are output folders of runs, or their report.json. The metric is compared
-    sample by sample: McNemar's test for right or wrong results, a paired bootstrap for others.
-    With --history, the runs in that file are shown, and where the metric stepped.
+    sample by sample: McNemar's test for right or wrong results, a paired bootstrap for others. With
+    --history, the runs in that file are shown, with the steps of the metric.
     """
     from compressor.lab.compare.compare import CompareOptions, compare_runs
     from compressor.lab.compare.trend import recall
@@ -85,7 +85,7 @@ def compare(
     show_default=True,
     help="How often chance alone may fail an equally good candidate.",
 )
-@click.option("--strict", is_flag=True, help="Also fail what is not proved to be within its limit.")
+@click.option("--strict", is_flag=True, help="Also fail if a limit is not proved to hold.")
 @click.option("--junit", type=PATH, metavar="FILE", help="Write the checks as JUnit XML.")
 @click.option("--markdown", type=PATH, metavar="FILE", help="Write the result as Markdown.")
 @label_option
@@ -113,9 +113,9 @@ def gate(
     """Judge CANDIDATE against BASE: exit code 1 if a limit fails.
 
     BASE and CANDIDATE are output folders of runs, or their report.json. A metric fails if the loss
-    is over the limit and no chance result: equally good models would lose as much with a
-    probability below --alpha. What the samples cannot settle is unknown, and passes unless
-    --strict. The result is appended to $GITHUB_STEP_SUMMARY where that is set. With --history, the
+    exceeds the limit and chance cannot explain it: equally good models would lose as much with a
+    probability below --alpha. A result that the samples cannot settle is unknown, and passes unless
+    --strict. The result is appended to $GITHUB_STEP_SUMMARY if that is set. With --history, the
     candidate is added to that file, and the run at which the metric stepped is named.
     """
     from compressor.errors import ExitCode

@@ -25,8 +25,8 @@ from compressor.cli.options import (
     type=click.Choice(("sqnr", "leave-one-out")),
     default="sqnr",
     show_default=True,
-    help="Predict from each layer's noise in the report, or measure: leave one layer at a time as "
-    "it was and evaluate again.",
+    help="Predict from each layer's noise in the report, or measure by leaving one layer at a "
+    "time unchanged.",
 )
 @click.option(
     "--layers",
@@ -38,7 +38,7 @@ from compressor.cli.options import (
     "--seconds",
     type=Number(min=0),
     metavar="S",
-    help="leave-one-out: begin no layer after S seconds; the same command resumes later.",
+    help="leave-one-out: start no layer after S seconds; the same command resumes later.",
 )
 @click.option(
     "--top",
@@ -46,7 +46,7 @@ from compressor.cli.options import (
     default=3,
     show_default=True,
     metavar="K",
-    help="Suggest K changes at most.",
+    help="Suggest at most K changes.",
 )
 @click.option(
     "--apply",
@@ -68,9 +68,9 @@ def explain(
     """Show what each layer of RUN costs, and what to change.
 
     RUN is a run's output folder, its report.json, or its spec; leave-one-out needs the spec. For
-    each layer that a pass changed: its scheme, how many bytes it would cost to leave it as it was
-    (or to give it 8 bits, where it has fewer), and what that would gain. Then the changes that gain
-    most for their bytes, as rules to paste under the pass's `layers`; --apply writes the changed
+    each layer that a pass changed, it shows the scheme, the bytes that leaving the layer unchanged
+    would cost (or giving it 8 bits, if it has fewer), and the gain. The changes with the largest
+    gain per byte follow as rules to paste under the pass's `layers`; --apply writes the changed
     spec.
     """
     from compressor.errors import SpecError

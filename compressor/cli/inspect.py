@@ -30,7 +30,7 @@ from compressor.cli.options import PATH, json_option, print_result, shown_progre
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="roofline: threads that compute; default: one a core.",
+    help="roofline: number of threads; default: one per core.",
 )
 @json_option
 def inspect(
@@ -44,12 +44,12 @@ def inspect(
     """Show what is in a file or an output folder.
 
     PATH is a checkpoint (a file or a folder of safetensors), a file of a runtime's format (.onnx,
-    .ort, .gguf, .tflite, .pte, OpenVINO's .xml, .mlpackage), an archive, a TensorRT engine, or what
-    a run left.
-    For a model: its tensors with shape, dtype, bytes, share of zeros and quantization, and totals.
-    For an engine: what its manifest says, such as the precision of each layer.
-    For an output folder: the result, and whether its files are still those that the run wrote; if
-    not, the exit code is 4.
+    .ort, .gguf, .tflite, .pte, OpenVINO's .xml, .mlpackage), an archive, a TensorRT engine, or the
+    output folder of a run.
+
+    For a model, it shows the tensors with shape, dtype, bytes, share of zeros and quantization, and
+    totals. For an engine, it shows the manifest, such as the precision of each layer. For an output
+    folder, it shows the result, and whether its files are unchanged; if not, the exit code is 4.
 
     With --roofline, PATH is an ONNX file, an output folder with one, or a spec for its float
     model: per layer and in total, FLOPs, bytes moved, time, what bounds it on this machine (whose

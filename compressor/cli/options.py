@@ -62,10 +62,10 @@ history_option = click.option(
     "--history",
     type=PATH,
     metavar="FILE",
-    help="A file with one line for each run; shows where the metric stepped.",
+    help="File with one line per run; shows where the metric stepped up or down.",
 )
 label_option = click.option(
-    "--label", default="", metavar="TEXT", help="What --history calls this run."
+    "--label", default="", metavar="TEXT", help="Name of this run in --history."
 )
 _COMPARE = (
     click.argument("base", type=PATH),
@@ -73,24 +73,22 @@ _COMPARE = (
     click.option(
         "--artifact",
         metavar="NAME",
-        help="File name or format of the artifact, where the runs have several; float for the "
-        "float model.",
+        help="File name or format of the artifact, if the runs have several; float for the float "
+        "model.",
     ),
-    click.option(
-        "--base-artifact", metavar="NAME", help="The same for BASE, where it has another name."
-    ),
+    click.option("--base-artifact", metavar="NAME", help="The same for BASE, if it differs."),
     click.option(
         "--allow",
         type=click.Choice(("model", "version")),
         multiple=True,
-        help="Compare even though the float models, or the versions of compressor, "
-        "differ. May be repeated.",
+        help="Compare although the float models, or the versions of compressor, differ. May be "
+        "repeated.",
     ),
     click.option(
         "--timing/--no-timing",
         default=True,
         show_default=True,
-        help="Time both artifacts side by side where both can run here; or take what their runs "
+        help="Time both artifacts side by side if both can run here, or use what their runs "
         "measured.",
     ),
     history_option,

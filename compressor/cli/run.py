@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 @click.command()
 @spec_argument
 @set_option
-@click.option("--fresh", is_flag=True, help="Forget what earlier runs of this spec finished.")
+@click.option(
+    "--fresh", is_flag=True, help="Discard the stored results of earlier runs of this spec."
+)
 @force_option
 @json_option
 @quiet_option
 @history_option
 @label_option
 @click.option("--memory", is_flag=True, help="Also measure the peak memory of each model.")
-@click.option("--strict", is_flag=True, help="Fail also where a verdict is unknown.")
+@click.option("--strict", is_flag=True, help="Also fail if a verdict is unknown.")
 def run(
     spec: Path,
     settings: tuple[str, ...],
@@ -53,10 +55,10 @@ def run(
 ) -> None:
     """Compress, export, verify and report, as SPEC says.
 
-    Steps that an earlier run of the same spec already finished are reused. The result table goes
-    to stderr; with --json the whole report goes to stdout instead. Under torchrun, the processes
-    share calibration batches and the shards of large checkpoints. With --history the run is added
-    to that file, and the report plots the metric from run to run.
+    Reuses steps that an earlier run of the same spec finished. The result table goes to stderr;
+    with --json, the whole report goes to stdout instead. Under torchrun, the processes share
+    calibration batches and the shards of large checkpoints. With --history, the run is added to
+    that file, and the report plots the metric from run to run.
     """
     from compressor.front.spec import checked
     from compressor.run.execute import RunOptions
@@ -73,13 +75,14 @@ def run(
 @set_option
 @force_option
 @json_option
-@click.option("--layers", is_flag=True, help="List every layer, not those of one kind together.")
+@click.option(
+    "--layers", is_flag=True, help="List every layer instead of grouping layers of one kind."
+)
 def plan(spec: Path, settings: tuple[str, ...], force: bool, as_json: bool, layers: bool) -> None:
     """Check SPEC from end to end, and show what a run will do.
 
-    For layers of one kind, or for each: what happens to them, their bytes before and after, and
-    why. Nothing heavy is computed. The graph of a PyTorch module is kept in the output folder,
-    where the run finds it.
+    Shows for each kind of layer what happens to it, its bytes before and after, and why. No heavy
+    work is done. The graph of a PyTorch module is stored for the run.
     """
     from shutil import get_terminal_size
     from sys import stdout
@@ -172,21 +175,21 @@ _PRESETS = (
 @click.option(
     "--preset",
     type=click.Choice(_PRESETS),
-    help="Bits of a weight, and how many weights share a scale; those with two numbers round "
-    "activations, too. Default: int4-g128, for gguf and genai int4-g32.",
+    help="Bits per weight, and how many weights share a scale; presets with two numbers also "
+    "round activations. Default: int4-g128, or int4-g32 for gguf and genai.",
 )
 @click.option(
     "--format",
     "output_format",
     type=click.Choice(_FORMATS),
-    help="A directory for transformers and vLLM, which is the default, one in the layout of GPTQ "
+    help="A directory for transformers and vLLM (the default), a directory in the layout of GPTQ "
     "or AWQ, one file for llama.cpp, or an ONNX graph with a cache for onnxruntime-genai.",
 )
 @click.option(
     "--for",
     "consumer",
     type=click.Choice(_CONSUMERS),
-    help="What is going to read the result: what it has no kernels for is refused.",
+    help="Program that will load the result; layers for which it has no kernels are refused.",
 )
 @click.option(
     "--method",
@@ -198,26 +201,26 @@ _PRESETS = (
 @click.option(
     "--text",
     type=PATH,
-    help="Text in UTF-8 that --method gptq and awq, and stored scales of activations and caches, "
-    "are calibrated on.",
+    help="UTF-8 text that calibrates --method gptq and awq, and stored scales of activations and "
+    "caches.",
 )
 @click.option(
     "--eval",
     "evaluation",
     type=PATH,
-    help="Text in UTF-8 by which the result is judged, by perplexity and KL divergence.",
+    help="UTF-8 text that judges the result, by perplexity and KL divergence.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Pieces of --text that are read.",
+    help="Number of pieces of --text to read.",
 )
 @click.option(
     "--length",
     type=click.IntRange(min=2),
-    help="Tokens of a piece; default: 512, or as many as the model has positions.",
+    help="Tokens per piece; default: 512, or the model's number of positions if that is less.",
 )
 @click.option(
     "--range",
@@ -229,12 +232,12 @@ _PRESETS = (
     "--skip",
     multiple=True,
     metavar="PATTERN",
-    help="Leave layers of this name as they are; * and ? are wildcards. May be repeated.",
+    help="Leave layers with this name unchanged; * and ? are wildcards. May be repeated.",
 )
 @click.option(
     "--smooth",
     is_flag=True,
-    help="Scale channels by what --text shows, so that rounded activations lose less.",
+    help="Scale channels, calibrated on --text, so that rounded activations lose less.",
 )
 @click.option(
     "--kv-cache",
@@ -243,15 +246,15 @@ _PRESETS = (
     help="Store scales for the keys and values that attention keeps, found on --text: fp8 for the "
     "default format, int8 or int4 for genai.",
 )
-@click.option("--embeddings", is_flag=True, help="Quantize embeddings and the output layer, too.")
+@click.option("--embeddings", is_flag=True, help="Also quantize embeddings and the output layer.")
 @click.option(
     "--max-shard-size",
     type=int,
     metavar="BYTES",
     help="Largest size of a file; default: the input's shards.",
 )
-@click.option("--no-check", is_flag=True, help="Do not open the result in transformers.")
-@click.option("--fresh", is_flag=True, help="Forget what an earlier call finished.")
+@click.option("--no-check", is_flag=True, help="Do not check the result in transformers.")
+@click.option("--fresh", is_flag=True, help="Discard the stored results of an earlier call.")
 @force_option
 @json_option
 @quiet_option
@@ -282,15 +285,14 @@ def quantize(
 
     CHECKPOINT is a safetensors file, a sharded directory, or a Hugging Face directory. Tensors are
     streamed one at a time from memory-mapped files. The new directory has the compressed-tensors
-    layout, which transformers and vLLM load directly; with --format gguf it holds model.gguf, with
-    configuration and tokenizer, for llama.cpp, and with --format genai model.onnx with what
-    onnxruntime-genai generates text from. Layers that transformers does not read as
-    codes stay float, and the result is proved: every tensor has its place in the model's class, and
-    the outputs of a model of up to 1 GiB are those of the dequantized weights. With --method gptq
-    or awq a causal language model is run on text block by block; memory holds one block. With
-    --eval the result and the float model are judged in the same way; without it, the report states
-    no accuracy. If the command is killed, running it again resumes; under torchrun, the processes
-    share the shards.
+    layout, which transformers and vLLM load directly. --format gguf writes model.gguf for
+    llama.cpp, with configuration and tokenizer; --format genai writes a folder from which
+    onnxruntime-genai generates text. Layers that transformers does not read as codes stay float.
+    The result is proved: every tensor has its place in the model's class, and the outputs of a
+    model of up to 1 GiB are those of the dequantized weights. --method gptq and awq run a causal
+    language model on text, block by block; memory holds one block. --eval judges the result and the
+    float model; without it, the report states no accuracy. A killed command resumes when it is run
+    again. Under torchrun, the processes share the shards.
     """
     from compressor.lab.quantizing import (
         QuantizeOptions,

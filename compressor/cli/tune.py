@@ -60,7 +60,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     "--metric",
     metavar="NAME",
     help="For a model without a spec: how its outputs are compared with the float model's; "
-    "default: agreement where it gives a score for each class, else cosine.",
+    "default: agreement if it scores classes, else cosine.",
 )
 @click.option(
     "--max-metric-drop",
@@ -85,7 +85,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     type=click.Choice(("size", "latency")),
     default="size",
     show_default=True,
-    help="What is to be as small as the limits allow.",
+    help="What to minimize within the limits.",
 )
 @click.option(
     "--rounds",
@@ -98,13 +98,13 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
 @click.option(
     "--train",
     is_flag=True,
-    help="Try training, too (qat, distill): takes data.training, and long.",
+    help="Also try training (qat, distill); needs data.training, and takes long.",
 )
 @click.option(
     "--budget",
     type=_Time(),
     metavar="TIME",
-    help="Begin no candidate after this time, such as 10m; the same command resumes later.",
+    help="Stop after this time, such as 10m; the same command resumes later.",
 )
 @click.option(
     "--workers",
@@ -117,12 +117,13 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     metavar="ADDRESS",
     help="Make candidates on a Dask cluster whose machines share this folder (extra: dask).",
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 also where the answer is not proved.")
+@click.option("--strict", is_flag=True, help="Also exit with 1 if the answer is not proved.")
 @click.option(
     "-o",
     "--output",
     type=PATH,
-    help="The tuned spec, in the folder of SPEC; default: tuned.yaml there, or here for a model.",
+    help="File for the tuned spec, in the folder of SPEC; default: tuned.yaml there, or "
+    "in the current folder for a model.",
 )
 @json_option
 def tune(
@@ -145,21 +146,21 @@ def tune(
 ) -> None:
     """Find the smallest or fastest artifact, and prove it.
 
-    SPEC names the model and a pass to tune. Without a spec, MODEL is an ONNX file, or a folder
-    of transformers, and --data has typical samples, without labels: what compress init would
+    SPEC names the model and a pass to tune. Without a spec, MODEL is an ONNX file or a folder of
+    transformers, and --data has typical samples without labels. The spec that compress init would
     write is tuned, and judged by its fidelity to the float model.
 
-    What costs nothing is tried first (equalization, observers, rounding), then the width of each
-    layer: its noise is measured once for each width, a knapsack chooses, the choice is written and
-    measured, and so on. Candidates are compared on samples of their own (data.search, or samples
-    of the calibration source that do not calibrate); the best are then proved on the evaluation
-    data in a fixed order.
+    Options that cost nothing (equalization, observers, rounding) are tried first, then the width of
+    each layer: the noise of each width is measured once, a knapsack chooses, the choice is written
+    and measured, and so on. Candidates are compared on samples of their own (data.search, or
+    samples of the calibration source that do not calibrate). The best are then proved on the
+    evaluation data in a fixed order.
 
     Writes tuned.yaml, which compress run runs to the same bytes, and tuned.json, tuned.md and
-    tuned.html. With --max-size-ratio alone, the answer loses as little as fits. If the command is
-    stopped, running it again resumes, and the best artifact so far is there. Where the evaluation
-    data are too few to prove any, the answer is the smallest that keeps the limit as measured, and
-    is called not proved. The exit code is 1 where there is none.
+    tuned.html. With --max-size-ratio alone, the answer is the artifact of that size that loses
+    least. A stopped command leaves the best artifact so far, and resumes when it is run again. If
+    the evaluation data are too few to prove any artifact, the answer is the smallest that keeps the
+    limit as measured, and is called not proved. The exit code is 1 if there is no answer.
     """
     from compressor.errors import ExitCode
     from compressor.lab.tune.answer import Goal

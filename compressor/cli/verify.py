@@ -23,11 +23,11 @@ from compressor.cli.options import PATH, json_option, print_result, shown_progre
     "public",
     type=PATH,
     metavar="PUBLIC",
-    help="Compare with what the owner of this public Ed25519 key (PEM) has signed.",
+    help="Check what the owner of this public Ed25519 key (PEM) has signed.",
 )
 @json_option
 def verify(path: Path, private: Path | None, public: Path | None, as_json: bool) -> None:
-    """Prove that files are as they were written, byte for byte.
+    """Prove that files are unchanged, byte for byte.
 
     PATH is an output folder of compress run or compress quantize, which is compared with its
     manifest.json, or an artifact: one in such a folder, model.json and its weights, an archive, or

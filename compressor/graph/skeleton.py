@@ -179,7 +179,7 @@ def _check_given(model: ir.Model) -> None:
             if value is None or value.producer() is not None or value.is_graph_input():
                 continue
             if not value.is_initializer():
-                raise ValueError(f"node {node.name!r} reads {value.name!r}, which nothing gives")
+                raise ValueError(f"node {node.name!r} reads {value.name!r}, which nothing writes")
 
 
 def _detach(graph: ir.Graph) -> dict[str, ir.TensorProtocol]:

@@ -63,8 +63,8 @@ def sparse_notes(targets: Collection[str], patterns: Collection[str]) -> tuple[s
         read = sorted(kernels.patterns)
         if not read:
             notes.append(
-                f"{kernels.runtime} multiplies with zeros, too: they make a file smaller that "
-                "leaves them out, and nothing faster; prune-structured does"
+                f"{kernels.runtime} also multiplies zeros: they shrink a file that omits them, but "
+                "make nothing faster; prune-structured does"
             )
             continue
         others = sorted({pattern or "single weights" for pattern in patterns} - kernels.patterns)

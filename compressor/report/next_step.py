@@ -68,9 +68,11 @@ def next_step(report: Report, folder: str) -> str:
         return "take fewer bits or channels, or allow more with limits.size-ratio"
     if report["baseline"]["metric"] is None and METRIC_DROP in verdicts:
         if report.get("objects"):
-            return "to measure quality, give data to evaluate on"
+            return "to measure quality, pass data to evaluate on"
         spec = "name data.evaluation in a spec of the float model (compress init)"
-        text = "of a causal language model, add --eval TEXT; else " if _is_bare(report) else ""
+        text = (
+            "for a causal language model, add --eval TEXT; otherwise " if _is_bare(report) else ""
+        )
         return f"to measure quality{': ' if text else ', '}{text}{spec}"
     if any((e.get("reason") or "").startswith(BLIND) for e in report["limits"]):
         return (

@@ -89,7 +89,7 @@ def run_page(report: Report, folder: str | None = None, spec: str | None = None)
         advised = f" ({advice_line(report)})" if suggested and "compress explain" in step else ""
         verdict += [line(f"Next: {step}{advised}")] if step else []
         if spec is not None and can_be_tuned(report):
-            verdict.append(line(f"Or let a better recipe be found: compress tune {spec}"))
+            verdict.append(line(f"Or find a better recipe: compress tune {spec}"))
         verdict.append(line(f"Report: {folder}/report.html"))
     return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
 

@@ -49,7 +49,7 @@ def _check_length(spec: Spec, entry: DataEntry, length: int) -> None:
         raise SpecError(
             f"data.{entry.role}",
             f"cuts text into windows of {length} tokens, and the model was made for {longest}: "
-            "what it makes of those behind says nothing",
+            "its answers beyond that mean nothing",
             f"set length (--length) to {longest} at most",
             where=entry.where,
         )

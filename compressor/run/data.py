@@ -308,7 +308,7 @@ def _check_batch(data: Data, sample: Batch, inputs: Sequence[TensorSpec]) -> Non
             f"{data.role} data",
             f"cannot be stacked: the model's input {single} does not begin with an axis for "
             "samples",
-            "leave out data.training and the passes that train, which want batches"
+            "leave out data.training and the passes that train, which need batches"
             if data.role == "training"
             else "add samples: feeds, and give each sample as a whole feed, in a file of a folder",
         )

@@ -78,7 +78,7 @@ def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:
         return []
     return [
         f"data.evaluation has {folders} class folders, numbered in their order, and the model "
-        f"gives {scores} scores: where one is missing, all labels behind it are wrong; name them "
+        f"gives {scores} scores: a missing folder shifts all labels after it; name them "
         "(classes: {FOLDER: LABEL})"
     ]
 
@@ -94,7 +94,7 @@ def copied_samples(evaluation: Evaluation | None) -> list[str]:
         return []
     return [
         f"{evaluation.copies:,} of the {samples:,} samples of data.evaluation are copies of "
-        "others, which intervals take for new ones: give each once"
+        "others, which intervals count as new ones: use each once"
     ]
 
 

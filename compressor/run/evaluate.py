@@ -218,7 +218,7 @@ def _sqnr(layer: Layer, sums: SignalSums) -> float | None:
     if not sums.finite:
         raise ModelError(
             f"layer {layer.name!r}",
-            "gives NaN or infinity after this pass",
+            "returns NaN or infinity after this pass",
             "its range is too narrow: leave this layer out with a rule under layers",
         )
     return ratio_db(sums.signal, sums.error)

@@ -101,7 +101,7 @@ class Trio:
             return
         raise ArtifactError(
             f"artifact {self.name!r}",
-            f"gives outputs of shape {have}, the model it was exported from {want}",
+            f"returns outputs of shape {have}, but the model it was exported from {want}",
             "report it, with the spec; leave out this export until then",
         )
 

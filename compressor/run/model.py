@@ -126,7 +126,7 @@ class OpenedModel:
             signal, error = signal_and_error([theirs], [ours])
             if error > signal * 10 ** (-_LOWERING_SQNR_DB / 10):
                 raise ModelError(
-                    subject, f"the graph made of it gives other values for output {name!r}", remedy
+                    subject, f"its graph returns other values for output {name!r}", remedy
                 )
 
 
@@ -259,7 +259,7 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
     if directory is None:
         raise SpecError(
             "model.factory",
-            f"'transformers.{auto_class}' builds a network from a folder, and none is given",
+            f"'transformers.{auto_class}' builds a network from a folder, but none is set",
             "name the folder with config.json and the weights in model.checkpoint",
         )
     part = spec.model.part

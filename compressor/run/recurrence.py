@@ -64,8 +64,8 @@ class Recurrence:
                         f"state {name!r}",
                         f"goes into step {index} with shape {list(feed[name].shape)}, and comes "
                         f"out with shape {list(array.shape)}",
-                        "a state that is carried keeps its shape; where it starts with another "
-                        "one than the data's batch suggests, give its first value in the data",
+                        "a state that is carried keeps its shape; if it starts with another shape "
+                        "than the data's batch suggests, store its first value in the data",
                     )
             yield feed, outputs
 

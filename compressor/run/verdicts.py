@@ -67,7 +67,7 @@ def same_function(sqnr_db: float | None) -> bool:
 DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
 _STRADDLES = "the 95 % interval contains the limit"
 _TOO_WIDE = "the 95 % interval is too wide so near to the limit"
-BLIND = "one answer for all samples would be within the limit, too"
+BLIND = "one answer for all samples would also be within the limit"
 _LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
 
 

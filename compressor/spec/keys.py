@@ -29,7 +29,7 @@ class InputKeys(Options):
     """One model input."""
 
     shape: tuple[Annotated[int, Field(ge=1)] | str, ...] = Field(
-        description="one entry an axis; a name is a dynamic axis, as in [batch, 3, 32, 32]"
+        description="one entry per axis; a name is a dynamic axis, as in [batch, 3, 32, 32]"
     )
     dtype: DType = Field(default="float32", description="element type")
 
@@ -96,13 +96,13 @@ class DataKeys(Options):
     fold: str | None = Field(
         default=None,
         pattern=r"^[1-9]\d{0,3}/[1-9]\d{0,3}$",
-        description="use every so-many-th sample: 2/4 takes samples 2, 6, 10 and so on; folds of "
-        "one source share no sample, so that roles can share a source; samples counts after it",
+        description="use every n-th sample: 2/4 takes samples 2, 6, 10 and so on; folds of one "
+        "source share no sample, so that roles can share a source; samples counts after it",
     )
     batch: Annotated[int, Field(ge=1)] | None = Field(
         default=None,
-        description="samples in a batch; default 32, what the model is fixed to, or 1 where lines "
-        "of text calibrate, which then need no padding; not with feeds",
+        description="samples in a batch; default: 32, the model's fixed number, or 1 for lines of "
+        "text that calibrate, which then need no padding; not with feeds",
     )
     state: dict[str, str] = Field(
         default_factory=dict,
@@ -118,7 +118,7 @@ class DataKeys(Options):
         if self.fold is not None:
             number, of = map(int, self.fold.split("/"))
             if number > of:
-                raise ValueError(f"fold {self.fold} is none: write 1/{of} to {of}/{of}")
+                raise ValueError(f"fold {self.fold} does not exist: write 1/{of} to {of}/{of}")
             if self.samples == FEEDS:
                 raise ValueError("leave fold out: whole feeds are not parted")
         for key, value in (("state", self.state), ("feeds", self.feeds)):
@@ -133,15 +133,15 @@ class MetricKeys(Options):
     name: str | None = Field(default=None, description=f"a built-in metric: {_METRICS}")
     function: str | None = Field(
         default=None,
-        description="package.module:function, fn(outputs, target) -> one value a sample",
+        description="package.module:function, fn(outputs, target) -> one value per sample",
     )
     higher_is_better: bool = Field(
         default=True, description="false for a function that returns losses or errors"
     )
     expect: float | None = Field(
         default=None,
-        description="the float model's own figure, such as 94.6; the run ends before it compresses "
-        "anything if the 95 % interval of what it measures does not contain that",
+        description="the float model's own figure, such as 94.6; the run ends before it "
+        "compresses anything if the 95 % interval of the measured figure does not contain it",
     )
 
     @model_validator(mode="after")
@@ -160,16 +160,16 @@ class LimitKeys(Options):
 
     metric_drop: float | None = Field(
         default=1.0,
-        description="how much worse the metric may be, in the metric's unit (points); the default "
-        "is 1 point, or 1 % of the float model's value if the metric has no points",
+        description="how much worse the metric may be, in its unit (points); the default is 1 "
+        "point, or 1 % of the float model's value if the metric has no points",
     )
     size_ratio: Annotated[float, Field(gt=0)] | None = Field(
         default=1.0,
-        description="bytes over those of the float model's file, at most; the default is judged "
-        "only if the passes make the model smaller",
+        description="largest ratio of bytes to those of the float model's file; the default is "
+        "judged only if the passes make the model smaller",
     )
     latency_ratio: Annotated[float, Field(gt=0)] | None = Field(
-        default=1.0, description="latency over the float model's, at most"
+        default=1.0, description="largest ratio of latency to the float model's"
     )
 
     def is_default(self, name: str) -> bool:
@@ -195,8 +195,8 @@ class DataSection(Options):
     )
     search: dict[str, Any] | None = Field(
         default=None,
-        description="samples that compress tune compares recipes on, apart from those that judge; "
-        "a run does not look at them",
+        description="samples on which compress tune and the pass archive compare candidates, "
+        "apart from those that judge",
     )
 
 

@@ -44,10 +44,10 @@ class LayerRule(Options):
     """A per-layer rule; the first whose ``match`` fits a layer's name wins."""
 
     match: str = Field(
-        description="layer name, or that of its initializer or node if none fits; * and ? are "
-        "wildcards"
+        description="name of a layer, or of an initializer or node if no layer matches; * and ? "
+        "are wildcards"
     )
-    skip: bool = Field(default=False, description="leave these layers as they are")
+    skip: bool = Field(default=False, description="leave these layers unchanged")
 
 
 class KeptTensors(Protocol):

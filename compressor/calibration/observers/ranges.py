@@ -29,7 +29,7 @@ class RangeObserver(Observer[StateT, Range]):
     """An observer of the range that a quantizer is to represent; it always holds zero."""
 
     bits: int = Field(default=8, ge=2, le=16, description="bits of the quantizer")
-    symmetric: bool = Field(default=False, description="whether the range is to be (-t, t)")
+    symmetric: bool = Field(default=False, description="whether the range is (-t, t)")
 
     def placeholder(self) -> Range:
         """Return ``(-1, 1)``."""
@@ -232,7 +232,7 @@ class Entropy(HistogramObserver):
         default=3.0,
         ge=0,
         allow_inf_nan=True,
-        description="widen the range until it loses at most so many dB of signal against min-max",
+        description="widen the range until it loses at most this many dB of signal against min-max",
     )
 
     def search(self, state: Histogram, full: Span) -> Span:
@@ -327,7 +327,7 @@ class ExtremeValue(EndsObserver[PeakSums]):
     horizon: float = Field(
         default=10.0,
         ge=1,
-        description="samples that the range is to hold, as a multiple of the calibration's",
+        description="samples that the range should cover, as a multiple of the calibration's",
     )
 
     def start(self) -> PeakSums:

@@ -42,7 +42,7 @@ class WavFolderSource(ClassFolderSource):
     rate: int | None = Field(
         default=None,
         ge=1,
-        description="samples a second; default the first file's, or the preprocessor's",
+        description="samples per second; default: the first file's, or the preprocessor's",
     )
     mono: bool = Field(
         default=True,
@@ -52,8 +52,8 @@ class WavFolderSource(ClassFolderSource):
     length: int | None = Field(
         default=None,
         ge=1,
-        description="samples of each array: what is longer is cut off at its end, and what is "
-        "shorter is padded with zeros there, as the preprocessor does both",
+        description="samples of each array: longer ones are cut, and shorter ones zero-padded, at "
+        "the end, like the preprocessor does",
     )
     preprocessor: Path | None = Field(
         default=None,

@@ -102,7 +102,7 @@ def processor_steps(place: Path) -> ImageSteps:
     """
     path = processor_file(place)
     if path is None:
-        problem = f"has none of {', '.join(_FILES)} that tells how images are prepared"
+        problem = f"has none of {', '.join(_FILES)} that describes how images are prepared"
         raise SpecError(f"preprocessor '{place}'", problem, _REMEDY)
     value = _section(_read(path))
     subject = f"preprocessor '{path}'"
@@ -159,8 +159,7 @@ def _of_transformers(value: Mapping[str, Any]) -> ImageSteps:
     name = _type(value)
     if name not in _FAMILIES:
         raise ValueError(
-            f"is of the processor {name!r}, and those that are read are "
-            f"{', '.join(sorted(_FAMILIES))}"
+            f"is of the processor {name!r}, but supported ones are {', '.join(sorted(_FAMILIES))}"
         )
     family = _FAMILIES[name]
     steps = [k.removeprefix("do_") for k, v in value.items() if k.startswith("do_") and v]

@@ -99,7 +99,7 @@ class ImageSteps:
                     f"{self.channels}"
                 )
         if 0.0 in self.std:
-            raise ValueError("std has a zero, by which nothing can be divided; leave std out")
+            raise ValueError("std contains 0, which cannot be a divisor; remove std")
 
     @property
     def channels(self) -> int:

@@ -79,8 +79,8 @@ class ImageFolderSource(ClassFolderSource):
     )
     crop: PositiveInt | _Sides | None = Field(
         default=None,
-        description="side of a square, or [height, width], that is cut out of the centre; where "
-        "an image is smaller it gets black borders",
+        description="side of a square, or [height, width], cut out of the centre; a smaller image "
+        "gets black borders",
     )
     interpolation: Interpolation | None = Field(
         default=None, description="Pillow's filter for sizes; default bilinear"
@@ -90,25 +90,25 @@ class ImageFolderSource(ClassFolderSource):
     )
     scale: float | None = Field(
         default=None,
-        description="what levels from 0 to 255 are multiplied with; default 1/255 with `mean` or "
-        "`std`, otherwise levels stay uint8",
+        description="factor on pixel values from 0 to 255; default 1/255 with `mean` or `std`, "
+        "otherwise values stay uint8",
     )
     mean: _Channels | None = Field(
-        default=None, description="taken away after scaling, one number or one for each channel"
+        default=None, description="subtracted after scaling, one number or one per channel"
     )
     std: _Channels | None = Field(
-        default=None, description="divisor after that, one number or one for each channel"
+        default=None, description="divisor after that, one number or one per channel"
     )
     layout: Layout | None = Field(
         default=None,
-        description="where the axis of channels lies; default channels-last, or as `preprocessor` "
-        "has it",
+        description="position of the channel axis; default: channels-last, or that of "
+        "`preprocessor`",
     )
     preprocessor: Path | None = Field(
         default=None,
         strict=False,
         description="preprocessor_config.json of transformers, config.json of timm, or the folder "
-        "of one; keys beside it replace what it says",
+        "of one; keys beside it override its values",
     )
 
     @model_validator(mode="after")

@@ -123,7 +123,7 @@ def program_batches(
     if any(array.tobytes() != again[n].tobytes() for n, array in batch.items()):
         raise DataError(
             f"data {name!r}",
-            "gives other samples each time that it is read",
+            "returns other samples each time that it is read",
             "let it draw from the random numbers of torch, numpy or random, or give a list",
         )
     return made

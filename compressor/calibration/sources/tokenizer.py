@@ -88,7 +88,7 @@ def open_line_tokenizer(path: Path, length: int, padding: Padding) -> Tokenizer:
     least = tokenizer.num_special_tokens_to_add(is_pair=True)
     if length <= least:
         raise SpecError(
-            "length", f"is {length}, and special tokens alone may be {least}", "give more tokens"
+            "length", f"is {length}, but special tokens alone may be {least}", "give more tokens"
         )
     remedy = f"correct its {_SETTINGS}, or fetch it again"
     with _library(f"tokenizer '{path}'", "does not say how to cut and pad", remedy):
@@ -228,8 +228,8 @@ def _check_kept(tokenizer: Tokenizer, piece: str, kept: set[str]) -> None:
         if once == twice:
             raise DataError(
                 "tokenizer",
-                f"has no token for {character!r}, nor one for what it does not know, and would "
-                "leave it out of the text",
+                f"has no token for {character!r}, nor one for unknown characters, and would drop "
+                "it from the text",
                 "use the tokenizer that the model was trained with, or take the character out",
             )
 

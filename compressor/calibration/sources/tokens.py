@@ -88,7 +88,7 @@ class TokenSource(PathSource, ABC):
         default=None, ge=1, description="tokens from one window's start to the next; default length"
     )
     separator: str = Field(
-        default="\n\n", description="text that is put between two documents, for windows"
+        default="\n\n", description="text inserted between two documents, for windows"
     )
     padding: Padding = Field(
         default="longest",

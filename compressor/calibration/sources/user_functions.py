@@ -267,7 +267,7 @@ class TransformedSource:
             raise DataError(
                 self.subject,
                 f"returned {samples_in(made)} samples for {given}",
-                "return one sample for each that it is given; leave samples out of the data itself",
+                "return one sample for each input sample; remove samples from the data itself",
             )
         return made
 

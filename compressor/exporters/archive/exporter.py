@@ -265,11 +265,10 @@ class ArchiveExporter(Exporter):
     """Writes `model.archive`: weights and graph in the fewest bytes, for storing and sending.
 
     It holds what the safetensors exporter writes in its layout `graph`, bit for bit. Each tensor is
-    brought into the form that an entropy coder makes least of: codes of a few bits several to a
-    byte, zeros apart from the rest, floats byte by byte. Then Zstandard or Brotli codes it; sparse
-    codes of a small model can be coded bit by bit, in contexts.
-    `compress unpack` gives the files back, and `compressor.load` opens an archive as it opens
-    these.
+    arranged for an entropy coder: narrow codes several to a byte, zeros apart from the rest, floats
+    byte by byte. Then Zstandard or Brotli codes it; sparse codes of a small model can be coded bit
+    by bit, in contexts. `compress unpack` restores the files, and `compressor.load` opens an
+    archive directly.
     """
 
     format: ClassVar[str] = "archive"
@@ -281,8 +280,8 @@ class ArchiveExporter(Exporter):
         default=9,
         ge=1,
         le=22,
-        description="Zstandard's; it helps where weights repeat, and makes writing slower, not "
-        "reading",
+        description="Zstandard's level; higher levels help if weights repeat, and slow down "
+        "writing but not reading",
     )
     contexts: bool = Field(
         default=False,

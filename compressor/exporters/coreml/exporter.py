@@ -34,7 +34,7 @@ class CoremlExporter(DeviceExporter):
 
     precision: Literal["float32", "float16"] = Field(
         "float32",
-        description="Type of all that is not codes; the neural engine computes in float16 alone.",
+        description="Type of everything but codes; the neural engine computes only in float16.",
     )
 
     @property

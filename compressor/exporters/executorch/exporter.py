@@ -41,8 +41,8 @@ class ExecutorchExporter(DeviceExporter):
             return ()
         layers = "1 layer has its" if count == 1 else f"{count} layers have their"
         return (
-            f"{layers} quantized weights in float32: XNNPACK computes with codes where a layer "
-            "reads and gives codes",
+            f"{layers} quantized weights in float32: XNNPACK computes with codes only if a "
+            "layer's input and output are codes",
         )
 
     def predict(self, carrier: Carrier) -> int:

@@ -67,7 +67,7 @@ class GenaiExporter(Exporter):
 
     matmul_compute: Compute = Field(
         default="int8",
-        description="arithmetic of products with codes: int8 rounds what they read to 8 bits, 32 "
+        description="arithmetic of products with codes: int8 rounds their inputs to 8 bits, 32 "
         "numbers at a time, and is several times faster token by token; float32 rounds nothing, "
         "and takes codes of 3 and 4 bits",
     )
@@ -165,7 +165,7 @@ class GenaiExporter(Exporter):
         folder = carrier.folder
         if folder is None or (folder / "tokenizer.json").is_file():
             return ()
-        return ("without tokenizer.json, onnxruntime-genai generates from token numbers alone",)
+        return ("without tokenizer.json, onnxruntime-genai generates only from token numbers",)
 
     def open(self, path: Path) -> Runner:
         """Open the graph in ONNX Runtime, without a cache of earlier tokens."""
@@ -175,7 +175,7 @@ class GenaiExporter(Exporter):
         if carrier.folder is None or not isinstance(carrier, CheckpointCarrier | TorchCarrier):
             raise SpecError(
                 "export genai",
-                "needs a Hugging Face directory, whose config.json says what is computed",
+                "needs a Hugging Face directory with config.json",
                 "name one as model.checkpoint, with factory: transformers.AutoModelForCausalLM, "
                 "and use no pass that rewrites the graph",
             )

@@ -43,15 +43,15 @@ class GgufExporter(Exporter):
 
     floats: Floats = Field(
         default="keep",
-        description="what embeddings and other matrices are stored as that no pass has quantized: "
-        "keep their type, another type of floats, or blocks that they are rounded to here, which "
-        "the artifact's metric includes",
+        description="storage of embeddings and other matrices that no pass has quantized: keep "
+        "their type, another float type, or blocks that they are rounded to here, which the "
+        "artifact's metric includes",
     )
     pre_tokenizer: str | None = Field(
         default=None,
         min_length=1,
-        description="llama.cpp's name of how text is cut before it is merged to tokens, for "
-        "tokenizers of which it is not known",
+        description="llama.cpp's name for the pre-tokenizer, for tokenizers that are not known "
+        "here",
     )
 
     @property
@@ -132,9 +132,9 @@ class GgufExporter(Exporter):
             return ()
         size = sum(tensor.nbytes for tensor in left_out)
         return (
-            f"{NAME} holds the text's part of the model; {len(left_out)} tensors of "
-            f"{size / 1e6:.1f} MB that read pictures are left out, which llama.cpp takes from a "
-            "file of its own (--mmproj)",
+            f"{NAME} holds the text part of the model; {len(left_out)} tensors of "
+            f"{size / 1e6:.1f} MB that read pictures are left out, which llama.cpp loads from a "
+            "separate file (--mmproj)",
         )
 
     def open(self, path: Path) -> Runner:
@@ -150,8 +150,8 @@ class GgufExporter(Exporter):
         if rounds and Capability.RUN not in carrier.offers:
             raise SpecError(
                 "export gguf: floats",
-                f"is {self.floats!r}, which changes weights, and a bare checkpoint is judged by "
-                "its codes alone",
+                f"is {self.floats!r}, which changes weights, but a bare checkpoint is judged only "
+                "by its codes",
                 "set floats: keep, or give model.factory, such as "
                 "transformers.AutoModelForCausalLM",
             )

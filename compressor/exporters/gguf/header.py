@@ -163,7 +163,9 @@ class _Reading:
         return Header(len(self._data), metadata, placed)
 
     def _damaged(self, problem: str) -> ModelError:
-        return ModelError(self._subject, problem, "it is cut or damaged; write or download it anew")
+        return ModelError(
+            self._subject, problem, "it is cut or damaged; write or download it again"
+        )
 
     def _take(self, size: int) -> int:
         """Return where the next bytes begin, and go beyond them."""

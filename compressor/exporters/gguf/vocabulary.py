@@ -30,10 +30,7 @@ _COMMON = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _CUTS = {_COMMON % "{1,3}": "llama-bpe", _COMMON % "": "qwen2"}
-_REMEDY = (
-    "name the cut that llama.cpp has for it, such as pre-tokenizer: default, or leave out this "
-    "export"
-)
+_REMEDY = "set llama.cpp's name for it, such as pre-tokenizer: default, or leave out this export"
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,7 @@ def _converted(content: Mapping[str, Any], size: int, cut: str | None, subject: 
     if kind != "BPE":
         raise SpecError(
             subject,
-            f"is of the kind {kind!r}, and byte-pair encodings are the only ones that are written",
+            f"is of the kind {kind!r}; only byte-pair encodings can be written",
             "leave out this export",
         )
     tokens, types = _numbered(content, size, subject)

@@ -150,7 +150,7 @@ def pad(call: Call) -> None:
         return
     fill = call.constant(2)
     if mode != "constant":
-        raise call.refusal(f"its mode {mode} is none of LiteRT's")
+        raise call.refusal(f"its mode {mode} is not supported by LiteRT")
     if fill is None or not np.any(fill) or source.quantization is not None:
         call.give("PAD", operands, last=last)
         return

@@ -172,7 +172,9 @@ def resize(call: Call) -> None:
     ):
         options, name = schema.ResizeNearestNeighborOptionsT(), "RESIZE_NEAREST_NEIGHBOR"
     else:
-        raise call.refusal(f"its mode {mode} with {place} and {rounding} is none of LiteRT's")
+        raise call.refusal(
+            f"its mode {mode} with {place} and {rounding} is not supported by LiteRT"
+        )
     call.give(name, operands, options, last=True, written=source.quantization)
 
 

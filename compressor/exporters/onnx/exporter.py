@@ -51,9 +51,9 @@ class OnnxExporter(Exporter):
     )
     target: Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt"] = Field(
         default="ort-cpu",
-        description="the runtime whose rules are kept: tensorrt wants symmetric int8, zero "
-        "points 0 and float biases; the others take uint8 too; ort-cuda has kernels for "
-        "half precision and 4-bit weights, not for int8 activations",
+        description="the runtime whose rules apply: tensorrt requires symmetric int8, zero points "
+        "0 and float biases; the others take uint8 too; ort-cuda has kernels for half precision "
+        "and 4-bit weights, not for int8 activations",
     )
     matmul_compute: Compute = Field(
         default="float32",
@@ -70,14 +70,13 @@ class OnnxExporter(Exporter):
         default=INLINE_LIMIT,
         ge=0,
         lt=PROTOBUF_LIMIT,
-        description="bytes of weights from which external-data: auto gives them their own file",
+        description="bytes of weights from which external-data: auto writes them to their own file",
     )
 
     names: Literal["full", "short"] = Field(
         default="full",
-        description="short gives letters to what is between inputs and outputs, except for "
-        "weights, names no nodes, and leaves out attributes that are defaults: a tenth of the file "
-        "where that has some hundred kB",
+        description="short replaces inner names by letters, except those of weights, names no "
+        "nodes, and omits attributes with default values: a tenth of a file of some hundred kB",
     )
 
     @property

@@ -30,10 +30,10 @@ _OVERHEAD = 300  # bytes for each operator, as measured on quantized convolution
 class OrtExporter(Exporter):
     """Writes ``model.ort`` and ``required_operators.config`` for builds of ONNX Runtime.
 
-    ONNX Runtime's packages for phones read this format, without the part that parses ONNX. The
-    graph has been optimized for ONNX Runtime's CPU kernels, in so far as it does not depend on the
-    processor; weights stay codes. The second file lists the operators, opsets and types of the
-    model: ``--include_ops_by_config`` of ONNX Runtime's build script leaves out all others.
+    ONNX Runtime's packages for phones read this format without their ONNX parser. The graph is
+    optimized for ONNX Runtime's CPU kernels, as far as that does not depend on the processor;
+    weights stay codes. The second file lists the operators, opsets and types of the model:
+    ``--include_ops_by_config`` of ONNX Runtime's build script leaves out all others.
     """
 
     format: ClassVar[str] = "ort"

@@ -64,7 +64,7 @@ def _configuration(kind: InputsFirst, carrier: Carrier) -> dict[str, Any]:
     if not isinstance(carrier, CheckpointCarrier):
         raise SpecError(
             f"layout {kind}",
-            "is written from a bare checkpoint: transformers alone does not open it, so that "
+            "is written only from a bare checkpoint: transformers alone cannot open it, so "
             "nothing here could judge it",
             "leave out model.factory, or use layout: compressed-tensors",
         )

@@ -91,8 +91,8 @@ def remark_on(
         )
     if cached and consumer == "transformers":
         said.append(
-            "transformers 5.24 with compressed-tensors 0.20 reads no scales of keys and values, "
-            "and keeps these as they are; earlier ones round them"
+            "transformers 5.24 with compressed-tensors 0.20 ignores scales of keys and values and "
+            "does not round these; earlier versions do"
         )
     return tuple(said)
 
@@ -107,14 +107,14 @@ def _problem(consumer: Consumer, layout: LayoutName, codes: WeightCodes) -> str:
     if consumer == "transformers":  # it decodes weights and rounds inputs, whatever the format
         return ""
     if layout == "gptq" and (scheme.bits not in _VLLM_GPTQ_BITS or not scheme.symmetric):
-        return "reads layout gptq with symmetric weights of 8 or 4 bits alone"
+        return "reads layout gptq only with symmetric weights of 8 or 4 bits"
     if codes.layer.is_table and (consumer == "vllm-cpu" or scheme.element != "int"):
         return "looks up no tables of such codes"
     if consumer != "vllm-cpu":
         return ""
     if scheme.element == "int" and inputs is None:
         if (scheme.bits, scheme.symmetric) != (_PACKED_BITS, True):
-            return "has kernels for symmetric weights of 4 bits alone, or of 8 with int8 inputs"
+            return "has kernels only for symmetric weights of 4 bits, or of 8 with int8 inputs"
         return ""
     if scheme.element == "e2m1":
         return "has no kernel for floats of 4 bits"

@@ -118,7 +118,7 @@ def _check_block(
         if os.pread(handle, len(data), shard.layout.offsets[name] + start) != data:
             raise ArtifactError(
                 f"tensor {name!r}",
-                f"in {shard.name!r} differs from what its input gives",
+                f"in {shard.name!r} differs from its input",
                 "the disk or the memory is faulty; export it again",
             )
 
@@ -153,19 +153,19 @@ class SafetensorsExporter(Exporter):
     max_shard_size: int | None = Field(
         default=None,
         ge=1,
-        description="bytes of a file of weights at most; if not given, graph writes one file, and "
-        "compressed-tensors keeps the input's shards, or 5 GB where it has none",
+        description="largest size in bytes of a file of weights; default: one file for graph, and "
+        "the input's shards for compressed-tensors, or 5 GB if it has none",
     )
     sparse: Literal["auto", "never"] = Field(
         default="auto",
-        description="layout graph: auto leaves zeros out of weights that become a tenth smaller by "
-        "it, so that the predicted size is the most it may be; never stores all elements",
+        description="layout graph: auto omits zeros from weights that become a tenth smaller, so "
+        "that the predicted size is an upper bound; never stores all elements",
     )
 
     consumer: Consumer | None = Field(
         default=None,
-        description="layouts other than graph: what is going to read it; the plan refuses what "
-        "that has no kernels for",
+        description="layouts other than graph: the program that will load the result; the plan "
+        "refuses layers for which it has no kernels",
     )
 
     @property

@@ -135,8 +135,8 @@ def float_shares(carrier: Carrier) -> tuple[str, ...]:
             kept[owner] = kept.get(owner, 0) + tensor.nbytes
     return tuple(
         f"{100 * size / total:.0f} % of the bytes stay float: {owner} holds its weights in "
-        "parameters of its own, of which the layout has no codes; as an ONNX file, a spec with "
-        "model.factory and the passes fuse and quantize-weights stores them as codes"
+        "parameters of its own, for which the layout has no codes; a spec with model.factory and "
+        "the passes fuse and quantize-weights stores them as codes in an ONNX file"
         for owner, size in kept.items()
         if size >= _MENTIONED * total
     )
@@ -330,7 +330,7 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
         beside = f", and {kept.removesuffix(_WEIGHT)!r} stays float" if kept else ""
         raise SpecError(
             subject,
-            f"is an expert, of which transformers loads all by one scheme{beside}",
+            f"is an expert, and transformers loads all experts with one scheme{beside}",
             "use one scheme that fits all layers, such as preset int8",
         )
     inputs = [t.codes.inputs for t in weights if t.codes is not None]
@@ -346,7 +346,7 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
         raise SpecError(
             subject,
             "is an expert, and transformers stacks no integers that are not packed",
-            "use preset fp8-w8a8, or one for weights alone",
+            "use preset fp8-w8a8, or one that quantizes only weights",
         )
     for scheme in schemes:
         if scheme is None and all(other.element == "e4m3" for other in others):

@@ -78,9 +78,9 @@ _Capability = Annotated[str, Field(pattern=r"^\d+\.\d$")]
 class TensorrtExporter(Exporter):
     """Writes ``model.engine``, and ``model.engine.json`` that says what is in it.
 
-    The graph decides all types: what the passes left in float32, float16, int8, int4 or fp8 is
-    built that way. Engines run on NVIDIA GPUs only. On a machine without one they are built,
-    checked and weighed, but neither evaluated nor timed.
+    The graph decides all types: each layer is built in the type that the passes left it in. Engines
+    run only on NVIDIA GPUs. On a machine without one they are built, checked and weighed, but
+    neither evaluated nor timed.
     """
 
     format: ClassVar[str] = "tensorrt"
@@ -90,27 +90,27 @@ class TensorrtExporter(Exporter):
 
     builder: building.BuilderName = Field(
         default="rtx",
-        description="rtx: the package tensorrt-rtx, which builds for GPUs that it is told, on any "
+        description="rtx: the package tensorrt-rtx, which builds for the named GPUs on any "
         "machine; gpu: the package tensorrt, which builds for the GPU of this machine",
     )
     compute_capability: tuple[_Capability, ...] = Field(
         default=(),
-        description='for rtx, the GPUs to build for, as in ["8.6", "8.9"]; if not given, what '
-        "the builder takes as usual, which leaves out 7.5",
+        description='for rtx, the GPUs to build for, as in ["8.6", "8.9"]; default: the '
+        "builder's own choice, which omits 7.5",
     )
     batch: BatchRange | None = Field(
         default=None,
-        description="sizes of the batch, for inputs of which only the first dimension is dynamic",
+        description="sizes of the batch, for inputs whose first dimension alone is dynamic",
     )
     profiles: dict[str, ShapeRange] = Field(
         default_factory=dict, description="shapes of single inputs by name, all dimensions"
     )
     hardware_compatibility: Literal["none", "ampere-plus", "same-compute-capability"] = Field(
-        default="none", description="for gpu, which other GPUs the engine shall run on"
+        default="none", description="for gpu, other GPUs on which the engine must run"
     )
     sparse_weights: bool = Field(
         default=False,
-        description="for gpu, use kernels for weights of which 2 in 4 are zero (prune-nm)",
+        description="for gpu, use kernels for 2:4 sparse weights (prune-nm)",
     )
     version_compatible: bool = Field(
         default=False, description="let later versions of TensorRT load the engine"
@@ -121,8 +121,8 @@ class TensorrtExporter(Exporter):
     )
     timing_cache: str | None = Field(
         default=None,
-        description="for gpu, a file, relative to the spec, that keeps what was measured for "
-        "later builds",
+        description="for gpu, a file, relative to the spec, that keeps measurements for later "
+        "builds",
     )
 
     @property

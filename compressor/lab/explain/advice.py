@@ -63,7 +63,7 @@ def advise(run: FinishedRun) -> Advice:
         reason = "no rule for a layer would remove much of the noise"
     if not reason and explanation.doubt:
         how = f"; {_MEASURE}" if run.manifest.get("spec_file") else ""  # it runs the passes again
-        reason = f"no gain can be predicted, since {explanation.doubt}{how}"
+        reason = f"no gain can be predicted, because {explanation.doubt}{how}"
     if reason:
         return Advice(explanation, reason)
     passes = run.manifest["spec"]["passes"]
@@ -81,7 +81,7 @@ def _unneeded(report: Mapping[str, Any]) -> str:
     verdict, allowed = limited.get("verdict", "unknown"), float(limited["limit"])
     interval = artifact["metric_drop_ci95"]
     if verdict == "passed" and drop > 0 and interval[1] <= _SMALL * allowed:
-        return f"{_NOTHING}: {name} lost less than a tenth of what it may"
+        return f"{_NOTHING}: {name} lost less than a tenth of its limit"
     if verdict == "failed" or (drop > 0 and interval[0] > 0):
         return ""
     if drop <= 0:
@@ -151,7 +151,7 @@ def _spec_of(run: FinishedRun) -> Path:
         raise SpecError(subject, problem, "call it again with the options that are suggested")
     if path is None or not path.is_file():
         problem = "does not say where its spec is" if path is None else f"has no spec at {path}"
-        raise SpecError(subject, problem, "name the spec in place of the folder")
+        raise SpecError(subject, problem, "pass the spec instead of the folder")
     if file_sha256(path) != next(iter(run.manifest["inputs"]))["sha256"]:
         raise SpecError(
             f"spec {str(path)!r}", "has changed since it was run", f"compress run {path} first"
@@ -170,7 +170,7 @@ def _insert(path: Path, passes: Any, name: str, change: Change) -> None:
     rules = entry.setdefault("layers", CommentedSeq())
     if not isinstance(rules, CommentedSeq):
         raise SpecError(
-            f"spec {str(path)!r}, passes.{change.index}.layers", "is no list", "paste the rules"
+            f"spec {str(path)!r}, passes.{change.index}.layers", "is not a list", "paste the rules"
         )
     rule = CommentedMap({"match": match_of(change.layer), **change.keys})
     rule.fa.set_flow_style()

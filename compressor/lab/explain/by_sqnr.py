@@ -108,13 +108,13 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
 
 
 _OUTPUTS = (
-    "'alone' is the noise of a layer that is fed its inputs of the float model; shares compare the "
+    "'alone' is the noise of a layer with the float model's inputs; shares compare the "
     "noise that each layer alone would add to the model's output, and gains assume that these add "
     "up, which is wrong where layers amplify or dampen each other's noise. --method leave-one-out "
     "measures instead"
 )
 _LAYERS = (
-    "'alone' is the noise of a layer that is fed its inputs of the float model; the model is too "
+    "'alone' is the noise of a layer with the float model's inputs; the model is too "
     "large to follow each layer's noise to the output, so shares assume that all of it reaches the "
     "output alike. --method leave-one-out measures instead"
 )
@@ -310,8 +310,8 @@ def _feels(layers: Sequence[LayerCost]) -> list[str]:
 def _shared(passes: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"{entry['pass']}: {entry['attribution']['shared_inputs']:.0f} % of the noise lies in "
-        "values that stay rounded when one layer is left out, since an integer kernel writes them "
-        "or several operators read them"
+        "values that stay rounded when one layer is left out, because an integer kernel writes "
+        "them or several operators read them"
         for entry in passes
         if entry["attribution"] and (entry["attribution"]["shared_inputs"] or 0.0) >= 1
     ]

@@ -152,7 +152,7 @@ def explain_by_leaving_out(
         raise SpecError(
             f"run {str(run.folder)!r}",
             "does not say where its spec is, and leaving layers out runs the passes again",
-            "name the spec in place of the folder, or use --method sqnr",
+            "pass the spec instead of the folder, or use --method sqnr",
         )
     progress = progress or Silent()
     with progress.stage("plan"):
@@ -175,7 +175,7 @@ def _with_data(plan: Plan, spec: Spec) -> Plan:
     if "calibration" not in plan.data:
         raise SpecError(
             "data",
-            "has neither evaluation nor calibration, and layers are left out to measure",
+            "has neither evaluation nor calibration, and leave-one-out needs one",
             "add data.evaluation, or use --method sqnr",
             where=spec.where("data"),
         )

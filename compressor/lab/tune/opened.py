@@ -46,14 +46,14 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
     if plan.metric is None:
         raise SpecError(
             "data.evaluation",
-            "is missing, and tune proves what it finds on it",
+            "is missing, and tune proves its answer on it",
             "add data.evaluation",
             where=spec.where("data"),
         )
     if goal.train and "training" not in plan.data:
         raise SpecError(
             "option --train",
-            "is given, and the spec has nothing to train on",
+            "is set, but the spec has nothing to train on",
             "add data.training, or leave it out",
             where=spec.where("data"),
         )
@@ -63,7 +63,7 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
     if limit is None or (spec.limits.is_default("metric_drop") and plan.metric.unit != "%"):
         raise SpecError(
             "--max-metric-drop",
-            f"is not given, and {plan.metric.name} has no usual limit",
+            f"is not given, and {plan.metric.name} has no default limit",
             "say how much may be lost, or how small the file has to be (--max-size-ratio)",
         )
     size = None if spec.limits.is_default("size_ratio") else spec.limits.size_ratio

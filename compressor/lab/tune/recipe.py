@@ -241,7 +241,7 @@ def base_recipe(spec: Spec) -> Recipe:
         if isinstance(declared, TrainPass):
             raise SpecError(
                 f"pass {declared.name!r}",
-                "trains after what is tuned, and would train once for each candidate",
+                "trains after the tuned pass, and would train once for each candidate",
                 "tune without it, and train the tuned recipe",
                 where=spec.where("passes"),
             )

@@ -97,9 +97,7 @@ class Tuning:
                 tuple(pool)
             )
         else:
-            self.journal.skip(
-                "fewer channels and training", "what they would start from was not proved"
-            )
+            self.journal.skip("fewer channels and training", "their starting point was not proved")
         self.proofs.finish(pool)
         if self.proofs.is_open:
             self._nearer(pool)

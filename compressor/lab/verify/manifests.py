@@ -72,7 +72,7 @@ def _sealed(path: Path, subject: str, problem: str) -> dict[str, Any]:
     if not isinstance(content, dict) or SEAL not in content:
         raise ModelError(subject, problem, EDITED)
     if not is_sealed(text):
-        raise ModelError(subject, "is not as it was written: its seal does not fit", EDITED)
+        raise ModelError(subject, "was changed: its seal does not match", EDITED)
     return content
 
 

@@ -150,7 +150,7 @@ def _unknown(path: Path) -> InputError:
     return InputError(
         f"path {str(path)!r}",
         "has nothing beside it that says how its bytes must be",
-        f"copy {MANIFEST} from the run's output; or, of what was signed, give --key",
+        f"copy {MANIFEST} from the run's output; or pass --key if it was signed",
     )
 
 

@@ -294,7 +294,7 @@ class GraphModule(nn.Module):
             if value not in names:
                 raise ModelError(
                     f"value '{value.name}'",
-                    "it is read, but no node, input or initializer gives it",
+                    "it is read, but no node, input or initializer provides it",
                     "check the file with onnx.checker",
                 )
         captured = tuple(names[value] for value in values)

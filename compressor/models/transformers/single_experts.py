@@ -196,7 +196,7 @@ def _ordered(stack: Tensor, names: Mapping[str, str], rows: Any) -> tuple[str, .
             return order
     raise SpecError(
         "model.checkpoint",
-        f"has experts of the parts {', '.join(names)}, of which it is not known how they are used",
+        f"has experts of the parts {', '.join(names)}, whose use is unknown",
         "write a spec with model.factory, which runs the whole model in memory",
     )
 

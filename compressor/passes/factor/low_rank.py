@@ -71,8 +71,8 @@ class LowRank(GraphPass):
     )
     target: SizeTarget | None = Field(
         default=None,
-        description="in place of rank: how much of the model remains; the ranks that "
-        "lose least energy for what they save go first",
+        description="in place of rank: how much of the model remains; ranks that lose least "
+        "energy for their savings are removed first",
     )
     weighted: bool = Field(
         default=False,

@@ -92,8 +92,8 @@ class Fuse(GraphPass):
     )
     affine: bool = Field(
         default=True,
-        description="fold multiplications by and additions of constants into the layer before, and "
-        "of one number into the layer behind",
+        description="fold multiplications by and additions of constants into the layer before, "
+        "and those of one number into the layer behind",
     )
     constants: bool = Field(
         default=True,
@@ -102,7 +102,7 @@ class Fuse(GraphPass):
     )
     patterns: bool = Field(
         default=True,
-        description="recognise GELU, layer normalization, hard-swish, global pooling, clips and "
+        description="recognize GELU, layer normalization, hard-swish, global pooling, clips and "
         "attention that were written out",
     )
 

@@ -40,13 +40,12 @@ _UNREACHED = "none of its channels can be scaled"
 class Equalize(GraphPass):
     """Scale channels between layers; the network computes the same and is easier to quantize.
 
-    A quantizer has one step for all channels of a value, and the largest channel sets it. Where
-    one layer's output reaches others through operators that commute with positive factors (ReLU
-    and its kind, pooling, residual sums), its channels are divided by factors, and the weights
-    that read them are multiplied by the same. Each factor is chosen by the error that rounding
-    values and weights is predicted to make, and none is applied that does not lower it.
-    `quantize-static` does so by itself, for its own bits; put this pass before others that
-    quantize.
+    A quantizer has one step for all channels of a value, and the largest channel sets it. If one
+    layer's output reaches others through operators that commute with positive factors (ReLU and its
+    kind, pooling, residual sums), the pass divides its channels by factors and multiplies the
+    weights that read them by the same. Factors are chosen by the predicted rounding error, and
+    applied only if they lower it. `quantize-static` does this by itself, for its own bits; put this
+    pass before others that quantize.
     """
 
     name: ClassVar[str] = "equalize"
@@ -57,14 +56,14 @@ class Equalize(GraphPass):
     source: ClassVar[str] = "Nagel et al. 2019 (arXiv:1906.04721) section 4.1"
 
     weight_bits: Literal[8, 4, 3, 2] = Field(
-        default=8, description="width that weights are going to be quantized to"
+        default=8, description="bits that a later pass quantizes weights to"
     )
     activation_bits: Literal[8, 4] = Field(
-        default=8, description="width that activations are going to be quantized to"
+        default=8, description="bits that a later pass quantizes activations to"
     )
     granularity: Literal["channel", "tensor"] = Field(
         default="channel",
-        description="whether weights are going to have one scale a row, or one a tensor",
+        description="whether weights will have one scale per row or one per tensor",
     )
     layers: tuple[LayerRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
@@ -131,13 +130,13 @@ class Equalize(GraphPass):
 class Smooth(Equalize):
     """Scale channels in front of products of matrices; encoders are easier to quantize then.
 
-    A few channels of a transformer's activations are many times as large as the others. What reads
-    them is multiplied by factors that they are divided by: in the norm or the layer that writes
-    them, such as the values that attention mixes, or, where something else reads them too, by a
-    `Mul` in front of the layer, if the predicted error falls by two decibels. Factors are chosen
-    for each input by that error. `quantize-static` does so by itself, for its own bits. The
-    checkpoint of a causal language model is taken as it is: put the pass before `quantize-weights`
-    with `activations`.
+    A few channels of a transformer's activations are many times as large as the others. The pass
+    divides them by factors and multiplies the weights that read them by the same. The division goes
+    into the norm or layer that writes the channels. If something else reads them too, a `Mul` in
+    front of the layer divides them, if the predicted error falls by two decibels. That error
+    chooses the factors of each input. `quantize-static` does this by itself, for its own bits. The
+    pass also takes the checkpoint of a causal language model: put it before `quantize-weights` with
+    `activations`.
     """
 
     name: ClassVar[str] = "smooth"

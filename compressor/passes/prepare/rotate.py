@@ -29,18 +29,17 @@ _AROUND, _HEADS = "rotate the residual stream", "rotate the residual stream and 
 class Rotate(GraphPass):
     """Rotate the residual stream of a decoder, and what its heads mix; it computes the same.
 
-    A few channels of what flows through a language model are many times as large as the others,
-    and set the scale of all. An orthogonal matrix spreads them over all channels: a Hadamard matrix
-    with random signs (of the spec's seed), where the width has one. The scales of norms go into the
-    products behind them, whose norms have scales of 1 then. The table of tokens and all products
-    that write to the residual stream are multiplied by the matrix, and those that read from it by
-    its transpose. `v_proj` and `o_proj` are rotated head by head, too. The written directory is an
-    ordinary one of its class. Put the pass before those that round weights or activations; what
-    `down_proj` reads would need a product as the model runs, and is not rotated. It takes llama,
-    mistral, qwen2 and qwen3. Of a checkpoint whose output layer has the table's weight, it gives
-    that layer a weight of its own. With `learn`, the matrices then follow the gradient of what the
-    network loses by rounding to a preset, on calibration text (SpinQuant); text that they did not
-    learn from judges, and where they are no better there, the random ones stay.
+    A few channels of a language model's residual stream are many times as large as the others, and
+    set the scale of all. An orthogonal matrix spreads them over all channels: a Hadamard matrix
+    with random signs (from the spec's seed), if the width has one. The scales of norms are folded
+    into the layers that read them. The embedding table and all layers that write to the residual
+    stream are multiplied by the matrix, those that read from it by its transpose. `v_proj` and
+    `o_proj` are also rotated head by head. The input of `down_proj` is not rotated, because that
+    would need a product at run time. The written directory keeps its class. Put the pass before
+    those that round weights or activations. It takes llama, mistral, qwen2 and qwen3. An output
+    layer that shares the table's weight gets a weight of its own. With `learn`, the matrices follow
+    the gradient of the loss from rounding to a preset, on calibration text (SpinQuant). Held-out
+    text judges: if they are no better there, the random ones stay.
     """
 
     name: ClassVar[str] = "rotate"
@@ -53,8 +52,8 @@ class Rotate(GraphPass):
     heads: bool = Field(default=True, description="rotate `v_proj` and `o_proj` head by head, too")
     learn: Preset | None = Field(
         default=None,
-        description="learn the matrices on calibration text, for a network that `quantize-weights` "
-        "rounds to this preset; left out, they stay random",
+        description="learn the matrices on calibration text, for a network that "
+        "`quantize-weights` rounds to this preset; default: random matrices",
     )
     steps: int = Field(default=100, ge=1, description="steps of learning")
 
@@ -77,7 +76,7 @@ class Rotate(GraphPass):
         for layer in carrier.layers():
             headed = self.heads and layer.name.endswith((".v_proj", ".o_proj"))
             actions[layer.name] = _HEADS if headed else _AROUND
-        reasons = {n: "" if n in parts else "it is none of the decoder's" for n in actions}
+        reasons = {n: "" if n in parts else "it is not part of the decoder" for n in actions}
         plans = plan_layers(self.name, actions, reasons)
         return Survey(plans, notes=added_by_untying(carrier), memory=memory)
 

@@ -36,14 +36,14 @@ _LARGEST = "largest_"  # what details begin with that say how far keys or values
 class QuantizeCache(GraphPass):
     """Store scales for the keys and values that each attention keeps in 8 or 4 bits.
 
-    What serves a model keeps the keys and values of all tokens of each conversation, which soon
-    take more memory than the weights. In 8 bits they take half of it where they were bfloat16, and
-    a quarter where they were float32. For that it needs to know how large they become, which this
-    pass finds on text: the greatest magnitude becomes the largest code. It takes the checkpoint of
-    a causal language model, block by block, and changes no weights. `fp8-e4m3` has one scale for
-    the keys and one for the values of an attention, in the layout compressed-tensors; `int8` and
-    `int4` have one for each channel of each head, in the format genai. Put the pass behind those
-    that change weights, so that the text goes through what is served.
+    A server keeps the keys and values of all tokens of each conversation, which soon take more
+    memory than the weights. In 8 bits they take half the memory of bfloat16 and a quarter of
+    float32. This pass finds the scales on text: the greatest magnitude becomes the largest code. It
+    takes the checkpoint of a causal language model, block by block, and changes no weights.
+    `fp8-e4m3` has one scale for the keys and one for the values of an attention, in the layout
+    compressed-tensors; `int8` and `int4` have one for each channel of each head, in the format
+    genai. Put the pass after those that change weights, so that the text runs through the served
+    model.
     """
 
     name: ClassVar[str] = "quantize-cache"
@@ -72,7 +72,7 @@ class QuantizeCache(GraphPass):
         """
         written = _written(self._checked(carrier, context.targets))
         actions = {n: f"{' and '.join(parts)} in {self.format}" for n, parts in written.items()}
-        unkept = "attention keeps nothing of what it writes"
+        unkept = "attention does not cache what it writes"
         reasons = {x.name: "" if x.name in written else unkept for x in carrier.layers()}
         requests = [_request(name, part) for name, parts in written.items() for part in parts]
         return Survey(plan_layers(self.name, actions, reasons), tuple(requests))

@@ -42,12 +42,12 @@ class ClusterRule(LayerRule):
 class Cluster(WeightPass):
     """Cluster each layer's weights by k-means, and store for each weight the number of its cluster.
 
-    A codebook holds the mean of each cluster in floating point, so the numbers lie where the
-    weights do: of the same bits it leaves less error than evenly spaced integers, and it takes any
-    number of bits from 1 to 8. Files become small, most of all as an `archive`; nothing becomes
-    faster, because a runtime looks the weights up when it loads the model and then computes with
-    floats. Zeros of a pruned layer remain zeros. It needs no data; with `importance` it needs
-    calibration data, and weights that meet large inputs get the finer clusters.
+    A codebook holds the mean of each cluster in floating point. At the same number of bits it
+    leaves less error than evenly spaced integers, and any number from 1 to 8 works. Files become
+    small, most of all as an `archive`. Nothing becomes faster, because a runtime looks the weights
+    up when it loads the model and then computes with floats. Zeros of a pruned layer remain zeros.
+    The pass needs no data, except calibration data for `importance`, which gives weights with large
+    inputs finer clusters.
     """
 
     name: ClassVar[str] = "cluster"
@@ -59,19 +59,18 @@ class Cluster(WeightPass):
     group_rows: int | None = Field(
         default=None,
         ge=1,
-        description="output channels that share a codebook; left out, all of a weight do",
+        description="output channels that share a codebook; default: all of a weight",
     )
     importance: bool = Field(
         default=False,
-        description="weigh errors by the square of what the weights are multiplied with, as "
-        "calibration finds it",
+        description="weight errors by the square of the weights' inputs in calibration",
     )
     float_bits: int | None = Field(
         default=None,
         ge=3,
         le=24,
-        description="significant bits that the remaining floats keep, which are codebooks, biases "
-        "and what else is a vector; an archive takes fewer bytes for what is left out",
+        description="significant bits of the remaining floats: codebooks, biases and other "
+        "vectors; an archive takes fewer bytes with fewer bits",
     )
     layers: tuple[ClusterRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"

@@ -43,7 +43,7 @@ class DynamicWeights(Options):
         default=8, description="width of a weight; 7 suits CPUs that saturate, too; see overflow"
     )
     granularity: Literal["channel", "tensor"] = Field(
-        default="channel", description="one scale for each output channel, or one a tensor"
+        default="channel", description="one scale per output channel or per tensor"
     )
     overflow: Overflow = "avoid"
 
@@ -56,7 +56,7 @@ class QuantizeDynamic(GraphPass):
     ``DynamicQuantizeMatMul`` and ``MatMulIntegerToFloat``; it suits transformers and recurrent
     models, whose products are large, better than convolutional ones. For target `ort-cpu` an LSTM
     of 64 units or more becomes its ``DynamicQuantizeLSTM``. Weights of other recurrent layers and
-    large tables of embeddings are stored as int8 and computed with as floats.
+    large embedding tables are stored as int8 and computed as floats.
     """
 
     name: ClassVar[str] = "quantize-dynamic"

@@ -88,7 +88,7 @@ def _handed(job: Job, course: Course) -> Handed:
     if course.recipe.scheduled and course.recipe.steps is None:
         raise SpecError(
             f"pass {job.name!r}",
-            "changes during the training, and how many steps your loop takes is not given",
+            "changes during the training, and the number of steps of your loop is not set",
             "set steps, such as steps: 1000",
         )
     return job.handed(course.training.data.target, course.steps)

@@ -156,8 +156,8 @@ class Finetune(Recipe):
     """Train the weights on, with the loss of the task.
 
     Weights that pruning made zero stay zero. The state is saved every `save-every` steps and at
-    Ctrl-C; the same command resumes from there, and on one CPU ends in the same bytes as if it had
-    never stopped.
+    Ctrl-C; the same command resumes from there, and on one CPU ends in the same bytes as an
+    uninterrupted training.
     """
 
     name: ClassVar[str] = "finetune"

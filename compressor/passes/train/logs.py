@@ -27,7 +27,7 @@ class Log(Options):
     csv: str | None = Field(
         default=None,
         min_length=1,
-        description="a file with one row a step; rows that another pass wrote stay",
+        description="a file with one row per step; rows of other passes stay",
     )
     tensorboard: str | None = Field(
         default=None,

@@ -34,7 +34,10 @@ class Gradual(Options):
         default=0.0, ge=0, lt=1, description="share of the training before the first pruning"
     )
     end: float = Field(
-        default=0.7, gt=0, le=1, description="share of the training by which all weights are pruned"
+        default=0.7,
+        gt=0,
+        le=1,
+        description="share of the training after which all weights are pruned",
     )
     every: int = Field(default=10, ge=1, description="steps from one pruning to the next")
     block: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] = Field(
@@ -43,16 +46,16 @@ class Gradual(Options):
     rewind: int | None = Field(
         default=None,
         ge=0,
-        description="once the last weights are pruned (in each of the rounds, if there are such), "
-        "reset the others to the values they had after this many steps, and train on (the lottery "
-        "ticket); left out, they keep theirs",
+        description="after the last pruning (of each round, if there are rounds), reset the other "
+        "weights to their values after this many steps, and continue training (the lottery "
+        "ticket); default: they keep their values",
     )
     rounds: int | None = Field(
         default=None,
         ge=1,
-        description="divide the training: in each of so many parts the network is trained and "
-        "then loses the same share of the weights that are left; a last part trains what remains; "
-        "the schedule of the learning rate begins anew in each, at the step of rewind",
+        description="number of rounds: in each, the network is trained and then loses the same "
+        "share of the remaining weights; a last part trains what remains. The learning-rate "
+        "schedule restarts in each, at the step of rewind",
     )
 
     @model_validator(mode="after")

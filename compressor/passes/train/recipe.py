@@ -77,7 +77,7 @@ class Recipe(TrainPass):
     batch: int | None = Field(
         default=None,
         ge=1,
-        description="samples in a step, over all processes; as in data.training if left out",
+        description="samples per step, over all processes; default: as in data.training",
     )
     micro_batch: int | None = Field(
         default=None,
@@ -105,7 +105,7 @@ class Recipe(TrainPass):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the steps over which the rate rises; 0.3 for one-cycle if left out",
+        description="share of the steps over which the rate rises; default for one-cycle: 0.3",
     )
     clip: float | None = Field(
         default=None, gt=0, description="largest norm of the gradient of all parameters together"
@@ -135,7 +135,7 @@ class Recipe(TrainPass):
     loss: str | None = Field(
         default=None,
         description="cross-entropy, mse, or pkg.mod:fn, a function of outputs and target that "
-        "returns one tensor entry a sample; by the metric if left out",
+        "returns one tensor entry per sample; default: by the metric",
     )
     label_smoothing: float = Field(
         default=0.0,
@@ -153,8 +153,8 @@ class Recipe(TrainPass):
         default=None,
         gt=0,
         lt=1,
-        description="keep an exponential moving average of the weights, of which each step leaves "
-        "this share, such as 0.999; the average is validated and is the result",
+        description="decay of an exponential moving average of the weights, such as 0.999; the "
+        "average is validated and returned",
     )
     sync_batch_norm: bool = Field(
         default=False,

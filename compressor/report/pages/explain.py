@@ -47,7 +47,7 @@ def explanation_page(explanation: Explanation, written: Path | None = None) -> P
             page.append(line(f"Together, {word}: {_sum(explanation, gain)}"))
     if written is not None:
         page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
-        page.append(line("It replaces the results of this run; with --set output=DIR both stay."))
+        page.append(line("It replaces the results of this run; --set output=DIR keeps both."))
     return page
 
 

@@ -168,7 +168,7 @@ def _engine(contents: EngineContents) -> Page:
     layers = Table(left("layer", "type", "precision", "reads", "constants", "gives"), rows)
     page: list[Block] = [*lines, GAP, layers, GAP, line(_engine_total(manifest), "strong")]
     if not contents.intact:
-        page += bullets(["the engine is not the one that this manifest is about"], "bad")
+        page += bullets(["the engine does not match this manifest"], "bad")
     return page
 
 
@@ -199,7 +199,7 @@ def proof_page(proof: Proof) -> Page:
     verdict = (
         line(f"{wrong} of {files} not as written", "bad")
         if wrong
-        else line(f"{files}, every byte as it was written", "good")
+        else line(f"{files}, every byte unchanged", "good")
     )
     signer = () if proof.key is None else (line(f"signed by the key {proof.key}"),)
     return [

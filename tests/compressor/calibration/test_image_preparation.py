@@ -142,7 +142,7 @@ def test_headers_tell_shape_and_type_before_decoding(tmp_path):
         ({"resize": 16}, r"add crop, or give both sides: resize: \[16, 16\]"),
         ({"crop": 4, "mean": [1, 2]}, "mean has 2 values for colour: rgb; give one, or 3"),
         ({"crop": 4, "colour": "grey", "std": STD}, "std has 3 values for colour: grey"),
-        ({"crop": 4, "std": [1, 0, 1]}, "std has a zero"),
+        ({"crop": 4, "std": [1, 0, 1]}, "std contains 0"),
     ],
 )
 def test_what_does_not_fit_together(tmp_path, options, message):

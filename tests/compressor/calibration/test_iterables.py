@@ -147,7 +147,7 @@ def test_what_is_no_batch_is_refused(items: Any, message: str):
 
 def test_data_that_differ_from_one_reading_to_the_next_are_refused():
     own = np.random.default_rng(0)
-    with pytest.raises(DataError, match="gives other samples each time that it is read"):
+    with pytest.raises(DataError, match="returns other samples each time that it is read"):
         made(lambda: [own.random((2, 3))])
 
 

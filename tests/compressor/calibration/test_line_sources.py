@@ -110,7 +110,7 @@ def test_truncation_keeps_special_tokens(tmp_path: Path, letters: Path) -> None:
     settle(letters, truncation_side="left")
     batch = batch_of(lines(path, letters, length=6))
     assert batch["input_ids"][0].tolist() == [CLS, *ids("efgh"), SEP]
-    with pytest.raises(SpecError, match="length: is 3, and special tokens alone may be 3"):
+    with pytest.raises(SpecError, match="length: is 3, but special tokens alone may be 3"):
         batch_of(lines(path, letters, length=3))
 
 

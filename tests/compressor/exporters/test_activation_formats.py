@@ -162,7 +162,12 @@ def test_layers_of_several_formats_are_read_each_as_it_is(folder: Path, tmp_path
         ("float32", {"preset": "int4-g32", "activations": "int8"}, {}, "weights of 8 bits without"),
         ("float32", {"preset": "fp8", "activations": "int8"}, {}, "would be fp8-e4m3/channel, and"),
         ("float32", {"preset": "mxfp4", "activations": "mxfp4", "static": True}, {}, "each group"),
-        ("float32", {"preset": "int8-w8a8", "embeddings": True}, {}, "inputs of tables are no"),
+        (
+            "float32",
+            {"preset": "int8-w8a8", "embeddings": True},
+            {},
+            "inputs of tables are indices",
+        ),
         pytest.param(  # the model is lowered first
             "float32",
             {"preset": "int8-w8a8"},

@@ -72,8 +72,8 @@ def test_tables_and_kept_tensors():
         ("transformers", 4, None, True, ""),
         ("transformers", 4, 32, False, ""),
         ("transformers", 8, None, False, ""),
-        ("vllm", 4, 32, False, "symmetric weights of 8 or 4 bits alone"),
-        ("vllm", 2, 32, True, "symmetric weights of 8 or 4 bits alone"),
+        ("vllm", 4, 32, False, "only with symmetric weights of 8 or 4 bits"),
+        ("vllm", 2, 32, True, "only with symmetric weights of 8 or 4 bits"),
         ("vllm", 8, None, True, ""),
     ],
 )
@@ -118,5 +118,5 @@ def test_a_float32_model_needs_an_option_of_the_server():
 
 def test_who_keeps_keys_and_values_in_8_bits():
     assert "AVX-512" in remark_on("vllm-cpu", [], cached=True)[0]
-    assert "reads no scales" in remark_on("transformers", [], cached=True)[0]
+    assert "ignores scales" in remark_on("transformers", [], cached=True)[0]
     assert remark_on("vllm", [], cached=True) == ()

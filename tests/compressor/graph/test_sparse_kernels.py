@@ -7,8 +7,8 @@ import pytest
 from compressor.graph.sparse_kernels import sparse_notes
 
 ZEROS = (
-    "{} multiplies with zeros, too: they make a file smaller that leaves them out, and nothing "
-    "faster; prune-structured does"
+    "{} also multiplies zeros: they shrink a file that omits them, but make nothing faster; "
+    "prune-structured does"
 )
 DENSE = "TensorRT has sparse kernels for 2:4 only; it computes {} densely"
 USED = (

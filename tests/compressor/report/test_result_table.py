@@ -74,7 +74,7 @@ def test_a_format_that_the_name_does_not_tell_is_named(passed_report: Report):
 def test_a_recipe_is_to_be_found_where_the_metric_or_the_size_fails(
     failed_report: dict[str, Any], passed_report: dict[str, Any]
 ):
-    line = "Or let a better recipe be found: compress tune spec.yaml"
+    line = "Or find a better recipe: compress tune spec.yaml"
     assert line in plain_text(run_page(failed_report, "out/a", "spec.yaml"))
     assert line not in plain_text(run_page(failed_report, "out/a"))  # no file to name
     assert line not in plain_text(run_page(passed_report, "out/a", "spec.yaml"))

@@ -304,7 +304,7 @@ def test_a_module_that_lowers_to_something_else(on_torch: Project):
     with pytest.raises(InputError) as caught:
         on_torch.run()
     assert str(caught.value).startswith(
-        "module TinyNet: the graph made of it gives other values for output 'output'; "
+        "module TinyNet: its graph returns other values for output 'output'; "
     )
     assert on_torch.leftovers() == []
 
@@ -324,5 +324,5 @@ def test_an_onnx_file_whose_upgrade_computes_something_else(
     monkeypatch.setattr(onnx_carrier, "make_plain", spoiled)
     with pytest.raises(InputError) as caught:
         on_onnx.run()
-    assert "the graph made of it gives other values for output 'logits'" in str(caught.value)
+    assert "its graph returns other values for output 'logits'" in str(caught.value)
     assert not on_onnx.leftovers()

@@ -191,6 +191,6 @@ def test_a_pass_that_overflows_names_the_layer(on_onnx: Project):
     with pytest.raises(ModelError) as caught:
         on_onnx.run()
     message = str(caught.value)
-    assert ": layer 'conv2': gives NaN or infinity after this pass; " in message
+    assert ": layer 'conv2': returns NaN or infinity after this pass; " in message
     assert message.startswith(str(on_onnx.folder / "spec.yaml"))
     assert on_onnx.leftovers() == []

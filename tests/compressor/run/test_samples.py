@@ -76,7 +76,7 @@ def test_a_run_hands_over_its_calibration_data(on_torch: Project):
     (step,) = on_torch.report()["passes"]
     notes = " ".join(step["notes"])
     assert "proved on calibration data" in notes
-    assert "batch-norm statistics were estimated anew" in notes
+    assert "batch-norm statistics were re-estimated" in notes
     assert on_torch.run().cached
 
 

@@ -111,14 +111,13 @@ _Length = Annotated[int, Field(ge=1)]
 class PruneMagnitude(WeightPass):
     """Make the smallest weights zero: single ones, or whole blocks.
 
-    Exactly as many units go as the share says, rounded down; those that are zero already go
-    first, and of units that score the same those that come first: by the layer's name, then by
-    row, then by column. A block's score is the mean of its weights, so that scores can be
-    compared. Blocks lie on the weight as a matrix of output channels by everything that is summed
-    over; a layer that does not divide into them is kept. Tables of embeddings are kept, and
-    output layers that share their weight with one; other output layers are pruned. Checkpoints
-    that are larger than memory are read once for weights of 16 bits, and twice for others and for
-    blocks, before they are written.
+    The share is met exactly, rounded down. Units that are zero already are removed first; ties are
+    broken by the layer's name, then by row, then by column. A block's score is the mean of its
+    weights. Blocks lie on the weight as a matrix of output channels by everything that is summed
+    over; a layer that does not divide into them is kept. Embedding tables are kept, and output
+    layers that share their weight with one; other output layers are pruned. Checkpoints larger than
+    memory are read once for weights of 16 bits, and twice for others and for blocks, before they
+    are written.
     """
 
     name: ClassVar[str] = "prune-magnitude"
@@ -128,7 +127,7 @@ class PruneMagnitude(WeightPass):
 
     sparsity: float = Field(gt=0, lt=1, description="share of the weights that become zero")
     granularity: Literal["weight", "block"] = Field(
-        default="weight", description="what goes as a whole: single weights, or blocks of them"
+        default="weight", description="what is removed as a whole: single weights or blocks of them"
     )
     block: tuple[_Length, _Length] | None = Field(
         default=None,
@@ -142,8 +141,8 @@ class PruneMagnitude(WeightPass):
     )
     scope: Literal["layer", "global"] = Field(
         default="layer",
-        description="layer: the share is each layer's; global: of all layers together, ranked "
-        "against each other",
+        description="layer: the share of each layer; global: the share of all layers, ranked "
+        "together",
     )
     layers: tuple[MagnitudeRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"

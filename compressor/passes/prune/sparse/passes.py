@@ -31,18 +31,18 @@ UNOBSERVED = "by magnitude: its input is not a value that calibration sees"
 class NmRule(LayerRule):
     """A per-layer rule of ``prune-nm``."""
 
-    n: int | None = Field(default=None, ge=1, description="in place of the pass's n")
-    m: int | None = Field(default=None, ge=2, description="in place of the pass's m")
+    n: int | None = Field(default=None, ge=1, description="overrides the pass's n")
+    m: int | None = Field(default=None, ge=2, description="overrides the pass's m")
 
 
 class SparseRule(LayerRule):
     """A per-layer rule of a pass that prunes single weights or N of M."""
 
     sparsity: float | None = Field(
-        default=None, gt=0, lt=1, description="in place of what the pass says"
+        default=None, gt=0, lt=1, description="overrides the pass's value"
     )
-    n: int | None = Field(default=None, ge=1, description="in place of what the pass says")
-    m: int | None = Field(default=None, ge=2, description="in place of what the pass says")
+    n: int | None = Field(default=None, ge=1, description="overrides the pass's value")
+    m: int | None = Field(default=None, ge=2, description="overrides the pass's value")
 
 
 def nm_pattern(n: int, m: int, place: str = "") -> Pattern:
@@ -98,8 +98,8 @@ class PatternPruning(WeightPass):
 
     permute: bool = Field(
         default=False,
-        description="first reorder channels, so that groups keep more magnitude; the function is "
-        "the same. Needs a graph, and n and m",
+        description="first reorder channels, so that groups keep more magnitude; the network "
+        "computes the same. Needs a graph, and n and m",
     )
 
     @property
@@ -246,7 +246,7 @@ class PruneNm(PatternPruning):
     )
     re_estimate: bool = Field(
         default=False,
-        description="estimate batch-norm statistics anew on the calibration data afterwards",
+        description="re-estimate batch-norm statistics on the calibration data afterwards",
     )
     layers: tuple[NmRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
@@ -292,7 +292,7 @@ class PruneNm(PatternPruning):
         outcome = super().apply(carrier, context, statistics)
         if not self.re_estimate or context.samples is None:
             return outcome
-        note = "batch-norm statistics were estimated anew on the calibration data"
+        note = "batch-norm statistics were re-estimated on the calibration data"
         after = re_estimated(outcome.carrier, context.samples.batches())
         return replace(outcome, carrier=after, notes=(*outcome.notes, note))
 
@@ -316,7 +316,7 @@ class SparsePruning(PatternPruning):
         default=None,
         gt=0,
         lt=1,
-        description="share of a layer's weights that becomes zero; 0.5 unless n and m are given",
+        description="share of a layer's weights that becomes zero; 0.5 unless n and m are set",
     )
     n: int | None = Field(
         default=None, ge=1, description="in place of sparsity: how many of every m weights stay"
@@ -324,7 +324,7 @@ class SparsePruning(PatternPruning):
     m: int | None = Field(
         default=None,
         ge=2,
-        description="weights in a group; they follow each other along the input channels",
+        description="weights in a group, consecutive along the input channels",
     )
     layers: tuple[SparseRule, ...] = Field(
         default=(), description="rules for single layers; the first that matches wins"
@@ -349,12 +349,12 @@ class SparsePruning(PatternPruning):
 class PruneWanda(SparsePruning):
     """Prune the weights that are least in size times the norm of their input.
 
-    They are compared within each output row, or with n and m within each group. Weights that stay
-    are not changed. It takes calibration data and a model that runs, which it works through block
-    by block, so that each layer sees what it will see once those before it are pruned. Of each
-    layer's input it holds one number a column, so it serves where `prune-sparsegpt` wants too much
-    memory or time. Tables and a language model's output layer are kept; a layer whose input
-    calibration does not see is pruned by magnitude, and the plan says so.
+    Weights are compared within each output row, or with n and m within each group. Remaining
+    weights are not changed. The pass needs calibration data and a model that runs. It works block
+    by block, so that each layer sees the outputs of pruned layers before it. It holds one number
+    per column of each layer's input, so it fits where `prune-sparsegpt` needs too much memory or
+    time. Tables and a language model's output layer are kept; a layer whose input calibration does
+    not see is pruned by magnitude, and the plan says so.
     """
 
     name: ClassVar[str] = "prune-wanda"
@@ -370,10 +370,10 @@ class PruneSparsegpt(SparsePruning):
 
     What a weight costs, and how the others change, follows from the second moment of the layer's
     inputs. Without n and m the cheapest of 128 columns at a time go, so that rows may keep
-    different numbers of weights. It takes calibration data and a model that runs, which it works
-    through block by block, so that each layer sees what it will see once those before it are
-    pruned. Tables and a language model's output layer are kept; a layer whose input calibration
-    does not see is pruned by magnitude, and the plan says so.
+    different numbers of weights. The pass needs calibration data and a model that runs. It works
+    block by block, so that each layer sees the outputs of pruned layers before it. Tables and a
+    language model's output layer are kept; a layer whose input calibration does not see is pruned
+    by magnitude, and the plan says so.
     """
 
     name: ClassVar[str] = "prune-sparsegpt"

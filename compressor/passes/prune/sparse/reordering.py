@@ -81,7 +81,7 @@ def plan_orders(carrier: Carrier, patterns: Mapping[str, Pattern]) -> Orders:
     owned = carrier.tensors().keys()
     groups = []
     reasons = {
-        x.name: "channels stay: what it reads is not computed by layers" for x in layers.values()
+        x.name: "channels stay: its input is not computed by layers" for x in layers.values()
     }
     for group in analysis.channels.groups:
         read = [m.parameter for m in group.members if m.role == "input"]

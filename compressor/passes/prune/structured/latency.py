@@ -232,8 +232,8 @@ def plan_notes(
     ]
     if untimed:
         notes.append(
-            "an engine of TensorRT is not timed here: ONNX Runtime's times stand for its own, and "
-            "channels remain in multiples of 8, for which its float16 kernels are made"
+            "a TensorRT engine is not timed here: ONNX Runtime's times are used instead, and "
+            "channels remain in multiples of 8, for its float16 kernels"
         )
     if scope in ("global", "local"):
         notes.append(f"scope {scope} has no say: a latency weighs losses that are measured")

@@ -155,8 +155,8 @@ def stream_of(carrier: Carrier, channels: ChannelMap) -> Stream:
         table = parts_of(carrier)[TABLE]
     except SpecError as error:
         remedy = (
-            "run the pass rotate on the directory alone (no model.factory) and prune what it "
-            "writes, which has an output layer of its own; or choose another criterion"
+            "run the pass rotate on the directory without model.factory, and prune its result, "
+            "which has a separate output layer; or choose another criterion"
             if is_tied(carrier)
             else "choose another criterion, such as reconstruction"
         )

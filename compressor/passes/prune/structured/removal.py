@@ -217,7 +217,7 @@ class Removal:
             )
         return (
             f"{len(variant.dropped)} dropped blocks were proved: the model without them differs by "
-            f"at most {error:.1e} of the largest output from the one whose branches give zeros"
+            f"at most {error:.1e} of the largest output from the one whose branches return zeros"
         )
 
 

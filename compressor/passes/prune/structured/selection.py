@@ -70,7 +70,7 @@ class Selector:
         if whole <= 0:
             raise SpecError(
                 target.key,
-                "cannot be met: the model has none of what it counts",
+                "cannot be met: the model has nothing that it counts",
                 "choose another target",
             )
         ranking = self.ranking(self.plain())

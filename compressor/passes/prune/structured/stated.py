@@ -62,8 +62,8 @@ def in_step(
     if not ties:
         raise SpecError(
             "layout: compressed-tensors",
-            "cannot be written of a smaller network: config.json states the size of none of the "
-            "layers that can lose channels alone, nor of several in step",
+            "cannot describe a smaller network: config.json states no size of the layers that can "
+            "lose channels, alone or in step",
             "export layout: graph, which compressor.load opens without a configuration",
         )
     places = sorted(place for tie in ties for place in tie.places)

@@ -44,9 +44,9 @@ class PruneStructured(GraphPass):
     """Remove channels, filters and attention heads: the result is a smaller dense model.
 
     Channels that depend on each other, through additions, concatenations and the layers that read
-    them, are found in the graph and go together. An operator that is not understood keeps the
-    channels that it touches. In every run the smaller model is compared with the model in which
-    the same channels are zeroed.
+    them, are found in the graph and removed together. An unknown operator keeps the channels that
+    it touches. In every run the smaller model is compared with the model in which the same channels
+    are zeroed.
     """
 
     name: ClassVar[str] = "prune-structured"
@@ -77,31 +77,31 @@ class PruneStructured(GraphPass):
         default=None,
         description="how a target other than ratio is spread over groups: global ranks all "
         "channels by their score over their group's mean; local takes the same share of each "
-        "group; sensitivity takes of each until it alone would cost the outputs the same or, by "
-        "criterion reconstruction, where solved layers lose least for what is saved; if left out, "
-        "sensitivity where there are calibration data, else global; a latency always weighs "
-        "measured losses against measured times",
+        "group; sensitivity takes from each until it alone would cost the outputs the same or, "
+        "with criterion reconstruction, where solved layers lose least for the savings; default: "
+        "sensitivity if there are calibration data, else global; a latency always weighs measured "
+        "losses against measured times",
     )
     drop_blocks: bool = Field(
         default=True,
         description="let a target of latency drop residual blocks: branches added to their input",
     )
     round_to: int = Field(
-        default=1, ge=1, description="a layer's remaining channels are a multiple of it"
+        default=1, ge=1, description="a layer's remaining channels are a multiple of this"
     )
     minimum: groups.Minimum = Field(
         default=0.1,
-        description="least that remains of each group: a share (0.1) or a number (8) of channels",
+        description="minimum that remains of each group: a share (0.1) or a number (8) of channels",
     )
     reconstruct: bool | None = Field(
         default=None,
         description="solve the layers that a removal changes by least squares on the calibration "
-        "data, so that they give what they gave; if left out, where there are such data",
+        "data, so that they reproduce their outputs; default: if there are such data",
     )
     re_estimate: bool = Field(
         default=False,
-        description="estimate batch-norm statistics anew on the calibration data afterwards; "
-        "without effect where layers are reconstructed, for their biases are solved with them",
+        description="re-estimate batch-norm statistics on the calibration data afterwards; "
+        "without effect where layers are reconstructed, because their biases are solved too",
     )
     sensitivity: bool = Field(
         default=False,
@@ -109,7 +109,7 @@ class PruneStructured(GraphPass):
     )
     layers: tuple[groups.StructuredRule, ...] = Field(
         default=(),
-        description="rules for the channels that single layers write; the first that matches wins",
+        description="rules for the output channels of single layers; the first that matches wins",
     )
 
     @property
@@ -304,7 +304,7 @@ class _Pruning:
             self._notes.append(solved.note())
         elif self._options.re_estimate and self._samples is not None:
             after = re_estimated(after, self._samples.batches())
-            self._notes.append("batch-norm statistics were estimated anew on the calibration data")
+            self._notes.append("batch-norm statistics were re-estimated on the calibration data")
         if sensitivities:
             self._notes.append(scores.ranking_note(sensitivities))
         for cost in sensitivities:

@@ -46,17 +46,16 @@ class _Decision:
 
 
 class Cast(GraphPass):
-    """Compute in half precision, and store weights so.
+    """Compute in half precision, and store weights in it.
 
     Operators that lose too much in 16 bits stay in float32: sums over many terms, exponentials,
     powers, angles, everything computed from positions, and in float16 what reads a constant beyond
-    its range. A Cast stands only where a value crosses a border. With ``weights-only`` nothing but
-    the layers' weights is narrow: they are cast back when they are read.
+    its range. A Cast stands only where a value crosses a border. With ``weights-only``, only the
+    layers' weights are narrow: they are cast back when they are read.
 
-    The other way, ``fp32`` makes a float16, bfloat16 or quantized model one that computes in
-    float32, whoever quantized it. Weights are what their codes stand for, activations are no longer
-    rounded. Put it before passes that are to quantize such a model again, perhaps for another
-    target.
+    Conversely, ``fp32`` makes a float16, bfloat16 or quantized model compute in float32, whichever
+    tool quantized it. Weights take the values of their codes, and activations are not rounded. Put
+    it before passes that quantize such a model again, for example for another target.
     """
 
     name: ClassVar[str] = "cast"
@@ -67,10 +66,10 @@ class Cast(GraphPass):
     dtype: Literal["fp16", "bf16", "fp32"] = Field(
         default="fp16",
         description="the new type; bf16 without weights-only is for tensorrt and compressor.load; "
-        "fp32 is for models in half precision and quantized ones",
+        "fp32 is for half-precision and quantized models",
     )
     keep_io: bool = Field(
-        default=True, description="the model's inputs and outputs keep their type"
+        default=True, description="inputs and outputs of the model keep their type"
     )
     weights_only: bool = Field(
         default=False,

@@ -33,7 +33,7 @@ class WeightSettings(Options):
 
     bits: WeightBits = Field(default=8, description="width of a weight")
     granularity: Literal["channel", "tensor"] = Field(
-        default="channel", description="one scale for each output channel, or one a tensor"
+        default="channel", description="one scale per output channel or per tensor"
     )
     symmetric: bool = Field(default=True, description="zero point 0")
     overflow: Overflow = "avoid"
@@ -44,16 +44,16 @@ class WeightOptions(WeightSettings):
 
     range: Literal["min-max", "mse", "output-error"] | None = Field(
         default=None,
-        description="full range, the one of least squared error, or the one at which the layer's "
-        "output changes least; left out, min-max for 8 bits and output-error for fewer",
+        description="full range, the range of least squared error, or the range at which the "
+        "layer's output changes least; default: min-max for 8 bits, output-error for fewer",
     )
     rounding: Literal["gptq", "nearest", "reconstruct"] = Field(
         default="gptq",
         description="gptq compensates each weight's rounding error in the weights that follow, so "
-        "that the layer's output changes least (arXiv:2210.17323); reconstruct goes on from there: "
-        "it trains rounding and activations' steps block by block, on the calibration data without "
-        "labels, until the block's output changes least; it takes minutes for large networks and "
-        "is worth it below 8 bits",
+        "that the layer's output changes least (arXiv:2210.17323); reconstruct continues from "
+        "there: it trains rounding and activations' steps block by block, on the calibration data "
+        "without labels, until the block's output changes least; it takes minutes for large "
+        "networks and is worth it below 8 bits",
     )
 
 
@@ -140,8 +140,8 @@ class ActivationOptions(Options):
     )
     exact_pixels: bool = Field(
         default=True,
-        description="where the input is normalized 8-bit images, let its codes be the pixels: "
-        "no rounding; where channels are normalized differently, for three cheap operators",
+        description="if the input is normalized 8-bit images, use the pixels as its codes, "
+        "without rounding; channels that are normalized differently cost three cheap operators",
     )
 
     @field_validator("observer")
@@ -195,7 +195,8 @@ class QuantizeRule(LayerRule):
     )
     activation_bits: ActivationBits | None = Field(
         default=None,
-        description="width of what these layers read; where others read it, too, the widest counts",
+        description="width of these layers' inputs; if other layers read them too, the widest "
+        "applies",
     )
 
 

@@ -240,7 +240,7 @@ class Decision:
         if wide:
             notes.append(
                 f"the first and last layers ({', '.join(wide)}) have 8 bits; "
-                "first-last: same gives them those of the others"
+                "first-last: same treats them like the others"
             )
         return tuple(notes)
 

@@ -66,13 +66,12 @@ class QuantizeStatic(GraphPass):
     """Quantize weights and activations to integers with ranges from calibration data.
 
     QuantizeLinear and DequantizeLinear are put where the exports' target fuses them into integer
-    kernels; weights are stored as integer codes. Activation ranges come from observers, weights
-    are rounded so that the layer's output changes least. For target `ort-cpu`, an LSTM of 64 units
-    or more becomes ONNX Runtime's ``DynamicQuantizeLSTM``. Weights of other recurrent layers and in
-    branches and bodies, and large tables of embeddings, are stored as codes and computed with as
-    floats.
-    Before ranges are found, channels that are much larger than others are made smaller, and what
-    reads them makes up for it, where that lowers the predicted error; see `equalize`, `smooth`.
+    kernels; weights are stored as integer codes. Activation ranges come from observers, weights are
+    rounded so that the layer's output changes least. For target `ort-cpu`, an LSTM of 64 units or
+    more becomes ONNX Runtime's ``DynamicQuantizeLSTM``. Weights of other recurrent layers and in
+    branches and bodies, and large embedding tables, are stored as codes and computed as floats.
+    Before ranges are found, channels are scaled as by `equalize` and `smooth`, if that lowers the
+    predicted error.
     """
 
     name: ClassVar[str] = "quantize-static"
@@ -92,9 +91,9 @@ class QuantizeStatic(GraphPass):
     )
     first_last: Literal[8, "same"] = Field(
         default=8,
-        description="width of the first and last layers, weights and inputs, where others have "
-        "activations of less than 8 bits or weights of less than 4: little of a network lies in "
-        "them, and much of the error; same treats them as the others; a rule overrides it",
+        description="width of weights and inputs of the first and last layers if others have "
+        "activations of less than 8 bits or weights of less than 4: they hold little of a network "
+        "and much of the error; same treats them like the others; a rule overrides it",
     )
     prepare: Literal["auto", "none"] = Field(
         default="auto",

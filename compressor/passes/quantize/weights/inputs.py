@@ -87,7 +87,7 @@ def with_spans(carrier: Carrier, treatments: Mapping[str, Treatment]) -> dict[st
         if value is None:
             raise SpecError(
                 f"layer {name!r}",
-                f"is to have {treatment.inputs} with a scale from calibration data, which do not "
+                f"is to have {treatment.inputs} with a scale from calibration data, which never "
                 "reach it",
                 "give data.calibration, skip the layer, or use a scale for each token",
             )

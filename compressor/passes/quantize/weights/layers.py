@@ -145,7 +145,7 @@ class WeightRule(LayerRule):
     symmetric: bool | None = Field(default=None, description="zero point 0")
     format: Format | None = Field(default=None, description="integers, or a format of floats")
     activations: Activations | None = Field(
-        default=None, description="what these layers' inputs are rounded to, or float: nothing"
+        default=None, description="what these layers' inputs are rounded to; float rounds nothing"
     )
     static: bool | None = Field(
         default=None, description="one stored scale for all of a layer's inputs"

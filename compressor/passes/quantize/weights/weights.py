@@ -89,16 +89,15 @@ class Nvfp4Rows:
 class QuantizeWeights(WeightPass):
     """Store weights as integers of 8 to 2 bits, or as floats of 8 or 4; activations stay floats.
 
-    Large language models spend their time on reading weights: with a quarter of the bytes they
-    answer faster, and fit where they did not. `rtn` rounds to nearest; `hqq` fits zero points to
-    the weights' outliers; both need weights alone and so serve checkpoints that are larger than
-    memory. `gptq` makes up for each rounding error with the weights still to be rounded; `awq`
-    gives the channels with large activations finer steps; `reconstruct` goes on from `gptq` and
-    trains codes and scales: where the metric reads scores of classes, all together by the
-    divergence from the float model, and elsewhere block by block, until each gives the float
-    block's outputs. These three need calibration data; `gptq` and `awq` work through the model
-    block by block and take the checkpoint of a causal language model as it is, of which memory then
-    holds one block, and `reconstruct` takes a model that runs.
+    Large language models spend their time reading weights: with a quarter of the bytes they answer
+    faster and fit into less memory. `rtn` rounds to nearest, and `hqq` fits zero points to the
+    weights' outliers; both need only weights, so they suit checkpoints larger than memory. `gptq`
+    compensates each rounding error in the weights still to be rounded. `awq` gives channels with
+    large activations finer steps. `reconstruct` starts from `gptq` and trains codes and scales: all
+    together by the divergence from the float model if the metric reads scores of classes, otherwise
+    block by block. These three need calibration data. `gptq` and `awq` work block by block and take
+    the checkpoint of a causal language model, of which memory holds one block; `reconstruct` needs
+    a model that runs.
     """
 
     name: ClassVar[str] = "quantize-weights"
@@ -114,31 +113,31 @@ class QuantizeWeights(WeightPass):
 
     preset: Preset | None = Field(
         default=None,
-        description="a common choice of what follows; int4-g128 where nothing else is given. "
-        "Layers whose columns do not divide into a preset's groups are kept",
+        description="a common choice of the options below; int4-g128 if none is set. Layers whose "
+        "columns do not divide into a preset's groups are kept",
     )
     bits: Bits | None = Field(default=None, description="in place of a preset: width of a weight")
     group: int | None = Field(
-        default=None, ge=1, description="columns that share a scale; left out, a whole row does"
+        default=None, ge=1, description="columns that share a scale; default: a whole row"
     )
     symmetric: bool | None = Field(
         default=None,
-        description="zero point 0 (so it is unless false is given; hqq, which fits zero points, "
-        "has them unless true is given, or a target takes none)",
+        description="zero point 0 (the default; hqq, which fits zero points, has them unless this "
+        "is true or a target takes none)",
     )
     format: Format | None = Field(
-        default=None, description="integers (so it is unless given), or a format of floats"
+        default=None, description="integers (the default), or a format of floats"
     )
     method: Method = Field(default="rtn", description="how codes are found")
     range: RangeSearch | None = Field(
         default=None,
-        description="full range, or the one of least squared error; left out, min-max for rtn and "
-        "mse for the other methods. hqq has its own way",
+        description="full range, or the range of least squared error; default: min-max for rtn, "
+        "mse for the other methods. hqq has its own search",
     )
     activations: InputFormat | None = Field(
         default=None,
-        description="what the inputs of layers are rounded to as the model runs, in a bare "
-        "checkpoint; left out, what the preset says, or nothing",
+        description="what the inputs of layers are rounded to at run time, in a bare checkpoint; "
+        "default: the preset's choice, or nothing",
     )
     static: bool | None = Field(
         default=None,
@@ -199,7 +198,7 @@ class QuantizeWeights(WeightPass):
             SpecError: see :func:`choose_layers`; or the method does not fit the schemes.
         """
         if self.method == "hqq" and self.range is not None:
-            raise SpecError("range", "is given, and hqq finds ranges its own way", "leave it out")
+            raise SpecError("range", "is set, but hqq finds ranges its own way", "leave it out")
         numbers = self._numbers
         if self.method == "hqq" and self.symmetric is None and "tensorrt" not in context.targets:
             numbers = replace(numbers, symmetric=False)  # zero points are what it fits
@@ -300,8 +299,7 @@ class QuantizeWeights(WeightPass):
         if self.embeddings and numbers.inputs is not None:
             raise SpecError(
                 "embeddings",
-                f"are to be quantized with {numbers.inputs}, and the inputs of tables are no "
-                "numbers",
+                f"are to be quantized with {numbers.inputs}, but the inputs of tables are indices",
                 "leave out embeddings, or use a preset for weights alone",
             )
 

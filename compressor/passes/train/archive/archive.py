@@ -35,16 +35,16 @@ from compressor.types.training import Training
 class Archive(Recipe):
     """Search for the smallest archive that keeps the metric, by pruning, codebooks and training.
 
-    The pass works in rounds. Each takes bytes away, where they cost least: every weight may be
-    zero or one of a few values of its layer, its error is priced by what it does to the outputs,
-    and its code by the bytes that the archive's coder takes. One price for all layers settles how
-    many weights of each are zero and how many values the others have; biases and other vectors are
-    coded alike. Meanwhile the network is trained, with these zeros first and then with these
-    values, towards the outputs of the network that the pass was given. Rounds halve the bytes until
-    one loses more than `max-metric-drop` on `data.search`; then they take away less, and are
-    longer. The smallest round is the result that is to show no significant loss on other samples.
-    Batch norms normalize by batches while it is trained; a scale and a shift are left of them.
-    Export the result with the format `archive`.
+    The pass works in rounds. Each removes bytes where they cost least: every weight may be zero or
+    one of a few values of its layer. Its error is priced by its effect on the outputs, and its code
+    by the bytes that the archive's coder takes. One price for all layers decides how many weights
+    of each are zero and how many values the others have; biases and other vectors are coded in the
+    same way. Meanwhile the network is trained towards the outputs of the original, first with these
+    zeros and then with these values. Rounds halve the bytes until one loses more than
+    `max-metric-drop` on `data.search`; later ones remove less and are longer. The result is the
+    smallest round that should show no significant loss on other samples. Batch norms normalize by
+    batches during training, and are left with a scale and a shift. Export the result with the
+    format `archive`.
     """
 
     name: ClassVar[str] = "archive"
@@ -62,8 +62,8 @@ class Archive(Recipe):
     max_metric_drop: float = Field(
         default=0.0,
         ge=0,
-        description="what the metric may lose on data.search, in its unit (points for shares), "
-        "against the network that the pass is given; with 0 it is to be as good",
+        description="how much the metric may lose on data.search, in its unit (points for "
+        "shares), against the network before the pass; 0 allows no loss",
     )
     rounds: int = Field(default=14, ge=1, description="rounds, at most")
     epochs: float = Field(default=4.0, gt=0, description="epochs of the first round")
@@ -77,17 +77,17 @@ class Archive(Recipe):
         default=5,
         ge=3,
         le=24,
-        description="significant bits of the values that weights, biases and other vectors have",
+        description="significant bits of the values of weights, biases and other vectors",
     )
     learning_rate: float = Field(
         default=1e-3,
         gt=0,
-        description="largest learning rate; it is halved until a first step at it takes no more "
-        "than a tenth of the variance of the outputs",
+        description="largest learning rate; it is halved until a first step changes the outputs "
+        "by no more than a tenth of their variance",
     )
     distill: Distillation = Field(
         default_factory=lambda: Distillation(alpha=0.3, temperature=2.0),
-        description="how it learns from the network that it was, or from another teacher",
+        description="how the network learns from its original, or from another teacher",
     )
 
     @model_validator(mode="after")
@@ -131,7 +131,7 @@ class Archive(Recipe):
         if context.metric is None:
             raise SpecError(
                 f"pass {self.name!r}",
-                "judges rounds by the metric, and there is none",
+                "judges rounds by the metric, but there is none",
                 "add metric",
             )
         name = loss_name(self.loss, context.metric) if self.labelled else None
@@ -142,7 +142,7 @@ class Archive(Recipe):
         reasons = self._reasons(inner)
         action = f"codebook of at most {1 << self.bits} values, zeros, trained"
         rows = plan_layers(self.name, dict.fromkeys(reasons, action), reasons)
-        unit = f"{self.max_metric_drop:g} below the network that the pass is given"
+        unit = f"{self.max_metric_drop:g} below the network before the pass"
         notes = (
             f"at most {self.rounds} rounds, the first of {self._length}: each takes bytes away and "
             f"trains; one is kept if the metric on data.search is for sure at most {unit}",

@@ -71,7 +71,7 @@ def adapted(
             yield {s.name: tensors[s.name].astype(s.dtype) for s in teacher.inputs}
 
     changed = re_estimated(teacher, batches(), data="training data")
-    note = "the teacher's batch-norm statistics were estimated anew on the training data"
+    note = "the teacher's batch-norm statistics were re-estimated on the training data"
     if wanted or hard is None:
         return changed, note
     rest = list(_samples(course, range(estimated, estimated + judged)))

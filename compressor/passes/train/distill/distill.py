@@ -39,7 +39,7 @@ class AssistantKeys(ModelKeys):
     epochs: float = Field(
         default=1.0,
         ge=0,
-        description="how long it is taught by the one before; 0 if it is trained already",
+        description="epochs of learning from the one before; 0 if it is trained already",
     )
 
     @model_validator(mode="after")

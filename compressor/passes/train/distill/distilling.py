@@ -55,30 +55,30 @@ class Distillation(Options):
         "rest, and with 0 the training data need no target",
     )
     temperature: float = Field(
-        default=4.0, gt=0, description="what logits are divided by before they are compared"
+        default=4.0, gt=0, description="divisor of logits before they are compared"
     )
     soft: Soft | None = Field(
         default=None,
         description="how outputs are compared with the teacher's: kl as logits, mse as numbers; "
-        "by the loss or metric if left out",
+        "default: by the loss or metric",
     )
     outputs: tuple[str, ...] | None = Field(
-        default=None, description="names of the outputs that are compared; all if left out"
+        default=None, description="names of the outputs to compare; default: all"
     )
     teacher: ModelKeys | None = Field(
         default=None,
-        description="keys as under model: factory, checkpoint and config, or onnx; the spec's own "
-        "model, as it was before the first pass, if left out",
+        description="keys as under model: factory, checkpoint and config, or onnx; default: the "
+        "spec's own model before the first pass",
     )
     adapt_teacher: bool | None = Field(
         default=None,
-        description="estimate the teacher's batch-norm statistics anew on the training data; if "
-        "left out, where that lowers its loss against the target beyond chance",
+        description="re-estimate the teacher's batch-norm statistics on the training data; "
+        "default: if that lowers its loss against the target beyond chance",
     )
     cache: bool | None = Field(
         default=None,
-        description="keep the teacher's outputs on disk for further epochs and runs; if left out, "
-        "up to 1 GiB of them are kept",
+        description="keep the teacher's outputs on disk for further epochs and runs; default: if "
+        "they take at most 1 GiB",
     )
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ class Distillation(Options):
         known = unnamed if self.teacher is None else None
         if known is not None and not adaptable(self.adapt_teacher, known):
             return ()
-        note = "the teacher's batch-norm statistics are estimated anew on the training data"
+        note = "the teacher's batch-norm statistics are re-estimated on the training data"
         if self.adapt_teacher is None:
             note += (
                 " if its loss against the target falls by that (adapt-teacher: false keeps them)"

@@ -34,7 +34,7 @@ class LayerPair(Options):
     teacher: str = Field(
         description="layer of the teacher, by its path; of an ONNX file also a value of the graph"
     )
-    weight: float = Field(default=1.0, gt=0, description="what the pair's loss is multiplied with")
+    weight: float = Field(default=1.0, gt=0, description="weight of the pair's loss")
 
 
 def check_layer(name: str, carrier: Carrier, where: str) -> None:

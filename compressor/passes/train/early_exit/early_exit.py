@@ -81,11 +81,11 @@ class EarlyExit(Recipe):
     """Let easy samples leave the network early.
 
     A head after each named layer learns from the labels and from the network's own answers. Each
-    sample takes the answer of the first head that is sure enough: thresholds are chosen on the
-    calibration data so that the required share of the answers agrees with the full network. What
-    comes after an exit lies in a branch of an ONNX `If`, which is executed for the samples that are
-    left, and not at all if there are none; the model's inputs and outputs do not change. Exits at
-    which no sample would leave are left out.
+    sample takes the answer of the first head that is confident enough. Thresholds are chosen on the
+    calibration data so that the required share of the answers agrees with the full network.
+    Everything after an exit lies in a branch of an ONNX `If`, which runs only for the remaining
+    samples; the model's inputs and outputs do not change. Exits at which no sample would leave are
+    omitted.
     """
 
     name: ClassVar[str] = "early-exit"
@@ -104,8 +104,8 @@ class EarlyExit(Recipe):
     )
     confidence: Confidence = Field(
         default="probability",
-        description="how sure a head is: its largest probability, by how much that exceeds the "
-        "second (margin), or how little entropy its probabilities have",
+        description="how the confidence of a head is measured: its largest probability, the "
+        "margin over the second largest, or the entropy of its probabilities",
     )
     train: Literal["heads", "all"] = Field(
         default="heads",
@@ -116,11 +116,10 @@ class EarlyExit(Recipe):
         default=0.3,
         ge=0,
         le=1,
-        description="weight of the labels in what heads learn from; the network's answers get the "
-        "rest",
+        description="weight of the labels in the heads' loss; the network's answers get the rest",
     )
     temperature: float = Field(
-        default=3.0, gt=0, description="softens the network's answers that heads learn from"
+        default=3.0, gt=0, description="softens the network's answers from which heads learn"
     )
 
     @model_validator(mode="after")

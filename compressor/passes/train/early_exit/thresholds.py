@@ -225,8 +225,8 @@ def check_answers(
     if wrong.size:
         raise ModelError(
             "early exits",
-            f"change the answer to sample {int(wrong[0])} of {len(expected)}: what the network "
-            "gives for a sample depends on the others in the batch",
+            f"change the answer to sample {int(wrong[0])} of {len(expected)}: the network's "
+            "answer for a sample depends on the others in the batch",
             "put the exits elsewhere, or leave this pass out",
         )
 

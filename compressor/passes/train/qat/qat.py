@@ -54,7 +54,7 @@ class QatWeightOptions(WeightSettings):
 
     range: Literal["min-max", "mse"] = Field(
         default="mse",
-        description="what scales start from: the full range, or the one of least squared error",
+        description="what scales start from: the full range, or the range of least squared error",
     )
 
 
@@ -93,7 +93,7 @@ class Qat(Recipe):
     scale_rate: float = Field(
         default=1.0,
         gt=0,
-        description="what the learning rate is multiplied with for scales and zero points",
+        description="factor on the learning rate of scales and zero points",
     )
     batch_norm: Literal["folded", "live"] = Field(
         default="folded",

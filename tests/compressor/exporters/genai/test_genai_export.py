@@ -332,7 +332,7 @@ def test_without_a_tokenizer_it_is_said(copy: Path) -> None:
     assert GenaiExporter().remarks(carrier) == ()
     (copy / "tokenizer.json").unlink()
     (remark,) = GenaiExporter().remarks(carrier)
-    assert "token numbers alone" in remark
+    assert "only from token numbers" in remark
 
 
 @pytest.mark.slow

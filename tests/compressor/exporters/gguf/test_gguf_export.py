@@ -233,7 +233,7 @@ def test_other_matrices_are_rounded_where_the_metric_sees_it(floats: str, llama:
     assert (
         0 < float(error) < {"f16": 1e-3, "bf16": 1e-2, "q8_0": 1e-2, "q5_0": 0.07}.get(floats, 0.2)
     )
-    with pytest.raises(SpecError, match="judged by its codes alone"):
+    with pytest.raises(SpecError, match="judged only by its codes"):
         GgufExporter(floats=floats).check(open_checkpoint(llama))
 
 

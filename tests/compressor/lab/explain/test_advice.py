@@ -129,7 +129,7 @@ def test_a_loss_of_a_tenth_of_the_limit_is_worth_a_change(
                 "metric_drop_ci95": [0.01, 0.09],
                 "limits": [_drop_limit(1.0, "passed")],
             },
-            "accuracy lost less than a tenth of what it may",
+            "accuracy lost less than a tenth of its limit",
         ),
         (
             {
@@ -209,7 +209,7 @@ def test_a_spec_that_is_not_that_of_the_run_is_refused(spoiled: Path):
     result = explained(output(spoiled), "--apply")
     assert result.exit_code == 2
     assert "has no spec at" in result.stderr
-    assert "name the spec in place of the folder" in result.stderr
+    assert "pass the spec instead of the folder" in result.stderr
 
 
 def test_a_program_holds_its_own_spec(tmp_path: Path):

@@ -268,7 +268,7 @@ def test_bad_input(quantized: Project, tmp_path: Path):
     refused(2, "does not exist; name the output folder of a run, or its spec", tmp_path / "none")
     refused(2, "has no report.json; name the output folder of a run", tmp_path)
     refused(2, "is not a report; name the output folder", folder / "model.onnx")
-    refused(2, "name the spec in place of the folder, or use --method sqnr", folder, *MEASURE)
+    refused(2, "pass the spec instead of the folder, or use --method sqnr", folder, *MEASURE)
     refused(2, "add --method leave-one-out", folder, "--layers", "2")
     refused(2, "--set: changes a spec, and a run is named", folder, "--set", "seed=1")
     refused(2, "has changed since it was run; compress run", quantized.path, "--set", "seed=1")

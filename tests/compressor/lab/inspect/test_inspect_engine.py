@@ -54,7 +54,7 @@ def test_a_manifest_is_shown_without_control_characters(tmp_path: Path) -> None:
 def test_another_engine(tmp_path: Path) -> None:
     found = inspect_path(written(tmp_path, document(b"engine"), b"another"))
     assert not found.intact
-    assert "not the one that this manifest is about" in plain_text(contents_page(found))
+    assert "does not match this manifest" in plain_text(contents_page(found))
 
 
 def without(key: str) -> dict[str, Any]:

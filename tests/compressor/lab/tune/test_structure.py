@@ -100,7 +100,7 @@ def test_a_spec_that_removes_weights_itself_keeps_its_structure(
 def test_training_needs_something_to_train_on(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):
     result = tuned(prepared(on_onnx, monkeypatch), *LOOSE, "--train")
     assert result.exit_code == 2
-    assert "option --train: is given, and the spec has nothing to train on" in result.stderr
+    assert "option --train: is set, but the spec has nothing to train on" in result.stderr
 
 
 def test_a_recipe_with_qat_keeps_widths_and_what_qat_knows():

@@ -301,11 +301,11 @@ def test_what_cannot_be_tuned_says_so(project: Project, tmp_path: Path):
     evaluation = project.spec["data"]["evaluation"]
     target = evaluation.pop("target")
     project.spec["metric"] = "cosine"
-    assert "cosine has no usual limit" in wrong(project)
+    assert "cosine has no default limit" in wrong(project)
     del project.spec["metric"]
     evaluation["target"] = target
     project.spec["passes"] = [{"pass": "fuse"}]
     assert "have none to tune (fuse)" in wrong(project, *LOOSE)
     project.spec["passes"] = [dict(QUANTIZE)]
     del project.spec["data"]["evaluation"]
-    assert "tune proves what it finds on it" in wrong(project, *LOOSE)
+    assert "tune proves its answer on it" in wrong(project, *LOOSE)

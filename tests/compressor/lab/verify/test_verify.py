@@ -333,7 +333,7 @@ def test_links(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"schema": 1, "seal": "x"}, "its seal does not fit"),
+        ({"schema": 1, "seal": "x"}, "its seal does not match"),
         ({"name": "n"}, "is not that of a run"),
     ],
 )
@@ -368,7 +368,7 @@ def test_the_command(tmp_path: Path) -> None:
     folder = pair(tmp_path / "one")
     done = CliRunner().invoke(application, ["verify", str(folder)])
     assert done.exit_code == 0
-    assert "2 files, every byte as it was written" in done.stdout
+    assert "2 files, every byte unchanged" in done.stdout
     flip = read_header(folder / "model.safetensors").tensors["first.weight"].offset
     with flipped(Flip(folder / "model.safetensors", flip, 0)):
         failed = CliRunner().invoke(application, ["verify", str(folder), "--json"])

@@ -170,8 +170,8 @@ def test_the_plan_states_what_will_be_measured():
         "at most 600 timings of about 20 ms, and losses measured on the calibration data",
         "3 residual blocks may be dropped, those that begin with 'blocks.0.0', 'blocks.1.0', "
         "'blocks.2.0'",
-        "an engine of TensorRT is not timed here: ONNX Runtime's times stand for its own, and "
-        "channels remain in multiples of 8, for which its float16 kernels are made",
+        "a TensorRT engine is not timed here: ONNX Runtime's times are used instead, and channels "
+        "remain in multiples of 8, for its float16 kernels",
         "scope global has no say: a latency weighs losses that are measured",
     )
     assert "no residual block may be dropped" in " ".join(

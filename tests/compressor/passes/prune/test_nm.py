@@ -185,7 +185,7 @@ def test_statistics_are_estimated_anew_on_request(tmp_path: Path):
     assert changed
     for name in changed:
         assert torch.equal(outcome.carrier.tensors()[name].read(), wanted[name].read()), name
-    assert "batch-norm statistics were estimated anew on the calibration data" in outcome.notes
+    assert "batch-norm statistics were re-estimated on the calibration data" in outcome.notes
     with pytest.raises(SpecError, match="the model has no batch normalization"):
         step.survey(language(), ANY)
 

@@ -229,7 +229,7 @@ def test_the_remedy_for_tied_embeddings_works(tmp_path: Path) -> None:
     tied = saved(tmp_path / "m", "llama-3")
     message = refusal(opened(tied))
     assert "cannot turn a module's tied embeddings" in message
-    assert "run the pass rotate on the directory alone (no model.factory)" in message
+    assert "run the pass rotate on the directory without model.factory" in message
     out = tmp_path / "out"
     out.mkdir()
     LAYOUT.write(Rotate().apply(open_checkpoint(tied), PassContext(), {}).carrier, out, USUAL)

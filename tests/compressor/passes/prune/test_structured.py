@@ -294,7 +294,7 @@ def test_statistics_are_estimated_anew_on_request(residual):
     half = {"target": {"ratio": 0.5}, "reconstruct": False}
     plain = pruned(declared(**half), residual, given_data)
     fitted = pruned(declared(**half, re_estimate=True), residual, given_data)
-    assert "batch-norm statistics were estimated anew" in " ".join(fitted.notes)
+    assert "batch-norm statistics were re-estimated" in " ".join(fitted.notes)
     batch = given_data.data[0]
     before, after = (
         o.carrier.runner([o.carrier.layers()[0].output]).run(batch) for o in (plain, fitted)

@@ -153,7 +153,7 @@ def test_no_round_keeps_the_limit(tmp_path: Path) -> None:
 def test_plan_errors() -> None:
     with pytest.raises(ValueError, match="prune is not for this pass"):
         Archive.model_validate({"prune": {"target": 0.5}})
-    with pytest.raises(SpecError, match="judges rounds by the metric, and there is none"):
+    with pytest.raises(SpecError, match="judges rounds by the metric, but there is none"):
         Archive().survey(block(), PassContext())
 
 

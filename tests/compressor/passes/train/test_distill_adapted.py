@@ -27,7 +27,7 @@ from tests.compressor.passes.train.distill_models import (
 )
 from tests.compressor.passes.train.small_training import INPUTS, Small, SmallData, training
 
-NOTE = "the teacher's batch-norm statistics were estimated anew on the training data"
+NOTE = "the teacher's batch-norm statistics were re-estimated on the training data"
 DATA = SmallData(240, noisy=True)  # 30 steps of 8 in an epoch
 
 
@@ -127,7 +127,7 @@ def test_a_resumed_training_ends_in_the_same_bytes(tmp_path: Path, knowing: Torc
     assert same(resumed, whole)
 
 
-PLANNED = "the teacher's batch-norm statistics are estimated anew on the training data"
+PLANNED = "the teacher's batch-norm statistics are re-estimated on the training data"
 
 
 def planned(source: TorchCarrier, **options: Any) -> str:
