@@ -60,7 +60,7 @@ def _check_gpus(ranks: Ranks) -> None:
     if here > gpus:
         raise SpecError(
             f"{here} processes on this machine",
-            f"train on GPUs, but this machine has {gpus}",
+            f"train on GPUs, but it has {gpus}",
             f"start {gpus}, or set CUDA_VISIBLE_DEVICES to nothing to train on CPUs",
         )
 

@@ -148,7 +148,7 @@ def test_sharded_parameters_are_refused():
 
 def test_weights_are_pruned_by_steps_of_the_loop_and_go_on_where_they_were():
     pruned = {"pass": "finetune", "loss": "cross-entropy", "prune": {"target": 0.5, "every": 1}}
-    with pytest.raises(SpecError, match=r"how many steps your loop takes is not given; set steps"):
+    with pytest.raises(SpecError, match=r"the number of steps of your loop is not set; set steps"):
         compressor.prepare(tiny_module(), [pruned], (IMAGES, LABELS))
     prepared = compressor.prepare(tiny_module(), [{**pruned, "steps": 8}], (IMAGES, LABELS))
     name = "network.module.conv2.weight"

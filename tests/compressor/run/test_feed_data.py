@@ -128,7 +128,7 @@ def without_rate(voice: Voice) -> None:
             training,
             "training data: cannot be stacked: the model's input state float32[2, batch, 64] "
             "does not begin with an axis for samples; leave out data.training and the passes that "
-            "train, which want",
+            "train, which need",
         ),
         (for_data(batch=4), "leave batch out: the model takes one feed at a time"),
         (

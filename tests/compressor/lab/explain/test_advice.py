@@ -306,4 +306,4 @@ def test_a_doubt_names_the_command_that_measures_where_a_file_holds_the_spec(
     monkeypatch.setattr(advice, "_unneeded", lambda _: "")
     assert "nobody knows; compress explain SPEC --method leave-one-out" in advise(run).reason
     run.manifest["spec_file"] = None  # of compress quantize
-    assert advise(run).reason.endswith("since nobody knows")
+    assert advise(run).reason.endswith("because nobody knows")

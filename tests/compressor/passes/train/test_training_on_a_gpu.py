@@ -44,7 +44,7 @@ def test_each_process_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(SpecError) as raised, accelerated("float32", cast("Ranks", Pair())):
         pass
-    text = "2 processes on this machine: train on GPUs, of which it has 1; start 1, or set"
+    text = "2 processes on this machine: train on GPUs, but it has 1; start 1, or set"
     assert str(raised.value).startswith(text)
 
 
