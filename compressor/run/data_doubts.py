@@ -140,8 +140,8 @@ def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]
     parted = ", or let each read every other sample (fold: 1/2 and fold: 2/2)"
     what, so = _SEEN[role]
     return [
-        f"quality is judged on the samples that {what}, {so}: give data.evaluation "
-        f"(--eval) others{'' if FEEDS in (first.keys.samples, second.keys.samples) else parted}"
+        f"quality is judged on the samples that {what}, {so}: use other samples for "
+        f"data.evaluation (--eval){'' if FEEDS in (first.keys.samples, second.keys.samples) else parted}"
     ]
 
 
@@ -151,7 +151,7 @@ def check_data_is_of_use(spec: Spec, carrier: Carrier) -> None:
         return
     role = next(iter(spec.data))
     problem = cannot_run(carrier)
-    remedy = "leave data out, or give model.factory, such as transformers.AutoModelForCausalLM"
+    remedy = "leave data out, or set model.factory, such as transformers.AutoModelForCausalLM"
     if Capability.GRAPH in carrier.offers:
         problem, remedy = why_foreign(carrier)
     raise SpecError(

@@ -332,7 +332,7 @@ def open_other_model(
         raise SpecError(
             dotted(path),
             f"cannot be used: {cannot_run(opened.carrier)}",
-            "give factory and checkpoint, or onnx",
+            "set factory and checkpoint, or onnx",
             where=spec.where(*path),
         )
     return opened

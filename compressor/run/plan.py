@@ -305,12 +305,12 @@ def _plan_pass(
             f"needs {' and '.join(sorted(lacking))}; "
             + ("a bare checkpoint" if bare else "at this point the model")
             + f" offers {', '.join(sorted(carrier.offers))} only",
-            f"give {'data.calibration or ' if step.in_blocks else ''}model.factory"
+            f"set {'data.calibration or ' if step.in_blocks else ''}model.factory"
             + (f", or {step.instead}" if step.instead else "")
             if bare
             else f"move it before {leaves_graph!r}, which leaves a graph in place of the module"
             if leaves_graph
-            else "give model.factory: it works on a PyTorch module",
+            else "set model.factory: it works on a PyTorch module",
         )
     if not isinstance(step, WeightPass | GraphPass | TrainPass):
         raise SpecError(

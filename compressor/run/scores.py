@@ -43,7 +43,7 @@ def scores_of(outputs: Batch) -> Array:
             f"{list(scores.shape)}: one score is always the largest"
             if scores.dtype.kind == "f"
             else f"needs scores of classes, and output {name!r} is {scores.dtype}, not scores",
-            "give metric: mse for an output of numbers, or a metric of your own",
+            "set metric: mse for an output of numbers, or a metric of your own",
         )
     return scores
 

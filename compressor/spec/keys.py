@@ -64,9 +64,9 @@ class ModelKeys(Options):
     @model_validator(mode="after")
     def _one_kind(self) -> ModelKeys:
         if self.onnx and (self.factory or self.checkpoint):
-            raise ValueError("give either onnx, or factory and checkpoint, not both")
+            raise ValueError("set either onnx, or factory and checkpoint, not both")
         if not (self.onnx or self.factory or self.checkpoint):
-            raise ValueError("give onnx, or factory and checkpoint, or checkpoint")
+            raise ValueError("set onnx, or factory and checkpoint, or checkpoint")
         if self.part and not self.factory:
             raise ValueError("part belongs to a factory")
         return self
@@ -147,7 +147,7 @@ class MetricKeys(Options):
     @model_validator(mode="after")
     def _one_kind(self) -> MetricKeys:
         if (self.name is None) == (self.function is None):
-            raise ValueError("give either name or function")
+            raise ValueError("set either name or function")
         return self
 
 

@@ -140,7 +140,7 @@ class Exporter(Options, ABC):
         return {}
 
     def needed_graph(
-        self, carrier: Carrier, remedy: str = "give model.factory or model.onnx"
+        self, carrier: Carrier, remedy: str = "set model.factory or model.onnx"
     ) -> ir.Model:
         """Return the graph of a model; raise ``SpecError`` where there is none."""
         if Capability.GRAPH not in carrier.offers:

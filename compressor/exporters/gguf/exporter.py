@@ -152,8 +152,7 @@ class GgufExporter(Exporter):
                 "export gguf: floats",
                 f"is {self.floats!r}, which changes weights, but a bare checkpoint is judged only "
                 "by its codes",
-                "set floats: keep, or give model.factory, such as "
-                "transformers.AutoModelForCausalLM",
+                "set floats: keep, or set model.factory, such as transformers.AutoModelForCausalLM",
             )
         return plan_file(carrier, self.floats, self.pre_tokenizer)
 

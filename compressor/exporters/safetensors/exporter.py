@@ -198,9 +198,7 @@ class SafetensorsExporter(Exporter):
                 f"is {self.consumer!r}, which does not read layout graph",
                 "set layout: compressed-tensors, or leave consumer out",
             )
-        self.needed_graph(
-            carrier, "give model.factory or model.onnx, or layout: compressed-tensors"
-        )
+        self.needed_graph(carrier, "set model.factory or model.onnx, or layout: compressed-tensors")
         parts = self._plan_graph(carrier, USUAL).parts
         try:
             check_graph(ir.from_proto(parts.proto), without_data(parts.tensors))

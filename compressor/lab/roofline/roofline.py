@@ -119,7 +119,7 @@ def _of_spec(path: Path, folder: Path) -> MeasuredModel:
         raise SpecError(
             f"spec {str(path)!r}",
             "names a bare checkpoint, which does not say how its weights are used",
-            "give model.factory or model.onnx",
+            "set model.factory or model.onnx",
             where=spec.where("model"),
         )
     opened.load()

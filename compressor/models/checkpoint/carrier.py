@@ -222,7 +222,7 @@ def _weights_only(what: str) -> NoReturn:
     raise SpecError(
         f"the model's {what}",
         "a bare checkpoint offers weights only",
-        "give model.factory (for example transformers.AutoModelForCausalLM)",
+        "set model.factory (for example transformers.AutoModelForCausalLM)",
     )
 
 

@@ -162,7 +162,7 @@ def _entry(name: str, value: Any, subject: str) -> Entry:
         _fail(subject, f"gives {name!r} the shape {shape!r}")
     summed = fields.get(CHECKSUM, "")
     if not isinstance(summed, str):
-        _fail(subject, f"gives {name!r} a checksum that is none")
+        _fail(subject, f"has an invalid checksum for {name!r}")
     if "form" not in fields:
         entry = Entry(dtype, tuple(shape), checksum=summed)
         if fields.get("packed", 1) != entry.packed:

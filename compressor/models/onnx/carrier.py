@@ -143,7 +143,7 @@ class OnnxCarrier:
         raise SpecError(
             "training",
             "needs the PyTorch module, and here is a graph",
-            "train before the passes that work on the graph, or give model.factory",
+            "train before the passes that work on the graph, or set model.factory",
         )
 
     def runner(self, taps: Sequence[str] = ()) -> Runner:

@@ -108,7 +108,7 @@ def plan(text: str, *settings: str) -> Result:
         (
             replaced("factory: nowhere:build", "factory: nowhere:build\n  onnx: m.onnx"),
             'error: spec.yaml:3: model: is {"factory": "nowhere:build", "onnx": "m.onnx"}; '
-            "give either onnx, or factory and checkpoint, not both\n",
+            "set either onnx, or factory and checkpoint, not both\n",
         ),
     ],
 )

@@ -176,7 +176,7 @@ def test_layers_of_several_formats_are_read_each_as_it_is(folder: Path, tmp_path
             marks=pytest.mark.slow,
         ),
         ("float32", {"preset": "int8-w8a8"}, {"exports": [{"format": "gguf"}]}, "weights alone"),
-        ("float32", {"preset": "fp8-w8a8-static"}, {"data": {}}, "give data.calibration"),
+        ("float32", {"preset": "fp8-w8a8-static"}, {"data": {}}, "set data.calibration"),
     ],
     ids=str,
 )

@@ -169,13 +169,13 @@ def test_the_remedy_names_folds_where_there_are_samples_to_part(on_onnx: Project
     on_onnx.spec["metric"] = "cosine"
     (doubt,) = judged_on(load_spec(on_onnx.path), "calibration")
     assert doubt.endswith(
-        "on the samples that calibrate, which flatters it: give data.evaluation (--eval) others, "
-        "or let each read every other sample (fold: 1/2 and fold: 2/2)"
+        "on the samples that calibrate, which flatters it: use other samples for "
+        "data.evaluation (--eval), or let each read every other sample (fold: 1/2 and fold: 2/2)"
     )
     for role in on_onnx.spec["data"]:
         on_onnx.spec["data"][role] = {**one, "samples": "feeds"}
     (doubt,) = judged_on(load_spec(on_onnx.path), "calibration")
-    assert doubt.endswith("give data.evaluation (--eval) others")
+    assert doubt.endswith("use other samples for data.evaluation (--eval)")
 
 
 @pytest.mark.parametrize(("passes", "doubts"), [(STATIC, 1), ([{"pass": "fuse"}], 0)])

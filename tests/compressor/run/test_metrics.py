@@ -203,7 +203,7 @@ def test_a_metric_by_name_may_stand_in_a_section():
     metric = resolve_metric(MetricKeys(name="top5", expect=99.0), True, load_symbol, "s:1")
     assert metric.name == "top5"
     for keys in ({}, {"name": "top5", "function": "own:metric"}):
-        with pytest.raises(ValidationError, match="give either name or function"):
+        with pytest.raises(ValidationError, match="set either name or function"):
             MetricKeys(**keys)
 
 
@@ -341,7 +341,7 @@ def test_one_score_is_no_decision(name: str):
     """It was the largest of all one scores: 100 % agreement, whatever the model."""
     outputs = np.array([[0.1], [0.9]])
     target = {"y": outputs[::-1]} if name == "agreement" else np.zeros(2, np.int64)
-    with pytest.raises(DataError, match="one score is always the largest; give metric: mse"):
+    with pytest.raises(DataError, match="one score is always the largest; set metric: mse"):
         per_sample(name, outputs, target)
 
 

@@ -251,23 +251,23 @@ def on_checkpoint(tmp_path: Path) -> Project:
 def test_a_bare_checkpoint_cannot_be_run_on_data(on_checkpoint: Project):
     message = refusal(on_checkpoint)
     assert ": data.calibration: cannot be used: a bare checkpoint has no graph" in message
-    assert "give model.factory" in message
+    assert "set model.factory" in message
 
 
 @pytest.mark.parametrize(
     ("step", "lacking", "remedy"),
     [
-        ({"pass": "quantize-static"}, "graph and run", "give model.factory"),
-        ({"pass": "fuse"}, "graph", "give model.factory"),
+        ({"pass": "quantize-static"}, "graph and run", "set model.factory"),
+        ({"pass": "fuse"}, "graph", "set model.factory"),
         (
             {"pass": "quantize-weights", "method": "gptq"},
             "graph and run",
-            "give data.calibration or model.factory",
+            "set data.calibration or model.factory",
         ),
         (
             {"pass": "quantize-weights", "method": "reconstruct"},
             "graph and run",
-            "give model.factory, or set method to gptq, which takes a language model's directory "
+            "set model.factory, or set method to gptq, which takes a language model's directory "
             "block by block",
         ),
     ],

@@ -97,7 +97,7 @@ def test_a_function_that_is_not_there(on_onnx: Project):
         ),
         ({"factory": "tiny_net:nothing"}, "passes.0.teacher.factory: 'tiny_net' does not import"),
         ({"factori": "tiny_net:build"}, "passes.0.teacher.factori: is not a known key"),
-        ({}, "passes.0.teacher: is {}; give onnx, or factory"),
+        ({}, "passes.0.teacher: is {}; set onnx, or factory"),
     ],
 )
 def test_a_teacher_that_cannot_be_opened(on_onnx: Project, teacher: dict[str, Any], message: str):

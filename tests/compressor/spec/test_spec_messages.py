@@ -189,13 +189,13 @@ def test_the_spec_itself_is_fine(load: Load):
         (
             "  onnx: tiny.onnx",
             "  {}",
-            "spec.yaml:4: model: is {}; give onnx, or factory and checkpoint, or checkpoint",
+            "spec.yaml:4: model: is {}; set onnx, or factory and checkpoint, or checkpoint",
         ),
         (
             "  onnx: tiny.onnx",
             "  {onnx: a.onnx, checkpoint: b.pt}",
             'spec.yaml:4: model: is {"onnx": "a.onnx", "checkpoint": "b.pt"}; '
-            "give either onnx, or factory and checkpoint, not both",
+            "set either onnx, or factory and checkpoint, not both",
         ),
         (
             "npz: data.npz",

@@ -89,7 +89,7 @@ def with_spans(carrier: Carrier, treatments: Mapping[str, Treatment]) -> dict[st
                 f"layer {name!r}",
                 f"is to have {treatment.inputs} with a scale from calibration data, which never "
                 "reach it",
-                "give data.calibration, skip the layer, or use a scale for each token",
+                "set data.calibration, skip the layer, or use a scale for each token",
             )
         asked[name] = replace(treatment, span=Request(value, _OBSERVER))
     return asked

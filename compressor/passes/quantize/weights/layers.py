@@ -170,7 +170,7 @@ def numbers_of(
         raise SpecError(
             f"preset {preset!r}",
             f"is given together with {' and '.join(named)}",
-            "give the preset, or bits, group, symmetric and format",
+            "set the preset, or bits, group, symmetric and format",
         )
     if not named:
         return PRESETS[preset or DEFAULT_PRESET]

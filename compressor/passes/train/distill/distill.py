@@ -45,7 +45,7 @@ class AssistantKeys(ModelKeys):
     @model_validator(mode="after")
     def _trainable(self) -> AssistantKeys:
         if self.epochs and self.factory is None:
-            raise ValueError("only a factory's module is trained; give factory, or epochs: 0")
+            raise ValueError("only a factory's module is trained; set factory, or epochs: 0")
         return self
 
 

@@ -128,7 +128,7 @@ def test_it_offers_weights_only(tmp_path: Path) -> None:
     assert carrier.offers == {Capability.WEIGHTS}
     assert carrier.inputs == carrier.outputs == ()
     for ask in (carrier.graph, carrier.runner, partial(carrier.with_graph, None)):
-        with pytest.raises(SpecError, match=r"give model\.factory \(for example transformers\.A"):
+        with pytest.raises(SpecError, match=r"set model\.factory \(for example transformers\.A"):
             ask()  # type: ignore[operator]  # each takes nothing more
 
 

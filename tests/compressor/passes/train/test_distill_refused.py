@@ -36,8 +36,8 @@ def pair(ours: str, theirs: str) -> dict[str, str]:
         ({"alpha": 1.0}, "nothing is learnt from the teacher; lower alpha, or leave"),
         ({"temperature": 0.0}, "greater than 0"),
         ({"teacher": {"onnx": "a", "factory": "b"}}, "either onnx, or factory"),
-        ({"teacher": {}}, "give onnx, or factory and checkpoint"),
-        ({"assistants": ({"onnx": "a.onnx"},)}, "give factory, or epochs: 0"),
+        ({"teacher": {}}, "set onnx, or factory and checkpoint"),
+        ({"assistants": ({"onnx": "a.onnx"},)}, "set factory, or epochs: 0"),
         ({"features": ({"student": "conv"},)}, "teacher"),
     ],
 )
