@@ -139,9 +139,10 @@ def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]
         return []
     parted = ", or let each read every other sample (fold: 1/2 and fold: 2/2)"
     what, so = _SEEN[role]
+    fed = FEEDS in (first.keys.samples, second.keys.samples)
     return [
         f"quality is judged on the samples that {what}, {so}: use other samples for "
-        f"data.evaluation (--eval){'' if FEEDS in (first.keys.samples, second.keys.samples) else parted}"
+        f"data.evaluation (--eval){'' if fed else parted}"
     ]
 
 
