@@ -162,7 +162,7 @@ def test_an_artifact_with_outputs_of_another_shape(on_onnx: Project, with_data: 
     assert caught.value.exit_code is ExitCode.ARTIFACT_FAILED
     message = str(caught.value)
     assert message.startswith("artifact 'model.onnx': returns outputs of shape [[")
-    assert ", 3]], the model it was exported from [[" in message
+    assert ", 3]], but the model it was exported from [[" in message
 
 
 def test_an_artifact_that_gives_nan(on_onnx: Project):
