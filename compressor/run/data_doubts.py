@@ -12,6 +12,7 @@ import numpy as np
 
 from compressor.calibration.sources.class_folders import ClassFolderSource
 from compressor.calibration.sources.file_source import PathSource
+from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError
 from compressor.graph.costs import cannot_run
 from compressor.models.onnx.checks import foreign_operators
@@ -23,6 +24,7 @@ from compressor.types.passes import TrainPass
 from compressor.types.tensors import Array, Batch
 
 _COPIES = 0.01  # of the samples
+_LINES, _CUT = 1000, 0.01  # lines that are looked at, and the share that is not worth a word
 _MOST = 0.5  # of the samples: intervals are then at least 1.4 times too narrow
 _SEEN = {
     "calibration": ("calibrate", "which flatters it"),
@@ -42,6 +44,7 @@ def data_doubts(
         calibrates: a pass reads the calibration data.
     """
     doubts = [*folders_missing(spec, carrier), *judged_on(spec, "training")]
+    doubts += lines_that_are_cut(spec, carrier)
     if not calibrates or not {"calibration", "evaluation"} <= samples.keys():
         return tuple(doubts)
     apart = scales_apart(samples["calibration"], samples["evaluation"])
@@ -80,6 +83,25 @@ def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:
         f"data.evaluation has {folders} class folders, numbered in their order, and the model "
         f"gives {scores} scores: a missing folder shifts all labels after it; name them "
         "(classes: {FOLDER: LABEL})"
+    ]
+
+
+def lines_that_are_cut(spec: Spec, carrier: Carrier) -> list[str]:
+    """Return a doubt where lines that judge are longer than samples.
+
+    What a line says behind the cut no model can know, and an answer that stood there is lost.
+    """
+    entry = spec.data.get("evaluation")
+    source = None if entry is None else entry.options
+    if entry is None or not isinstance(source, TokenSource) or source.in_windows:
+        return []
+    source = source.fitted(carrier.inputs, entry.role, entry.keys.target)
+    cut, lines = source.cut(_LINES)
+    if cut <= _CUT * lines:
+        return []
+    return [
+        f"{cut:,} of the first {lines:,} lines of data.evaluation are longer than "
+        f"{source.length} tokens and are cut: raise length, as far as the model has positions"
     ]
 
 

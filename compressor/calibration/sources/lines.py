@@ -79,6 +79,12 @@ def line_batches(records: Iterable[Record], options: LineOptions, size: int) -> 
         yield encoder.batch(waiting)
 
 
+def lines_cut(records: Iterable[Record], options: LineOptions) -> int:
+    """Return how many lines have more tokens than a sample; raises as :func:`line_batches`."""
+    encoder = _Encoder(options)
+    return sum(bool(encoding.overflowing) for r in records for encoding in encoder.encodings([r]))
+
+
 class _Encoder:
     def __init__(self, options: LineOptions):
         self._options = options
@@ -87,7 +93,7 @@ class _Encoder:
         self._typed = tells_texts_apart(options.tokenizer)
 
     def batch(self, records: Sequence[Record]) -> Batch:
-        encodings = self._encodings(records)
+        encodings = self.encodings(records)
         for record, encoding in zip(records, encodings, strict=True):
             if not any(encoding.attention_mask):
                 raise DataError(record.subject, "has no tokens", "remove it")
@@ -103,7 +109,7 @@ class _Encoder:
             for name, stored in self._options.names.items()
         }
 
-    def _encodings(self, records: Sequence[Record]) -> list[Encoding]:
+    def encodings(self, records: Sequence[Record]) -> list[Encoding]:
         words = isinstance(records[0].text, list)
         for record in records:
             if isinstance(record.text, list) != words or (words and record.pair is not None):

@@ -28,6 +28,7 @@ from compressor.calibration.sources.lines import (
     LineOptions,
     Record,
     line_batches,
+    lines_cut,
     width_of,
 )
 from compressor.calibration.sources.tokenizer import (
@@ -195,6 +196,15 @@ class TokenSource(PathSource, ABC):
             yield from line_batches(islice(self._lines(), left), options, size)
         else:
             yield from window_batches(islice(self._windows(), left), names, size)
+
+    def cut(self, most: int) -> tuple[int, int]:
+        """Return how many of the first ``most`` lines are longer than ``length``, and of how many.
+
+        Raises as :meth:`info` does.
+        """
+        options = LineOptions(self.tokenizer, self.length, self.padding, self._names())
+        lines = list(islice(self._lines(), min(most, self.samples or most)))
+        return lines_cut(lines, options), len(lines)
 
     def digest(self) -> str:
         """Return a SHA-256 of the options, the tokenizer and the text, whatever their location."""
