@@ -207,6 +207,7 @@ def test_half_precision_weights_stay_half_precision_for_their_readers() -> None:
     np.testing.assert_allclose(quantized.runner().run(batch)["y"], wanted, rtol=1e-2, atol=2e-2)
 
 
+@pytest.mark.slow
 def test_every_layer_of_real_networks_can_be_attached() -> None:
     for carrier, batch in ((digits(), images()), (transformer(), tokens())):
         model = carrier.graph().clone()

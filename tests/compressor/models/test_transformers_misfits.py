@@ -121,6 +121,7 @@ def test_not_a_number_is_found_when_weights_are_looked_at(llama_copy: Path) -> N
         carrier.load(llama_copy)
 
 
+@pytest.mark.slow
 def test_a_class_is_found_without_listing_thousands(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

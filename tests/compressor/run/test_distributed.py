@@ -171,6 +171,7 @@ def test_each_process_sees_its_own_batches(both: Both):
     assert (both.shared / "marks" / "seen-1").is_file()
 
 
+@pytest.mark.slow
 def test_a_failure_ends_all_processes(tmp_path: Path):
     project = onnx_project(tmp_path)
     project.spec["passes"] = [{"pass": "quantize-static", "layers": [{"match": "none*"}]}]

@@ -60,6 +60,7 @@ def test_layers_that_low_rank_parts_keep_their_option():
     assert recipe.with_parts(["a", "b", "bc", "c"]) is None
 
 
+@pytest.mark.slow
 def test_it_is_a_candidate_of_less_noise_for_the_bytes_of_8_bits(project: Project):
     result = tuned(project, "--max-size-ratio", "0.56", "--rounds", "0")
     assert result.exit_code == 0, result.stderr
@@ -91,6 +92,7 @@ def test_what_is_stored_comes_before_integers_that_keep_the_limit_barely(project
     assert not any("stored" in name for name in points)  # no single layer is
 
 
+@pytest.mark.slow
 def test_the_tuned_spec_gives_the_bytes_that_were_proved(project: Project):
     result = tuned(project, "--max-size-ratio", "0.56", "--rounds", "0")
     assert result.exit_code == 0, result.stderr

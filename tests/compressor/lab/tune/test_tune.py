@@ -243,6 +243,7 @@ def test_the_fastest_is_found_with_floats_among_the_candidates(project: Project)
     assert again.exit_code == 0, again.stderr
 
 
+@pytest.mark.slow
 def test_a_layer_without_a_time_of_its_own_takes_the_same_in_floats(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ):

@@ -224,7 +224,13 @@ def randomize(module):
             part.bias.data.normal_(generator=generator)
 
 
-@pytest.fixture(scope="module", params=CASES)
+_LARGE = ("encoder",)  # the decoder has its operators, and more
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(c, marks=pytest.mark.slow) if c in _LARGE else c for c in CASES],
+)
 def network(request, lower, fuse):
     """A case, its network as lowered, and what fusing makes of it."""
     case = CASES[request.param]

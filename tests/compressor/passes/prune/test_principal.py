@@ -149,6 +149,7 @@ def test_the_export_is_the_module(subspace: TorchCarrier, tmp_path: Path) -> Non
     assert error(logits(opened(out)), module) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_same_bytes_twice(subspace: TorchCarrier) -> None:
     first, second = (pruned(step(0.5), subspace, texts()).carrier.tensors() for _ in range(2))
     assert first.keys() == second.keys()
