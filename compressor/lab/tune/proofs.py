@@ -23,7 +23,7 @@ from compressor.report import formats
 from compressor.run.verdicts import WIDEST_RATIO, verdict_of
 
 _MOST = 5  # that are expected to be proved
-_LEAST = 2  # of these, for what comes last
+_LEAST = 3  # of these, for what comes last
 
 
 @dataclass
@@ -76,10 +76,10 @@ class Proofs:
         left = self._left(pool)
         if self._is_proved and self.best is not None:
             found = [self._standing(c) for c in left]
-            places = beyond_the_expected(found, limit, self._size(self.best))
+            places = beyond_the_expected(found, limit, self.size(self.best))
             self._sequence([left[place] for place in places])
         elif left:
-            found = [Standing(self._size(c), self._searched_drop(c)) for c in left]
+            found = [Standing(self.size(c), self._searched_drop(c)) for c in left]
             most = max(_MOST - self._done, _LEAST)
             if any(s.drop is not None and s.drop <= limit for s in found):
                 self._sequence([left[place] for place in order_of_proof(found, limit, most)])
@@ -88,14 +88,17 @@ class Proofs:
     def follow(self, candidate: Candidate) -> None:
         """Look at one more candidate, which the evaluation data have led to: nothing is proved."""
         assert self.best is not None
-        smaller = is_smaller(self._size(candidate), self._size(self.best))
+        smaller = is_smaller(self.size(candidate), self.size(self.best))
         if self.is_open and smaller and self.fits(candidate):
             self._sequence([candidate])
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether a candidate keeps the limits of size and latency."""
-        if self.goal.size_ratio is not None and candidate.size_ratio > self.goal.size_ratio:
-            return False
+        small = self.goal.size_ratio is None or candidate.size_ratio <= self.goal.size_ratio
+        return small and self.is_fast(candidate)
+
+    def is_fast(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps the limit of latency."""
         if self.goal.latency_ratio is None:
             return True
         timed = self.bench.timed(candidate)
@@ -111,6 +114,15 @@ class Proofs:
         """Return what is to be as small as the limits of size and latency allow."""
         decibels = self.bench.searched(candidate).sqnr_db
         return (-math.inf if decibels is None else -decibels), candidate.bytes
+
+    def size(self, candidate: Candidate) -> float:
+        """Return what is to be minimized."""
+        return candidate.bytes if self.goal.minimize == "size" else self.time(candidate)
+
+    def time(self, candidate: Candidate) -> float:
+        """Return a candidate's latency over the float model's."""
+        timed = self.bench.timed(candidate)
+        return math.inf if timed is None else float(timed["value"])
 
     @property
     def is_open(self) -> bool:
@@ -129,7 +141,7 @@ class Proofs:
         best = self.best
         if best is None:
             return fitting
-        return [c for c in fitting if is_smaller(self._size(c), self._size(best))]
+        return [c for c in fitting if is_smaller(self.size(c), self.size(best))]
 
     def _sequence(self, candidates: Sequence[Candidate]) -> None:
         """Prove one after the other, until one is not."""
@@ -160,23 +172,23 @@ class Proofs:
         """Tell of the smallest candidate that more samples to judge could prove, if one is."""
         judged = self.bench.evaluation_samples
         proved = self.best if self._is_proved else None
-        size = math.inf if proved is None else self._size(proved)
+        size = math.inf if proved is None else self.size(proved)
         needed = {
             c.name: (c, number)
             for c in pool
-            if self.fits(c) and is_smaller(self._size(c), size)
+            if self.fits(c) and is_smaller(self.size(c), size)
             if (number := self.bench.samples_to_prove(c)) is not None and number > judged
         }
         if needed:
-            least = min(self._size(c) for c, _ in needed.values())
-            near = [x for x in needed.values() if not is_smaller(least, self._size(x[0]))]
+            least = min(self.size(c) for c, _ in needed.values())
+            near = [x for x in needed.values() if not is_smaller(least, self.size(x[0]))]
             # Of those as small, what was judged: its own figures say more than the search's.
             candidate, number = min(near, key=lambda x: (x[0].proof is None, x[1]))
             it = "it" if candidate is self.best else "a smaller one"
             self.journal.more_samples(it, candidate, number, judged)
 
     def _standing(self, candidate: Candidate) -> Standing:
-        return Standing(self._size(candidate), self._bound(candidate))
+        return Standing(self.size(candidate), self._bound(candidate))
 
     def _bound(self, candidate: Candidate) -> float | None:
         """Return the largest drop that is expected; what is known to break the limit has no end."""
@@ -187,10 +199,3 @@ class Proofs:
         """Return the drop on the search data; none is known of it where they have no labels."""
         found = self.bench.searched(candidate)
         return math.inf if found.stopped else found.drop or 0.0
-
-    def _size(self, candidate: Candidate) -> float:
-        """Return what is to be minimized."""
-        if self.goal.minimize == "size":
-            return candidate.bytes
-        timed = self.bench.timed(candidate)
-        return math.inf if timed is None else float(timed["value"])

@@ -10,12 +10,18 @@ from typing import Any
 from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.journal import Journal
+from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import Recipe
+from compressor.lab.tune.solver import is_smaller
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
 
-_SHARES = (0.9, 0.75, 0.5, 0.25)  # that remain of the weights or the time: each step is bolder
-_TRAINED_SHARES = (0.6, 0.4)
+# That remain of the weights or the time: each step is bolder, until one loses too much.
+_SHARES = (0.8, 0.5, 0.25, 0.1, 0.04)
+_TRAINED_SHARES = (0.6, 0.4, 0.2, 0.1)
+_CLOSE = 1.15  # the factor between a share that is kept and one that is not, to try none between
+_FAR = 4.0  # times the limit that the first share may lose, to try what lies above it
+_REACHED = 0.95  # of a share that is asked for, to be below it
 _FEWEST = 0.3  # a smaller share is not reached without training
 _SMALLER = 0.99  # share of the bytes from which on a candidate is worth making
 _PRUNING = ("prune-structured", "prune-nm", "low-rank")
@@ -25,6 +31,36 @@ _WEIGHTS = ("bits", "granularity", "symmetric", "overflow", "range")  # keys tha
 _ACTIVATIONS = ("bits", "observer", "symmetric")
 
 
+_Removal = Callable[[float], tuple[Mapping[str, Any], ...]]
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way to leave a share of a network.
+
+    Attributes:
+        what: what there is a share of.
+        removal: the passes that leave a share.
+        basis: those behind them.
+        start: the candidate that has all.
+        most: the largest share that may be the answer.
+    """
+
+    what: str
+    removal: _Removal
+    basis: Recipe
+    start: Candidate
+    most: float = 1.0
+
+    def name(self, share: float) -> str:
+        """Return the name of a share's candidate."""
+        return f"{share:.0%} of the {self.what}, {self.start.name}"
+
+    def recipe(self, share: float) -> Recipe:
+        """Return the recipe of a share's candidate."""
+        return self.basis.after(*self.removal(share))
+
+
 @dataclass
 class Structure:
     """The part of a search that comes after the widths of layers.
@@ -32,6 +68,7 @@ class Structure:
     Attributes:
         added: makes a candidate and puts it into the pool; ``None`` where that fails.
         ahead: lets workers begin candidates.
+        proofs: says how small and how noisy a candidate is.
     """
 
     bench: Workbench
@@ -39,6 +76,7 @@ class Structure:
     journal: Journal
     added: Callable[[str, Recipe, Mapping[str, str]], Candidate | None]
     ahead: Callable[[Sequence[Recipe]], None]
+    proofs: Proofs
 
     def explore(self, pool: Sequence[Candidate]) -> None:
         """Try structures on top of the best recipe so far, mild ones first."""
@@ -54,91 +92,126 @@ class Structure:
         self._trained(pool, start)
 
     def _start(self, pool: Sequence[Candidate]) -> Candidate | None:
-        """Return the recipe that is made smaller or faster."""
+        """Return the recipe that is made smaller or faster: of those as good, the quietest.
+
+        Where all of them take too long, that is the fastest.
+        """
         limit = self.goal.metric_drop
         if limit is None:
             return pool[0]  # the widest, which may be too large with all of its channels
         bounds = [(self.bench.searched(c).bound, c) for c in pool]
         kept = [c for bound, c in bounds if bound is not None and bound <= limit]
-        return min(kept, key=lambda c: c.bytes, default=None)
+        fast = [c for c in kept if self.proofs.is_fast(c)]
+        size = self.proofs.size if fast else self.proofs.time
+        least = min(map(size, fast or kept), default=0.0)
+        near = [c for c in fast or kept if not is_smaller(least, size(c))]
+        return min(near, key=self.proofs.loss, default=None)
 
-    def _shares(self, start: Candidate) -> tuple[float, ...]:
-        """Return which shares of the weights are tried."""
-        if self.goal.metric_drop is not None or self.goal.size_ratio is None:
-            return _SHARES[: self.goal.rounds]
-        share = round(0.95 * self.goal.size_ratio / start.size_ratio, 2)
-        return (share,) if _FEWEST <= share < 1 and self.goal.rounds else ()
+    def _most(self, start: Candidate) -> float:
+        """Return the largest share that may be the answer, where time or bytes are limited."""
+        if self._is_slow(start) and self.goal.latency_ratio is not None:
+            return min(1.0, _REACHED * self.goal.latency_ratio / self.proofs.time(start))
+        if self.goal.metric_drop is None and self.goal.size_ratio is not None:
+            return min(1.0, _REACHED * self.goal.size_ratio / start.size_ratio)
+        return 1.0
+
+    def _is_slow(self, start: Candidate) -> bool:
+        """Whether time is what is to be saved."""
+        return self.goal.minimize == "latency" or not self.proofs.is_fast(start)
+
+    def _shares(self, most: float, offered: Sequence[float]) -> tuple[float, ...]:
+        """Return which shares are tried, as long as they keep the limit."""
+        if most >= 1 and self.goal.metric_drop is not None:
+            return tuple(offered[: self.goal.rounds])
+        first = round(most, 2)
+        if self.goal.metric_drop is None:
+            return (first,) if _FEWEST <= first < 1 and self.goal.rounds else ()
+        return (first, *(s for s in offered if _CLOSE * s < first))[: self.goal.rounds]
 
     def _pruned(self, start: Candidate) -> None:
         """Remove more and more, in each of two ways, as long as the limit may be kept."""
-        shares = self._shares(start)
+        most = self._most(start)
+        shares = self._shares(most, _SHARES)
         if not shares:
-            self.journal.skip("fewer channels", "they are not needed, or too few would be left")
-        self._rungs(self._what, self._removal, start.recipe, start, shares)
+            words = "they are not needed, or too few would be left"
+            self.journal.skip("fewer channels", words if self.goal.rounds else "--rounds is 0")
+        what, removal = self._removal(start)
+        self._rungs(_Way(what, removal, start.recipe, start, most), shares)
         factored = start.recipe.with_parts(start.choice)
         if factored is None:
             self.journal.skip("low rank", "the names of layers do not tell their parts apart")
         else:
-            counted = "operations" if self.goal.minimize == "latency" else "weights"
-            self._rungs(f"{counted} by low rank", self._factors, factored, start, shares)
+            counted, factors = self._factors(start)
+            self._rungs(_Way(f"{counted} by low rank", factors, factored, start, most), shares)
 
-    def _rungs(
-        self,
-        what: str,
-        removal: Callable[[float], dict[str, Any]],
-        basis: Recipe,
-        start: Candidate,
-        shares: Sequence[float],
-    ) -> None:
-        rungs = [(share, removal(share)) for share in shares]
-        self.ahead([basis.after(entry) for _, entry in rungs])
-        for share, entry in rungs:
-            made = self._smaller(f"{share:.0%} of the {what}", entry, basis, start)
+    def _rungs(self, way: _Way, shares: Sequence[float]) -> None:
+        """Go down the shares until one loses too much, and then between that and the one before."""
+        self.ahead([way.recipe(share) for share in shares])
+        kept, broken, left = way.most, 0.0, list(shares)
+        for _ in shares:
+            share = round(math.sqrt(kept * broken), 2) if broken else left.pop(0)
+            if self.journal.is_late(way.name(share)):
+                return
+            try:
+                size = self._predicted(way, share)
+                made = None if size is None else self._smaller(way, share, size)
+            except CompressorError as error:
+                self.journal.skip(way.name(share), f"{error.subject}: {error.problem}")
+                return
+            if size is None:
+                if broken:
+                    return
+                continue  # what takes bytes itself is smaller from some share on
             if made is None or self._breaks(made):
+                broken = share
+            else:
+                kept = share
+            if broken and (kept < _CLOSE * broken or (kept == way.most and self._is_far(made))):
                 return
 
-    @property
-    def _what(self) -> str:
-        return "time" if self.goal.minimize == "latency" else "weights"
+    def _removal(self, start: Candidate) -> tuple[str, _Removal]:
+        """Return what channels are removed by, and how."""
+        what, kind = ("time", "latency") if self._is_slow(start) else ("weights", "parameters")
+        return what, lambda share: ({"pass": "prune-structured", "target": {kind: share}},)
 
-    def _removal(self, share: float) -> dict[str, Any]:
-        kind = "latency" if self.goal.minimize == "latency" else "parameters"
-        return {"pass": "prune-structured", "target": {kind: share}}
+    def _factors(self, start: Candidate) -> tuple[str, _Removal]:
+        """Return how products of two are made of layers; the pass counts operations, not time."""
+        what, kind = ("operations", "macs") if self._is_slow(start) else ("weights", "parameters")
+        keys = {"pass": "low-rank", "weighted": "calibration" in self.bench.plan.data}
+        return what, lambda share: ({**keys, "target": {kind: share}},)
 
-    def _factors(self, share: float) -> dict[str, Any]:
-        """Return the pass that makes products of two of layers; it counts operations, not time."""
-        kind = "macs" if self.goal.minimize == "latency" else "parameters"
-        weighted = "calibration" in self.bench.plan.data
-        return {"pass": "low-rank", "target": {kind: share}, "weighted": weighted}
+    def _predicted(self, way: _Way, share: float) -> int | None:
+        """Return the bytes of a share's artifact; ``None`` where what keeps the limit has no more.
 
-    def _smaller(
-        self, what: str, entry: Mapping[str, Any], basis: Recipe, start: Candidate
-    ) -> Candidate | None:
-        """Make a candidate, if it may be smaller and quieter than what there is."""
-        name, recipe = f"{what}, {start.name}", basis.after(entry)
-        try:
-            planned = self.bench.planned(recipe)
-            predicted = planned.exports[self.bench.main].bytes
-            if self.goal.minimize == "size" and predicted > _SMALLER * start.bytes:
-                self.journal.skip(name, f"the file is not smaller ({formats.size(predicted)})")
-                return None
-            if self.journal.is_late(name):
-                return None
-            beaten = self._beaten_by(what, entry, predicted)
-        except CompressorError as error:
-            self.journal.skip(name, f"{error.subject}: {error.problem}")
+        The other way may have taken more before.
+        """
+        size = self.bench.planned(way.recipe(share)).exports[self.bench.main].bytes
+        made, most = self.bench.made.values(), float(way.start.bytes)
+        if self.goal.metric_drop is not None:
+            kept = (c.bytes for c in made if not self._breaks(c) and self.proofs.is_fast(c))
+            most = min(kept, default=math.inf)
+        if self.goal.minimize == "size" and size > _SMALLER * most:
+            why = f"the file is not smaller ({formats.size(size)})"
+            self.journal.skip(way.name(share), why)
             return None
-        if beaten is not None:
+        return size
+
+    def _smaller(self, way: _Way, share: float, size: int) -> Candidate | None:
+        """Make a candidate, if it may be quieter than what is as small."""
+        name = way.name(share)
+        first, *others = way.removal(share)
+        beaten = self._beaten_by(f"{share:.0%} of the {way.what}", first, size)
+        if beaten is not None and not others:  # training wins back what the first loses
             self.journal.skip(name, f"it alone is noisier than {beaten.name}, which is smaller")
             return None
-        return self.added(name, recipe, start.choice)
+        return self.added(name, way.recipe(share), way.start.choice)
 
     def _beaten_by(self, what: str, entry: Mapping[str, Any], size: int) -> Candidate | None:
         """Return a candidate that is smaller, and quieter than what a pass alone leaves.
 
         Quantization only adds to that noise, and it is most of what a whole candidate takes.
         """
-        if self.goal.minimize != "size":
+        if self.goal.minimize != "size" or self.goal.latency_ratio is not None:
             return None
         smaller = [c for c in self.bench.made.values() if c.bytes <= size]
         noises = [(self.bench.searched(c).sqnr_db, c) for c in smaller]
@@ -151,6 +224,13 @@ class Structure:
         """Whether a candidate is known to lose more than is allowed."""
         found, limit = self.bench.searched(made), self.goal.metric_drop
         return found.stopped or limit is None or (found.bound is not None and found.bound > limit)
+
+    def _is_far(self, made: Candidate | None) -> bool:
+        """Whether a candidate loses so much that one of a little more would lose too much, too."""
+        if made is None or self.goal.metric_drop is None:
+            return True
+        bound = self.bench.searched(made).bound
+        return bound is not None and bound > _FAR * self.goal.metric_drop
 
     def _sparse(self, start: Candidate) -> None:
         """Try 2:4 weights where the target has kernels for them."""
@@ -169,23 +249,35 @@ class Structure:
             return
         labels = self.bench.plan.data["training"].target is not None
         teacher = {} if labels else {"alpha": 0.0}
-        fewest = min((c for c in pool if not c.recipe.left_out), key=lambda c: c.bytes)
-        rounding = with_qat(fewest.recipe, {**_OPTIMIZER, "learning-rate": 0.001}, teacher)
-        if rounding is None:
-            self.journal.skip("qat", "it trains what quantize-static quantizes")
-        else:
-            self._learned(f"{fewest.name}, qat", rounding, fewest.choice)
-        basis = start or max(pool, key=lambda c: self.bench.searched(c).sqnr_db or 0.0)
         keys = {"epochs": 3, "learning-rate": 0.01, **_OPTIMIZER, **teacher}
-        for share in _TRAINED_SHARES[: self.goal.rounds]:
-            passes = (self._removal(share), {"pass": "distill", **keys})
-            name = f"{share:.0%} of the {self._what}, distill, {basis.name}"
-            made = self._learned(name, basis.recipe.after(*passes), basis.choice)
-            if made is None or self._breaks(made):
-                return
+        basis = self._rounded(pool, start, teacher) or start
+        basis = basis or max(pool, key=lambda c: self.bench.searched(c).sqnr_db or 0.0)
+        what, removal = self._removal(basis)
+        most = self._most(basis)
+        way = _Way(
+            f"{what}, distill",
+            lambda share: (*removal(share), {"pass": "distill", **keys}),
+            basis.recipe,
+            basis,
+            most,
+        )
+        self._rungs(way, self._shares(most, _TRAINED_SHARES))
 
-    def _learned(self, name: str, recipe: Recipe, choice: Mapping[str, str]) -> Candidate | None:
-        return None if self.journal.is_late(name) else self.added(name, recipe, choice)
+    def _rounded(
+        self, pool: Sequence[Candidate], start: Candidate | None, teacher: Mapping[str, Any]
+    ) -> Candidate | None:
+        """Return what is trained with its rounding at the fewest bits, if it keeps the limit."""
+        fewest = min((c for c in pool if not c.recipe.left_out), key=lambda c: c.bytes)
+        recipe = with_qat(fewest.recipe, {**_OPTIMIZER, "learning-rate": 0.001}, teacher)
+        name = f"{fewest.name}, qat"
+        if recipe is None:
+            self.journal.skip("qat", "it trains what quantize-static quantizes")
+        elif fewest is start:
+            self.journal.skip(name, "it is not needed")
+        elif not self.journal.is_late(name):
+            made = self.added(name, recipe, fewest.choice)
+            return None if made is None or self._breaks(made) else made
+        return None
 
 
 def with_qat(recipe: Recipe, keys: Mapping[str, Any], teacher: Mapping[str, Any]) -> Recipe | None:

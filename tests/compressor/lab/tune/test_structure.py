@@ -48,8 +48,8 @@ def test_channels_are_removed_on_top_of_the_widths(
     result = tuned(project, *LOOSE)
     assert result.exit_code == 0, result.stderr
     document = found(project)
-    (pruned,) = (p for p in document["points"] if p["name"].startswith("75% of the weights, "))
-    larger = "90% of the weights by low rank, 4 bits: the file is not smaller"
+    (pruned,) = (p for p in document["points"] if p["name"].startswith("50% of the weights, "))
+    larger = "80% of the weights by low rank, 4 bits: the file is not smaller"
     assert any(why.startswith(larger) for why in document["not_tried"])
     assert pruned["bytes"] < min(p["bytes"] for p in document["points"] if p is not pruned)
     assert document["chosen"] == pruned["name"]
@@ -151,7 +151,6 @@ def test_with_training_data_candidates_are_trained(
     result = tuned(project, *LOOSE, "--train")
     assert result.exit_code == 0, result.stderr
     names = [p["name"] for p in found(project)["points"]]
-    assert any(name.endswith(", qat") for name in names)
     assert any("distill" in name for name in names)
     again = CliRunner().invoke(application, ["run", str(project.folder / "tuned.yaml")])
     assert again.exit_code == 0, again.stderr
