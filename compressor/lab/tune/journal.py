@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from compressor.lab.tune.answer import Answer, Goal, Point, with_beaten
@@ -102,6 +103,7 @@ class Journal:
         metric = self.bench.plan.metric
         assert metric is not None
         made = list(self.bench.made.values())
+        reason = "" if best is not None else self._infeasible(pool)  # which may judge some
         return Answer(
             name=self.bench.spec.name,
             goal=self.goal,
@@ -109,7 +111,7 @@ class Journal:
             share=self.share,
             points=tuple(with_beaten([self._point(c) for c in made])),
             chosen=None if best is None else best.name,
-            reason="" if best is not None else self._infeasible(pool),
+            reason=reason,
             path=tuple(self.path),
             not_tried=tuple(self.not_tried),
             search=self.bench.search.words,
@@ -141,10 +143,32 @@ class Journal:
             asked.append(f"takes at most {self.goal.size_ratio:g} of the bytes")
         if self.goal.latency_ratio is not None:
             asked.append(f"takes at most {self.goal.latency_ratio:g} of the time")
-        near = [c for c in pool if c.proof is not None]
-        if not near:
-            least = min(pool, key=lambda c: c.bytes)
-            self.bench.proved(least)
-            near = [least]
-        nearest = "; ".join(f"{self.drop(c)} at {c.size_ratio:.2f} of the bytes" for c in near)
+        near = [c for c in pool if c.proof is not None] or self._nearest(pool)
+        nearest = "; ".join(f"{self.drop(c)} at {self._ratios(c)}" for c in near)
         return f"no artifact was found that {' and '.join(asked)}; the nearest: {nearest}"
+
+    def _nearest(self, pool: list[Candidate]) -> list[Candidate]:
+        """Return what is nearest to the limits of size and latency, and of the metric as well."""
+        limit = self.goal.metric_drop
+        bounds = [(self.bench.searched(c).bound, c) for c in pool]
+        kept = [c for b, c in bounds if b is not None and limit is not None and b <= limit]
+        near = [min(some, key=self._excess) for some in (kept, pool) if some]
+        near = list({c.name: c for c in near}.values())
+        for candidate in near:
+            self.bench.proved(candidate)
+        return near
+
+    def _excess(self, candidate: Candidate) -> float:
+        """Return by which factor a candidate is past the limits of size and latency."""
+        size, time = self.goal.size_ratio, self.goal.latency_ratio
+        ratios = [] if size is None else [candidate.size_ratio / size]
+        if time is not None:
+            timed = self.bench.timed(candidate)
+            ratios.append(math.inf if timed is None else float(timed["value"]) / time)
+        return max(ratios, default=float(candidate.bytes))
+
+    def _ratios(self, candidate: Candidate) -> str:
+        """Return what a candidate takes."""
+        words = f"{candidate.size_ratio:.2f} of the bytes"
+        timed = candidate.latency if self.goal.latency_ratio is not None else None
+        return words if timed is None else f"{words} and {timed['value']:.2f} of the time"
