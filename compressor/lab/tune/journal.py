@@ -143,8 +143,11 @@ class Journal:
             asked.append(f"takes at most {self.goal.size_ratio:g} of the bytes")
         if self.goal.latency_ratio is not None:
             asked.append(f"takes at most {self.goal.latency_ratio:g} of the time")
-        near = [c for c in pool if c.proof is not None] or self._nearest(pool)
-        nearest = "; ".join(f"{self.drop(c)} at {self._ratios(c)}" for c in near)
+        near = [c for c in pool if c.proof is not None]
+        if not near or self.goal.size_ratio is not None or self.goal.latency_ratio is not None:
+            near += self._nearest(pool)
+        unique = {c.name: c for c in near}.values()
+        nearest = "; ".join(f"{self.drop(c)} at {self._ratios(c)}" for c in unique)
         return f"no artifact was found that {' and '.join(asked)}; the nearest: {nearest}"
 
     def _nearest(self, pool: list[Candidate]) -> list[Candidate]:
@@ -153,7 +156,6 @@ class Journal:
         bounds = [(self.bench.searched(c).bound, c) for c in pool]
         kept = [c for b, c in bounds if b is not None and limit is not None and b <= limit]
         near = [min(some, key=self._excess) for some in (kept, pool) if some]
-        near = list({c.name: c for c in near}.values())
         for candidate in near:
             self.bench.proved(candidate)
         return near
@@ -169,6 +171,6 @@ class Journal:
 
     def _ratios(self, candidate: Candidate) -> str:
         """Return what a candidate takes."""
-        words = f"{candidate.size_ratio:.2f} of the bytes"
+        words = f"{candidate.size_ratio:.3g} of the bytes"
         timed = candidate.latency if self.goal.latency_ratio is not None else None
-        return words if timed is None else f"{words} and {timed['value']:.2f} of the time"
+        return words if timed is None else f"{words} and {timed['value']:.3g} of the time"

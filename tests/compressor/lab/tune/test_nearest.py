@@ -1,0 +1,58 @@
+"""What comes nearest to limits that nothing keeps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.journal import Journal
+
+
+def candidate(name: str, size: float, time: float, bound: float) -> Any:
+    latency = {"value": time, "ci95": (time, time)}
+    return SimpleNamespace(
+        name=name, bytes=1000 * size, size_ratio=size, latency=latency, bound=bound, proof=None
+    )
+
+
+def judged(one: Any) -> None:
+    one.proof = SimpleNamespace(drop=one.bound / 2, ci95=(0.0, one.bound))
+
+
+def nearest(goal: Goal, pool: list[Any]) -> str:
+    bench = Mock(
+        searched=lambda c: SimpleNamespace(bound=c.bound),
+        timed=lambda c: c.latency,
+        proved=judged,
+        plan=SimpleNamespace(metric=SimpleNamespace(unit="%")),
+    )
+    return Journal(bench, goal)._infeasible(pool)
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_what_keeps_the_metrics_limit_is_named_beside_what_fits(proved: bool):
+    """A recipe of 0.302 of the time was left out, and one that loses 2.25 points was named."""
+    whole = candidate("whole", 0.3, 0.5, 0.1)
+    slow = candidate("slow", 0.14, 0.302, 0.6)
+    fits = candidate("fits", 0.05, 0.21, 2.5)
+    if proved:
+        judged(fits)
+    words = nearest(Goal(1.0, latency_ratio=0.3), [whole, slow, fits])
+    assert "loses at most 1.00 points and takes at most 0.3 of the time" in words
+    assert "0.302 of the time" in words
+    assert "0.21 of the time" in words
+    assert "whole" not in words
+    assert words.count(" of the bytes and ") == 2
+
+
+def test_of_a_metric_alone_what_was_judged_is_the_nearest():
+    least, smallest = candidate("least", 0.3, 0.5, 2.0), candidate("smallest", 0.1, 0.5, 90.0)
+    judged(least)
+    words = nearest(Goal(1.0), [least, smallest])
+    assert words.endswith(
+        "the nearest: least: 300 B, loses 1.00 points (95 % CI 0.00 to 2.00) at 0.3 of the bytes"
+    )
