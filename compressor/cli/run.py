@@ -21,7 +21,6 @@ from compressor.cli.options import (
     shown_progress,
     spec_argument,
 )
-from compressor.errors import SpecError
 
 if TYPE_CHECKING:
     from compressor.run.execute import RunOptions
@@ -141,26 +140,6 @@ def run_and_show(spec: Spec, options: RunOptions, *, as_json: bool, quiet: bool)
     return int(result.exit_code)
 
 
-class _Method(click.Choice[str]):
-    """A way to round; those that look at data lead to a spec."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of a method.
-
-        Raises:
-            SpecError: it is one that a bare checkpoint has too little for.
-        """
-        if value in _WHOLE:
-            raise SpecError(
-                "option --method",
-                f"is {value!r}, which runs the model as a whole, and quantize streams a bare "
-                "checkpoint",
-                "write a spec with compress init, and set quantize-weights to this method there",
-            )
-        return super().convert(value, param, ctx)
-
-
-_WHOLE = ("reconstruct",)
 _FORMATS = ("compressed-tensors", "gptq", "awq", "gguf", "genai")
 _CONSUMERS = ("transformers", "vllm", "vllm-cpu", "llama.cpp", "genai")
 _PRESETS = (
@@ -193,16 +172,17 @@ _PRESETS = (
 )
 @click.option(
     "--method",
-    type=_Method(("rtn", "hqq", "gptq", "awq")),
+    type=click.Choice(("rtn", "hqq", "gptq", "awq", "reconstruct")),
     default="rtn",
     show_default=True,
-    help="Round to nearest, half-quadratic, or GPTQ or AWQ, which read --text.",
+    help="Round to nearest, half-quadratic, or GPTQ, AWQ, or codes trained from GPTQ's, which read "
+    "--text.",
 )
 @click.option(
     "--text",
     type=PATH,
-    help="UTF-8 text that calibrates --method gptq and awq, and stored scales of activations and "
-    "caches.",
+    help="UTF-8 text that calibrates --method gptq, awq and reconstruct, and stored scales of "
+    "activations and caches.",
 )
 @click.option(
     "--eval",
@@ -289,10 +269,10 @@ def quantize(
     llama.cpp, with configuration and tokenizer; --format genai writes a folder from which
     onnxruntime-genai generates text. Layers that transformers does not read as codes stay float.
     The result is proved: every tensor has its place in the model's class, and the outputs of a
-    model of up to 1 GiB are those of the dequantized weights. --method gptq and awq run a causal
-    language model on text, block by block; memory holds one block. --eval judges the result and the
-    float model; without it, the report states no accuracy. A killed command resumes when it is run
-    again. Under torchrun, the processes share the shards.
+    model of up to 1 GiB are those of the dequantized weights. --method gptq, awq and reconstruct
+    run a causal language model on text, block by block; memory holds one block. --eval judges the
+    result and the float model; without it, the report states no accuracy. A killed command resumes
+    when it is run again. Under torchrun, the processes share the shards.
     """
     from compressor.lab.quantizing import (
         QuantizeOptions,

@@ -16,7 +16,10 @@ from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 from compressor.types.layer_rules import NO_LAYER
 
-CALIBRATED = ("gptq", "awq", "int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4")
+CALIBRATED = (
+    *("gptq", "awq", "reconstruct"),
+    *("int8-w8a8-static", "fp8-w8a8-static", "nvfp4-w4a4"),
+)
 """Methods and presets of ``compress quantize`` that look at text."""
 
 QuantizedFormat = Literal["compressed-tensors", "gptq", "awq", "gguf", "genai"]
@@ -48,7 +51,7 @@ class QuantizeOptions:
         skip: patterns of layers that are left as they are.
         embeddings: quantize tables and the output layer too.
         max_shard_size: bytes of a written file at most; ``None`` keeps the input's shards.
-        text: what methods ``gptq`` and ``awq`` calibrate on.
+        text: what methods ``gptq``, ``awq`` and ``reconstruct`` calibrate on.
         samples: how many pieces of it, of ``length`` tokens each; ``None`` takes what
             :func:`~compressor.models.transformers.lengths.piece_length` says.
         evaluation: text on which the result is judged.
@@ -124,7 +127,7 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
             "option --text",
             f"is {'given' if options.text else 'missing'}, and {both} "
             f"{'is calibrated on text' if reads else 'reads no text'}",
-            "leave it out, or use --method gptq or awq, --smooth or --kv-cache"
+            "leave it out, or use --method gptq, awq or reconstruct, --smooth or --kv-cache"
             if options.text
             else "give --text train.txt",
         )

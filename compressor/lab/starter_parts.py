@@ -65,7 +65,7 @@ TEXT = """
 # Text in UTF-8, cut into samples of so many tokens. `jsonl: FILE` takes objects with a `field`.
 data:
   # FILL IN: typical text. Take it from the training data: what tunes a model must not also judge
-  # it. Only methods gptq and awq read it.
+  # it. Only methods gptq, awq and reconstruct read it.
   calibration:
     text: calibration.txt
     tokenizer: {model}

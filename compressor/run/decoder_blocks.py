@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from compressor.calibration.collect import collect, make_observer
@@ -30,6 +29,7 @@ from compressor.models.transformers.block_stages import Given, Stage
 from compressor.models.transformers.decoder import KEYS, VALUES, observing
 from compressor.models.transformers.single_experts import experts_of
 from compressor.progress import Advance
+from compressor.run.flow import Flow
 from compressor.run.store import result_key
 from compressor.run.stored_changes import for_the_block, restored, saved
 from compressor.run.weight_pass import Changes
@@ -91,6 +91,7 @@ class DecoderBlocks:
         self._tokens = [torch.from_numpy(batch[_TOKENS]) for batch in batches]
         self._advance = advance
         self._ranks = workspace.ranks
+        self._flow = Flow(folder, "block", workspace.ranks)
         self.samples = sum(len(tokens) for tokens in self._tokens)
         if not sum(self._ranks.gathered(self.samples)):
             raise DataError("calibration data", "has no samples", "give at least one batch")
@@ -131,7 +132,7 @@ class DecoderBlocks:
         """
         begun = 0
         for index, block in enumerate(self.carrier.decoder.blocks):
-            if self._inputs(index).is_dir():
+            if self._flow.has(index):
                 begun = index
             places = (f"{index}.{number}" for number in range(len(block.stages)))
             if any(self.workspace.store.read(self.key_of(place)) is None for place in places):
@@ -144,27 +145,14 @@ class DecoderBlocks:
             if index == 0:
                 hidden = self.carrier.decoder.given(tokens)[0].hidden.numpy()
             else:
-                hidden = np.load(self._inputs(index) / f"{number}.npy", mmap_mode="r")
+                hidden = self._flow.read(index, number)
             yield {_TOKENS: tokens.numpy(), _HIDDEN: hidden}
 
     def _run_on(self, opened: OpenBlock) -> None:
         """Run a block, as it is now, for what enters the next one."""
-        target = self._inputs(opened.index + 1)
-        draft = target.with_name(f"{target.name}.part")
-        shutil.rmtree(draft, ignore_errors=True)
-        with disk_errors(self.folder):
-            draft.mkdir()
-        for number, batch in enumerate(self.batches(opened.index)):
-            flowing = opened.run(batch).numpy()
-            with disk_errors(self.folder):
-                np.save(draft / f"{number}.npy", flowing)
-        shutil.rmtree(target, ignore_errors=True)  # of a run that began again
-        draft.replace(target)
-        shutil.rmtree(self._inputs(opened.index), ignore_errors=True)
-
-    def _inputs(self, index: int) -> Path:
-        """The folder with what enters a block, of this process's batches."""
-        return self.folder / f"block-{index}-of-process-{self._ranks.rank}-{self._ranks.size}"
+        batches = self.batches(opened.index)
+        self._flow.write(opened.index + 1, (opened.run(batch).numpy() for batch in batches))
+        self._flow.forget(opened.index)
 
 
 class _AllSeen(Exception):  # nothing is wrong

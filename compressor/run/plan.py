@@ -306,7 +306,6 @@ def _plan_pass(
             + ("a bare checkpoint" if bare else "at this point the model")
             + f" offers {', '.join(sorted(carrier.offers))} only",
             f"set {'data.calibration or ' if step.in_blocks else ''}model.factory"
-            + (f", or {step.instead}" if step.instead else "")
             if bare
             else f"move it before {leaves_graph!r}, which leaves a graph in place of the module"
             if leaves_graph

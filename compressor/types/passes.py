@@ -226,11 +226,6 @@ class Pass(Options, ABC):
         return False
 
     @property
-    def instead(self) -> str:
-        """What to set where a bare checkpoint lacks what the options need; empty where nothing."""
-        return ""
-
-    @property
     def replays(self) -> str:
         """What the pass itself runs the calibration data for; empty where it does not.
 

@@ -25,6 +25,16 @@ class Given:
     kwargs: Mapping[str, Any]
 
 
+def usable(given: Sequence[Given]) -> list[Given]:
+    """Return copies through which gradients can be found; what was one tensor still is."""
+    copies: dict[int, Tensor] = {}
+
+    def copied(value: Any) -> Any:
+        return copies.setdefault(id(value), value.clone()) if isinstance(value, Tensor) else value
+
+    return [Given(*tree_map(copied, (each.hidden, each.args, dict(each.kwargs)))) for each in given]
+
+
 @dataclass(frozen=True)
 class Stage:
     """Linear layers of a block up to a place where a single value flows on.

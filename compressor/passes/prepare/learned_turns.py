@@ -14,17 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from compressor.errors import DataError
 from compressor.models.rounded_inputs import rounded_inputs
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
-from compressor.models.transformers.block_stages import Given
+from compressor.models.transformers.block_stages import Given, usable
 from compressor.passes.prepare.maths.orthogonal import OrthogonalDescent, Rounding
 from compressor.passes.prepare.maths.rotation import DenseRotation
 from compressor.passes.prepare.turned_decoder import (
@@ -172,7 +170,7 @@ class TurnedNetwork:
     def _hidden(self, tokens: Tensor, turns: Turns) -> Tensor:
         """Return what flows out of the last block, turned back."""
         decoder = self._carrier.decoder
-        given = _usable(decoder.given(tokens))
+        given = usable(decoder.given(tokens))
         hidden = turns.residual.times(given[0].hidden)
         for index, each in enumerate(given):
             arguments = (partial(self._block, index, each, turns), hidden)
@@ -330,16 +328,6 @@ def _all(turns: Turns) -> Iterator[DenseRotation]:
 
 def _gradient(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-
-
-def _usable(given: Sequence[Given]) -> list[Given]:
-    """Return copies through which gradients can be found; what was one tensor still is."""
-    copies: dict[int, Tensor] = {}
-
-    def copied(value: Any) -> Any:
-        return copies.setdefault(id(value), value.clone()) if isinstance(value, Tensor) else value
-
-    return [Given(*tree_map(copied, (each.hidden, each.args, dict(each.kwargs)))) for each in given]
 
 
 def _round_inputs(layer: nn.Module, rounding: Rounding) -> None:

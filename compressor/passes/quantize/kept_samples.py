@@ -15,35 +15,28 @@ from compressor.types.tensors import cut, fixed_batch, samples_in
 _HELD_BACK = 8  # one of so many groups of samples judges, and nothing is trained with it
 
 
-class KeptSamples:
-    """Groups of batches for steps of training, and those that judge.
+class Groups:
+    """Batches in groups for steps of training, and those that judge.
 
     Args:
-        store: keeps the values of the batches.
         limit: samples in a step.
         seed: of the order in which they are drawn.
     """
 
-    def __init__(self, store: Activations, limit: int, seed: int):
-        self._store, self._limit = store, limit
+    def __init__(self, limit: int, seed: int):
+        self._limit = self._size = limit
         self._order = np.random.default_rng(seed)
         self._groups: list[list[int]] = []  # the batches of a step
+        self._count = 0
 
-    def read(self, model: ir.Model, samples: Samples, names: Collection[str]) -> None:
-        """Keep some inputs of a model, in batches of a step's size at most."""
-        wanted, count, size = sorted(names), 0, self._limit
-        most = fixed_batch([tensor_spec(value) for value in model.graph.inputs]) or self._limit
-        for whole in samples.batches():
-            for start in range(0, samples_in(whole), most):
-                batch = cut(whole, start, start + most)
-                for name in wanted:
-                    self._store.append(name, np.asarray(batch[name]))
-                if size >= self._limit:
-                    self._groups.append([])
-                    size = 0
-                self._groups[-1].append(count)
-                size += samples_in(batch)
-                count += 1
+    def add(self, samples: int) -> None:
+        """Add the next batch, of so many samples."""
+        if self._size >= self._limit:
+            self._groups.append([])
+            self._size = 0
+        self._groups[-1].append(self._count)
+        self._size += samples
+        self._count += 1
 
     @property
     def held(self) -> list[int]:
@@ -61,3 +54,28 @@ class KeptSamples:
     @property
     def _judging(self) -> list[list[int]]:
         return self._groups[::_HELD_BACK]
+
+
+class KeptSamples(Groups):
+    """Groups of batches whose values are kept.
+
+    Args:
+        store: keeps the values of the batches.
+        limit: as above.
+        seed: as above.
+    """
+
+    def __init__(self, store: Activations, limit: int, seed: int):
+        super().__init__(limit, seed)
+        self._store = store
+
+    def read(self, model: ir.Model, samples: Samples, names: Collection[str]) -> None:
+        """Keep some inputs of a model, in batches of a step's size at most."""
+        wanted = sorted(names)
+        most = fixed_batch([tensor_spec(value) for value in model.graph.inputs]) or self._limit
+        for whole in samples.batches():
+            for start in range(0, samples_in(whole), most):
+                batch = cut(whole, start, start + most)
+                for name in wanted:
+                    self._store.append(name, np.asarray(batch[name]))
+                self.add(samples_in(batch))

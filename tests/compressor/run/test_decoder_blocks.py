@@ -374,7 +374,6 @@ def test_a_disk_that_fills_at_a_later_block(
 @pytest.mark.parametrize(
     "step",
     [
-        {**GPTQ, "method": "reconstruct"},
         {"pass": "quantize-static"},
         {"pass": "prune-nm", "criterion": "wanda", "permute": True},
     ],

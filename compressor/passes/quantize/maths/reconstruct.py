@@ -43,35 +43,35 @@ class TrainedCodes:
 
     def __init__(self, matrix: Tensor, start: QuantizedTensor):
         self._start = start
-        self._zero = self._by_column(start.zero_point.to(torch.float32))
+        self._zero = start.zero_point.to(torch.float32)[:, :, None]
         self._low, self._high = start.scheme.low - self._zero, start.scheme.high - self._zero
         self._pruned = matrix == 0
-        codes = start.values() - self._zero
-        away = matrix.to(torch.float32) / self._by_column(start.scale) - codes
-        self.latent = (codes + (away / 2).clamp(-_NEAR, _NEAR)).requires_grad_()
+        codes = self._grouped(start.values()) - self._zero
+        away = self._grouped(matrix.to(torch.float32)) / start.scale[:, :, None] - codes
+        latent = codes + (away / 2).clamp(-_NEAR, _NEAR)
+        self.latent = latent.reshape(matrix.shape).requires_grad_()
         self.size = torch.ones_like(start.scale).requires_grad_()
 
     def weight(self) -> Tensor:
         """Return what the codes stand for now, float32 ``[rows, columns]``, with gradients."""
         levels: Tensor = _Rounded.apply(  # type: ignore[no-untyped-call]  # PyTorch's has no types
-            self.latent, self._low, self._high
+            self._grouped(self.latent), self._low, self._high
         )
-        return (levels * self._by_column(self.size * self._start.scale)).masked_fill(
-            self._pruned, 0.0
-        )
+        values = levels * (self.size * self._start.scale)[:, :, None]
+        return values.reshape(self.latent.shape).masked_fill(self._pruned, 0.0)
 
     @torch.no_grad()
     def quantized(self) -> QuantizedTensor:
         """Return the codes and scales as they are now."""
-        levels = torch.clamp(self.latent.round(), self._low, self._high)
-        codes = levels.masked_fill(self._pruned, 0.0) + self._zero
+        pruned = self._grouped(self._pruned)
+        levels = torch.clamp(self._grouped(self.latent).round(), self._low, self._high)
+        codes = (levels.masked_fill(pruned, 0.0) + self._zero).reshape(self.latent.shape)
         scale = stored_scale((self.size * self._start.scale).double(), self._start.scheme)
         return replace(self._start, codes=codes.to(self._start.codes.dtype), scale=scale)
 
-    def _by_column(self, parameter: Tensor) -> Tensor:
-        """Spread ``[rows or 1, groups]`` over columns."""
-        columns = self._start.codes.shape[1]
-        return parameter.repeat_interleave(columns // parameter.shape[1], dim=1)
+    def _grouped(self, matrix: Tensor) -> Tensor:
+        """Return ``[rows, groups, columns of a group]``, which parameters are spread over."""
+        return matrix.reshape(len(matrix), self._start.scale.shape[1], -1)
 
 
 class _Rounded(torch.autograd.Function):

@@ -11,6 +11,8 @@ import torch
 from compressor.errors import DataError, SpecError
 from compressor.models.layer_uses import observed_inputs
 from compressor.models.resident_memory import return_freed_memory
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
+from compressor.passes.quantize.block_codes import memory_of_blocks, train_blocks
 from compressor.passes.quantize.joint_codes import JointRecipe, train_together, training_bytes
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights, join_rows, split_rows
@@ -20,7 +22,7 @@ from compressor.passes.quantize.reconstruct import (
     check_reconstruction,
     reconstruct,
 )
-from compressor.run.weight_pass import Changes, Choice, compared
+from compressor.run.weight_pass import Changes, Choice, Treatment, compared
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.passes import PassContext
@@ -29,6 +31,7 @@ from compressor.types.statistics import Block, Moments, Request
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 _FEW_BITS, _SWEEPS = 3, 8  # steps are so wide that a code that moves leaves others to be moved
 _RECIPE = Recipe(steps=64, batch=4, rate=0.02, size_rate=0.01)  # samples are whole sequences
+_STREAMED = Recipe(steps=64, batch=8, rate=0.02, size_rate=0.01)
 _JOINT = JointRecipe(steps=96, batch=4, rate=0.02, size_rate=0.02)
 _OF_SCORES = ("perplexity", "accuracy", "top5")  # metrics of outputs that hold scores of classes
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
@@ -142,27 +145,43 @@ def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSear
     return GptqWork(schemes, by_layer, lambda x: x.canonical(carrier.weight(x)), search)
 
 
-def check_training(carrier: Carrier, schemes: Mapping[str, Scheme]) -> None:
+def check_training(carrier: Carrier, treatments: Mapping[str, Treatment]) -> None:
     """Check that codes can be trained.
 
+    Args:
+        treatments: what happens to layers, by name.
+
     Raises:
-        SpecError: a scheme is not one of integers, a weight is not float32, or PyTorch does not
-            run an operator of the model.
+        SpecError: a scheme is not one of integers, inputs are rounded, a weight of a graph is not
+            float32, or PyTorch does not run an operator of it.
     """
+    blocks = isinstance(carrier, BlockCheckpoint)
     for layer in carrier.layers():
-        scheme = schemes.get(layer.name)
-        if scheme is not None and (scheme.element != "int" or layer.dtype != "float32"):
+        scheme, inputs = treatments[layer.name].scheme, treatments[layer.name].inputs
+        if scheme is None:
+            continue
+        if scheme.element != "int" or not (blocks or layer.dtype == "float32"):
             raise SpecError(
                 "method 'reconstruct'",
-                f"trains weights of float32 to integers, layer {layer.name!r} has {layer.dtype} "
-                f"and is to be {scheme}",
+                f"trains weights{'' if blocks else ' of float32'} to integers, layer "
+                f"{layer.name!r} has {layer.dtype} and is to be {scheme}",
                 "use method gptq",
             )
-    check_reconstruction(carrier.graph(), "method")
+        if inputs is not None:
+            raise SpecError(
+                "method 'reconstruct'",
+                f"trains weights whose inputs are floats, and those of layer {layer.name!r} are "
+                f"to be {inputs}",
+                "use method gptq, or a preset for weights alone",
+            )
+    if not blocks:
+        check_reconstruction(carrier.graph(), "method")
 
 
 def memory_of_training(carrier: Carrier, layers: Sequence[Layer], context: PassContext) -> int:
-    """Return the bytes that training codes together takes; 0 where blocks are trained."""
+    """Return the bytes that training takes; 0 for the blocks of a graph, which add little."""
+    if isinstance(carrier, BlockCheckpoint):
+        return memory_of_blocks(carrier, context.shapes[carrier.inputs[0].name])
     if context.metric not in _OF_SCORES:
         return 0
     return training_bytes(carrier.graph(), layers, _JOINT, context.shapes)
@@ -172,13 +191,16 @@ def with_trained_codes(carrier: Carrier, choice: Choice, changes: Changes, name:
     """Return the changes of GPTQ with codes that are trained from there.
 
     Where the metric reads scores of classes, they are trained together, by the divergence of these
-    scores; else block by block. Tables, whose rows are looked up, stay as they are.
+    scores; else, and in a checkpoint that is streamed, block by block. Tables, whose rows are
+    looked up, stay as they are.
 
     Args:
         carrier: the float model.
         choice: its work has the calibration data.
         name: of the pass.
     """
+    if isinstance(carrier, BlockCheckpoint):
+        return train_blocks(carrier, choice, changes, _STREAMED, name)
     codes: dict[str, QuantizedTensor] = {}
     layers = []
     for layer in choice.layers(carrier):

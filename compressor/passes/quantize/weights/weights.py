@@ -17,6 +17,7 @@ from compressor.models.checkpoint.rows import all_rows
 from compressor.models.checkpoint.stacked_experts import apart
 from compressor.models.layer_uses import computed_weights
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
+from compressor.passes.quantize.block_codes import BY_BLOCK
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.maths.floating import (
     RangeSearch,
@@ -95,13 +96,13 @@ class QuantizeWeights(WeightPass):
     compensates each rounding error in the weights still to be rounded. `awq` gives channels with
     large activations finer steps. `reconstruct` starts from `gptq` and trains codes and scales: all
     together by the divergence from the float model if the metric reads scores of classes, otherwise
-    block by block. These three need calibration data. `gptq` and `awq` work block by block and take
-    the checkpoint of a causal language model, of which memory holds one block; `reconstruct` needs
-    a model that runs.
+    block by block. These three need calibration data. They also take the
+    checkpoint of a causal language model and work block by block, of which memory holds one;
+    `reconstruct` trains each block there by what the network makes of errors in its outputs.
     """
 
     name: ClassVar[str] = "quantize-weights"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     widens: ClassVar[bool] = False  # rounding widens a few rows at a time
     source: ClassVar[str] = (
         "hqq: Badri & Shaji 2023 (mobiusml.github.io/hqq_blog); gptq: Frantar et al. 2022 "
@@ -181,15 +182,8 @@ class QuantizeWeights(WeightPass):
 
     @property
     def in_blocks(self) -> bool:
-        """Whether nothing but each block's inputs has to be seen."""
-        return self.method in ("gptq", "awq") or (self.by_block and self.method != "reconstruct")
-
-    @property
-    def instead(self) -> str:
-        """What takes a directory as it is: training needs the graph of the whole model."""
-        if self.method != "reconstruct":
-            return ""
-        return "set method to gptq, which takes a language model's directory block by block"
+        """Whether each block's inputs have to be seen."""
+        return self.by_block
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:
         """Return each layer's scheme, and what the method has to know of its inputs.
@@ -222,9 +216,11 @@ class QuantizeWeights(WeightPass):
         work = plan(carrier, schemes, self._search)
         work.check()
         if self.method == "reconstruct":
-            check_training(carrier, schemes)
+            check_training(carrier, treatments)
             assert isinstance(work, GptqWork)
             work = replace(work, context=context)
+            if isinstance(carrier, BlockCheckpoint):
+                notes += (BY_BLOCK,)
         for name in schemes:
             treatments[name] = replace(
                 treatments[name], remark=work.remarks.get(name, ""), request=work.by_layer.get(name)
