@@ -267,8 +267,7 @@ def test_a_bare_checkpoint_cannot_be_run_on_data(on_checkpoint: Project):
         (
             {"pass": "quantize-weights", "method": "reconstruct"},
             "graph and run",
-            "set model.factory, or set method to gptq, which takes a language model's directory "
-            "block by block",
+            "set data.calibration or model.factory",
         ),
     ],
 )
