@@ -186,7 +186,7 @@ def test_islands(tmp_path: Path) -> None:
             after = declared.apply(model, ORT, statistics(declared, model, ORT, [batch])).carrier
             noise.append(sqnr(wanted, next(iter(after.runner().run(batch).values()))))
             runners[kind] = opened(after, tmp_path / f"{kind}.onnx")
-            floats = sum("faster as floats" in row.reason for row in survey.layers)
+            floats = sum("(predicted)" in row.reason for row in survey.layers)
             for note in survey.notes:
                 if note.startswith("predicted latency"):
                     here = re.escape(facts_here().title)

@@ -72,10 +72,18 @@ class Network:
         graph: whose nodes are to be cut apart.
         kernels: what may be done with them.
         costs: times on each kind of CPU.
+        prices: what a node on codes must save at least, over the float model's time. They count
+            where a choice is made, and not in its time.
     """
 
-    def __init__(self, graph: ir.Graph, kernels: Kernels, costs: Sequence[CostModel]):
-        self._kernels = kernels
+    def __init__(
+        self,
+        graph: ir.Graph,
+        kernels: Kernels,
+        costs: Sequence[CostModel],
+        prices: Mapping[ir.Node, float] | None = None,
+    ):
+        self.layers = frozenset(kernels.layers)
         self._parts = [_Edges(graph, kernels, model) for model in costs]
         free = self._parts[0].free
         floats = dict.fromkeys(free, _FLOATS)
@@ -85,6 +93,8 @@ class Network:
         for part, whole in zip(self._parts, self.floating, strict=True):
             for edge, time in part.capacities.items():
                 merged[edge] = merged.get(edge, 0.0) + time / (whole or 1.0) / len(self._parts)
+        for node, price in (prices or {}).items():
+            merged[node, _FLOATS] = merged.get((node, _FLOATS), 0.0) + price
         self._merged = merged
 
     def cut(self, integer: Collection[ir.Node], floats: Collection[ir.Node] = ()) -> Sides:
@@ -92,25 +102,15 @@ class Network:
         sides = {**dict.fromkeys(floats, _FLOATS), **dict.fromkeys(integer, _CODES)}
         return self._sides(_cut(self._merged, sides))
 
-    def simpler(self, pinned: Collection[ir.Node], usual: Sides) -> Iterator[Sides]:
-        """Yield the choices that are simpler than that of least time, the simplest first.
-
-        Args:
-            pinned: the layers that become integer in any case.
-            usual: the choice where all layers do, and the usual joins.
-        """
-        layers = self._kernels.layers.keys()
-        if layers - pinned:
-            yield self.cut(pinned, layers - pinned)
-        yield usual
-        yield self.cut(layers)
-
-    def turned(self, chosen: Sides, island: Collection[ir.Node]) -> float:
+    def turned(self, chosen: Sides, island: Collection[ir.Node]) -> tuple[float, float]:
         """Return an island's time with its layers integer, over that in floating point.
 
         Its joins and moves become integer where that is better; all else stays as it is chosen.
+
+        Returns:
+            The ratio, and what integers would save of the float model's time.
         """
-        layers = {node for node in island if node in self._kernels.layers}
+        layers = {node for node in island if node in self.layers}
         others = self._parts[0].free - chosen.integer - {*island}
         turned = self.cut(chosen.integer | layers, others)
         alone = math.fsum(
@@ -118,7 +118,8 @@ class Network:
             for part, whole in zip(self._parts, self.floating, strict=True)
             for node in island
         )
-        return (turned.ratio - chosen.ratio + alone) / alone
+        saved = chosen.ratio - turned.ratio
+        return 1 - saved / alone, saved
 
     def islands(self, chosen: Sides) -> Iterator[frozenset[ir.Node]]:
         """Yield the connected parts that stay in floating point and hold a layer."""
@@ -136,7 +137,7 @@ class Network:
                     (node, r) for r in readers if r in nodes and r not in chosen.integer
                 )
         for part in networkx.connected_components(parts):
-            if any(node in self._kernels.layers for node in part):
+            if any(node in self.layers for node in part):
                 yield frozenset(part)
 
     def _sides(self, codes: Collection[Any]) -> Sides:

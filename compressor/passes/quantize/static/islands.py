@@ -4,39 +4,37 @@ Where codes meet floats, values are converted, which takes time. So the choice i
 graph: a minimum cut separates what computes on codes from what computes in floating point, and the
 edges that are cut add up to the time that the choice takes. A value that several nodes read is
 converted once. Where one file is for several kinds of CPUs, the choice is the one of least mean
-time over the float model's, and none of them is predicted to be slower than that.
+time over the float model's, and none of them is predicted to be slower than that. Codes have to
+save enough time to be worth what their rounding loses: see :mod:`.prices`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 
 import onnx_ir as ir
 
 from compressor.passes.quantize.static.cuts import Kernels, Network, Sides, is_pool
 from compressor.passes.quantize.static.latency import CostModel, Shapes, typical_shapes
 from compressor.passes.quantize.static.placement import Profile, absorbing, computes_join, place
+from compressor.passes.quantize.static.prices import WORTH, behind_averages, prices
 from compressor.types.layers import Layer
-
-_NEAR = 1.05  # how much longer a simpler choice may take: predictions are not more exact
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which layers stay in floating point since the target is faster so.
+    """Which layers stay in floating point since integers gain too little.
 
     Attributes:
         nodes: nodes without a weight that compute on codes, or move them.
-        floats: names of the layers that stay, each with the predicted time of its part of the
-            network as integers, over that as floats.
+        floats: names of the layers that stay, each with the reason.
         ratios: the predicted time of the network over its own in floats, by kind of CPU.
         integer_ratios: the same, if all layers were integer.
     """
 
     nodes: frozenset[ir.Node]
-    floats: Mapping[str, float]
+    floats: Mapping[str, str]
     ratios: Mapping[str, float]
     integer_ratios: Mapping[str, float]
 
@@ -73,42 +71,53 @@ def choose(
     kernels = kernels_of(model, profile, readers, names)
     if not kernels.layers or any(n.outputs[0].name not in shapes for n in kernels.layers):
         return None
-    network = Network(model.graph, kernels, [CostModel(x, shapes) for x in profile.latencies])
+    costs = [CostModel(x, shapes) for x in profile.latencies]
+    averages = behind_averages(model.graph, readers, shapes)
+    network = Network(model.graph, kernels, costs, prices(kernels, averages))
     layers = frozenset(kernels.layers)
     pinned = frozenset(n for n, name in kernels.layers.items() if name in forced)
     usual = network.cut(layers | kernels.usual, kernels.joins - kernels.usual)
-    chosen = _chosen(network, pinned, usual)
-    if chosen is usual and not any(is_pool(n) and n not in usual.integer for n in model.graph):
+    chosen = _chosen(network, pinned, averages)
+    same = chosen.integer & (layers | kernels.joins) == usual.integer & (layers | kernels.joins)
+    if same and not any(is_pool(n) and n not in usual.integer for n in model.graph):
         return None  # everything that moves elements between codes moves codes
-    ratios: dict[ir.Node, float] = {}
+    reasons: dict[ir.Node, str] = {}
     for island in network.islands(chosen):
-        ratios.update(dict.fromkeys(island, network.turned(chosen, island)))
+        ratio, saved = network.turned(chosen, island)
+        for node in island:
+            reasons[node] = _reason(ratio, saved, behind=node in averages)
     cpus = [latency.title for latency in profile.latencies]
     return Choice(
         nodes=chosen.integer - layers,
-        floats={name: ratios[n] for n, name in kernels.layers.items() if n in ratios},
+        floats={name: reasons[n] for n, name in kernels.layers.items() if n in reasons},
         ratios=dict(zip(cpus, chosen.ratios, strict=True)),
         integer_ratios=dict(zip(cpus, usual.ratios, strict=True)),
     )
 
 
-def _chosen(network: Network, pinned: Collection[ir.Node], usual: Sides) -> Sides:
-    """Return the simplest choice that takes hardly longer than the one of least time.
+def _reason(ratio: float, saved: float, *, behind: bool) -> str:
+    """Say why a layer stays: by the time of its part of the network, and what that would save."""
+    if ratio >= 1:
+        return f"faster as floats: as integers, {ratio:.2f} x the time (predicted)"
+    where = "behind an average, whose range is uncertain, " if behind else ""
+    return f"{where}integers save too little: {100 * saved:.1f} % of the time (predicted)"
 
-    One that is slower than floats on some kind of CPU is none, unless floats are no choice.
+
+def _chosen(network: Network, pinned: Collection[ir.Node], averages: Collection[ir.Node]) -> Sides:
+    """Return the choice that is worth its rounding; all floats if it hardly takes less time.
+
+    What lies behind an average has its own price beside that. A choice that is slower than floats
+    on some kind of CPU is none, unless floats are no choice.
     """
-    least = network.cut(pinned)
-    # A cut takes long, so that one is only made if it is looked at.
-    simpler = network.simpler(pinned, usual)
-    simplest = next(simpler)
-    for choice in chain((simplest,), simpler):
-        if choice.ratio <= _NEAR * least.ratio and _is_no_slower(choice, simplest):
-            return choice
-    return least if _is_no_slower(least, simplest) else simplest
+    floats = network.cut(pinned, network.layers - {*pinned})
+    best = network.cut(pinned)
+    owed = WORTH * (1 + len(best.integer & {*averages} - {*pinned}))
+    worth = floats.ratio - best.ratio > owed and _is_no_slower(best, floats)
+    return best if worth else floats
 
 
-def _is_no_slower(choice: Sides, simplest: Sides) -> bool:
-    pairs = zip(choice.ratios, simplest.ratios, strict=True)
+def _is_no_slower(choice: Sides, floats: Sides) -> bool:
+    pairs = zip(choice.ratios, floats.ratios, strict=True)
     return all(ratio <= max(other, 1.0) for ratio, other in pairs)
 
 

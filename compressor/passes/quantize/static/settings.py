@@ -180,9 +180,9 @@ class StaticSettings:
             schemes[layer.name] = settings.weight_scheme(layer, rule)
         choice = known.choice if known else self._choice(model, readers, schemes, rules)
         choice = choice.copied(known.model.graph, model.graph) if choice and known else choice
-        for name, ratio in choice.floats.items() if choice else ():
+        for name, reason in choice.floats.items() if choice else ():
             del schemes[name]
-            reasons[name] = f"faster as floats: as integers, {ratio:.2f} x the time (predicted)"
+            reasons[name] = reason
         return Decision(settings, model, readers, layers, schemes, reasons, choice)
 
     def _choice(
@@ -210,7 +210,7 @@ class Decision:
     layers: tuple[Layer, ...]  # the same layers, each weight once
     schemes: Mapping[str, Scheme]  # of the layers to quantize, by name
     reasons: Mapping[str, str]  # why the other layers are kept, by name
-    choice: Choice | None = None  # what stays floats because it is faster so
+    choice: Choice | None = None  # what stays floats because integers gain too little
 
     @cached_property
     def placement(self) -> Placement:
@@ -220,7 +220,7 @@ class Decision:
 
     @property
     def faster(self) -> Collection[str]:
-        """Names of the layers that stay floats because they are faster so."""
+        """Names of the layers that stay floats because integers gain too little."""
         return () if self.choice is None else self.choice.floats
 
     def notes(self, carrier: Carrier, context: PassContext) -> tuple[str, ...]:
@@ -230,10 +230,10 @@ class Decision:
             integers, floats = len(self.schemes), len(self.choice.floats)
             base = base_of(carrier, context)
             notes.append(
-                f"{integers:,} of {integers + floats:,} layers compute with integers, since floats "
-                "are faster (the rule {match: '*'} takes integers for all): predicted latency in "
-                f"ONNX Runtime over {base.name}: {base.times(self.choice.ratios)}; if all layers "
-                f"computed with integers, {base.times(self.choice.integer_ratios)}"
+                f"{integers:,} of {integers + floats:,} layers compute with integers, which gain "
+                "too little in others (the rule {match: '*'} takes integers for all): predicted "
+                f"latency in ONNX Runtime over {base.name}: {base.times(self.choice.ratios)}; if "
+                f"all layers computed with integers, {base.times(self.choice.integer_ratios)}"
             )
         settings = self.settings
         wide = [x for x in self.schemes if x in settings.ends and settings.input_bits(x) == _BYTE]
