@@ -18,7 +18,7 @@ import onnx_ir as ir
 from compressor.passes.quantize.static.cuts import Kernels, Network, Sides, is_pool
 from compressor.passes.quantize.static.latency import CostModel, Shapes, typical_shapes
 from compressor.passes.quantize.static.placement import Profile, absorbing, computes_join, place
-from compressor.passes.quantize.static.prices import WORTH, behind_averages, prices
+from compressor.passes.quantize.static.prices import WORTH, behind_averages, last, prices
 from compressor.types.layers import Layer
 
 
@@ -73,11 +73,12 @@ def choose(
         return None
     costs = [CostModel(x, shapes) for x in profile.latencies]
     averages = behind_averages(model.graph, readers, shapes)
-    network = Network(model.graph, kernels, costs, prices(kernels, averages))
+    dear = averages | last(model.graph, kernels)
+    network = Network(model.graph, kernels, costs, prices(kernels, dear))
     layers = frozenset(kernels.layers)
     pinned = frozenset(n for n, name in kernels.layers.items() if name in forced)
     usual = network.cut(layers | kernels.usual, kernels.joins - kernels.usual)
-    chosen = _chosen(network, pinned, averages)
+    chosen = _chosen(network, pinned, dear)
     same = chosen.integer & (layers | kernels.joins) == usual.integer & (layers | kernels.joins)
     if same and not any(is_pool(n) and n not in usual.integer for n in model.graph):
         return None  # everything that moves elements between codes moves codes
@@ -103,15 +104,15 @@ def _reason(ratio: float, saved: float, *, behind: bool) -> str:
     return f"{where}integers save too little: {100 * saved:.1f} % of the time (predicted)"
 
 
-def _chosen(network: Network, pinned: Collection[ir.Node], averages: Collection[ir.Node]) -> Sides:
+def _chosen(network: Network, pinned: Collection[ir.Node], dear: Collection[ir.Node]) -> Sides:
     """Return the choice that is worth its rounding; all floats if it hardly takes less time.
 
-    What lies behind an average has its own price beside that. A choice that is slower than floats
+    What is dear has its own price beside that. A choice that is slower than floats
     on some kind of CPU is none, unless floats are no choice.
     """
     floats = network.cut(pinned, network.layers - {*pinned})
     best = network.cut(pinned)
-    owed = WORTH * (1 + len(best.integer & {*averages} - {*pinned}))
+    owed = WORTH * (1 + len(best.integer & {*dear} - {*pinned}))
     worth = floats.ratio - best.ratio > owed and _is_no_slower(best, floats)
     return best if worth else floats
 

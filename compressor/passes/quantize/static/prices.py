@@ -7,7 +7,8 @@ part of that. So a patch of codes that hardly saves time stays in floats, and th
 Behind an average over all places, one operator has to save as much alone. What reads a map has
 thousands of numbers of each sample, which tell a range, and their errors cancel out in the average.
 What reads the average has one number a channel: a later sample leaves the range that calibration
-saw by as much as samples differ from each other, and nothing averages that error.
+saw by as much as samples differ from each other, and nothing averages that error. The same holds
+where no layer follows, such as for an average that is the output: what is rounded there is seen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from math import prod
 
 import onnx_ir as ir
 
+from compressor.graph.blocks import values_read
+from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.passes.quantize.static.cuts import Kernels
 from compressor.passes.quantize.static.latency import Shapes
@@ -27,15 +30,26 @@ WORTH = 0.05
 """What codes must save of the float model's time; predictions are not more exact."""
 
 
-def prices(kernels: Kernels, averages: Collection[ir.Node]) -> dict[ir.Node, float]:
+def prices(kernels: Kernels, dear: Collection[ir.Node]) -> dict[ir.Node, float]:
     """Return what each operator on codes must save, over the time of the float model.
 
     Args:
         kernels: what may be done with the nodes of the graph.
-        averages: those of :func:`behind_averages`.
+        dear: those that have to save it all: of :func:`behind_averages` and :func:`last`.
     """
     nodes = [*kernels.layers, *kernels.joins]
-    return {node: WORTH if node in averages else WORTH / len(nodes) for node in nodes}
+    return {node: WORTH if node in dear else WORTH / len(nodes) for node in nodes}
+
+
+def last(graph: ir.Graph, kernels: Kernels) -> frozenset[ir.Node]:
+    """Return the operators without a weight that may be integer and that no layer follows."""
+    followed, found = set[ir.Value](), set[ir.Node]()
+    for node in reversed(graph):
+        if layer_of(node) is not None or not followed.isdisjoint(node.outputs):
+            followed.update(values_read(node))
+        elif node in kernels.joins:
+            found.add(node)
+    return frozenset(found)
 
 
 def behind_averages(
