@@ -29,12 +29,6 @@ class Options:
 def cheapest(classes: Sequence[Options], budget: float) -> list[int] | None:
     """Return the option of each class whose times fit a budget at the least sum of losses.
 
-    The multiple-choice knapsack problem, by dynamic programming over dominance (H. Kellerer,
-    U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 11.5): of all choices among the
-    first classes, those remain than which none is both faster and better. Where more than 4,000
-    remain, times are told apart no finer than the range over 4,000; sums stay exact, so a choice
-    never exceeds the budget.
-
     >>> half = Options(np.array([2.0, 1.0]), np.array([0.0, 1.0]))
     >>> cheapest([half, half], 3.0)
     [0, 1]
@@ -42,24 +36,39 @@ def cheapest(classes: Sequence[Options], budget: float) -> list[int] | None:
     Returns:
         The option of each class; ``None`` if even the fastest of each take longer.
     """
+    sums, chosen = combined(classes, budget)
+    if not len(chosen):
+        return None
+    place = int(np.lexsort((sums.times, sums.losses))[0])
+    return [int(option) for option in chosen[place]]
+
+
+def combined(
+    classes: Sequence[Options], budget: float = np.inf
+) -> tuple[Options, NDArray[np.int64]]:
+    """Return the choices of one option of each class than which none is both faster and better.
+
+    The multiple-choice knapsack problem, by dynamic programming over dominance (H. Kellerer,
+    U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 11.5): of all choices among the
+    first classes, those remain than which none is both faster and better. Where more than 4,000
+    remain, times are told apart no finer than the range over 4,000; sums stay exact, so a choice
+    never exceeds the budget.
+
+    Returns:
+        What each choice takes and loses, by ascending time, and its options ``[n, classes]``.
+    """
     times, losses = np.zeros(1), np.zeros(1)
-    steps: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    chosen = np.zeros((1, 0), np.int64)
     least = [float(options.times.min()) for options in classes]
     for index, options in enumerate(classes):
         rest = sum(least[index + 1 :])
         total = (times[:, None] + options.times).ravel()
         loss = (losses[:, None] + options.losses).ravel()
         stay = _undominated(total, loss, budget - rest)
-        if not stay.size:
-            return None
-        steps.append(np.divmod(stay, len(options.times)))
+        before, option = np.divmod(stay, len(options.times))
+        chosen = np.column_stack([chosen[before], option])
         times, losses = total[stay], loss[stay]
-    place = int(np.lexsort((times, losses))[0])
-    chosen = []
-    for before, option in reversed(steps):
-        chosen.append(int(option[place]))
-        place = int(before[place])
-    return chosen[::-1]
+    return Options(times, losses), chosen
 
 
 def _undominated(times: Numbers, losses: Numbers, most: float) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from compressor.run import knapsack
-from compressor.run.knapsack import Options, cheapest
+from compressor.run.knapsack import Options, cheapest, combined
 
 numbers = st.integers(-20, 40).map(lambda n: n / 4)
 
@@ -42,6 +42,20 @@ def test_no_choice_within_the_budget_loses_less(offered, budget):
     time, loss = totals(offered, chosen)
     assert time <= budget
     assert loss == min(fitting)
+
+
+@given(offered=classes())
+def test_combinations_are_those_that_no_other_beats(offered):
+    every = [totals(offered, c) for c in product(*(range(len(o.times)) for o in offered))]
+    sums, chosen = combined(offered)
+    found = list(zip(sums.times, sums.losses, strict=True))
+    assert found == [totals(offered, [int(i) for i in row]) for row in chosen]
+    best = {
+        (t, x)
+        for t, x in every
+        if not any(a <= t and b <= x and (a, b) != (t, x) for a, b in every)
+    }
+    assert set(found) == best
 
 
 @given(offered=classes(), budget=numbers, more=st.integers(0, 20))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
 from compressor.errors import SpecError
 from compressor.passes.prune.structured.choices import Network, State
 from compressor.passes.prune.structured.segments import Segment, Variant
-from compressor.run.knapsack import Options, cheapest
+from compressor.run.knapsack import Options, cheapest, combined
 from compressor.types.channels import Units
 
 _COARSE = 8  # widths of a group that are timed first, at least
@@ -27,7 +26,6 @@ _SAMPLED = 4  # widths of a group at which a loss is measured, besides all
 _CHECKS = 5  # of whole networks
 _CLOSE = 0.01
 _LEAST_SLOPE = 0.1  # of what is saved by one clock over what is saved by the other
-_MOST_COMBINATIONS = 1000
 
 Timed = Callable[[Sequence[tuple[Segment, Variant]]], list[float]]
 
@@ -237,32 +235,29 @@ class Search:
     def _class_of(
         self, state: State, around: State, lines: Mapping[int, Sequence[int]], block: int | None
     ) -> _Class:
-        """Return every combination of some groups' widths, and the end of their block."""
+        """Return combinations of some groups' widths, and the end of their block."""
         gone = frozenset() if block is None else frozenset({block})
         whole, kept = (replace(s, dropped=s.dropped - gone) for s in (state, around))
         places = {p for g in lines for p in self._network.places[g]}
         places |= {self._network.place(b) for b in gone}
         before = self._seconds(places, [state, whole])
-        widths = {group: _few(line, len(lines)) for group, line in lines.items()}
-        lost, slower = [], []
-        for group, line in widths.items():
+        single = []
+        for group, line in lines.items():
             seconds = self._seconds(places, [whole.narrowed(group, w) for w in line])
-            slower.append([s - before[1] for s in seconds])
-            lost.append(self._narrowing(kept, group, line))
-        base = self.loss(kept) - self.loss(around)
-        times, losses, states = [], [], list[_Setting]()
-        for indices in product(*(range(len(line)) for line in widths.values())):
-            pairs = [(g, line[i]) for (g, line), i in zip(widths.items(), indices, strict=True)]
-            times.append(_summed(slower, indices) + before[1] - before[0])
-            losses.append(_summed(lost, indices) + base)
-            states.append(_Setting(tuple(pairs), block, gone=False))
+            lost = self._narrowing(kept, group, line)
+            single.append(Options(np.array(seconds) - before[1], np.array(lost)))
+        sums, chosen = combined(single)
+        times = sums.times + before[1] - before[0]
+        losses = sums.losses + self.loss(kept) - self.loss(around)
+        pairs = ([(g, lines[g][i]) for g, i in zip(lines, row, strict=True)] for row in chosen)
+        states = [_Setting(tuple(pair), block) for pair in pairs]
         if gone:
             dropped = replace(state, dropped=state.dropped | gone)
-            times.append(self._seconds(places, [dropped])[0] - before[0])
+            times = np.append(times, self._seconds(places, [dropped])[0] - before[0])
             end = replace(around, dropped=around.dropped | gone)
-            losses.append(self.loss(end) - self.loss(around))
+            losses = np.append(losses, self.loss(end) - self.loss(around))
             states.append(_Setting((), block, gone=True))
-        return _Class(tuple(states), Options(np.array(times), np.array(losses)))
+        return _Class(tuple(states), Options(times, losses))
 
     def _seconds(self, places: Iterable[int], states: Sequence[State]) -> list[float]:
         """Return the seconds of some segments together, in each state."""
@@ -344,18 +339,9 @@ def _rising(
     return [s for s, _ in kept], [t for _, t in kept]
 
 
-def _few(line: Sequence[int], groups: int) -> Sequence[int]:
-    most = max(2, int(_MOST_COMBINATIONS ** (1 / groups)))
-    return [line[i] for i in np.unique(np.linspace(0, len(line) - 1, most).round().astype(int))]
-
-
 def _neighbours(line: Sequence[int], width: int) -> Sequence[int]:
     place = line.index(width)
     return line[max(0, place - 1) : place + 2]
-
-
-def _summed(lines: Sequence[Sequence[float]], indices: Sequence[int]) -> float:
-    return sum(line[i] for line, i in zip(lines, indices, strict=True))
 
 
 @dataclass(frozen=True)
@@ -364,7 +350,7 @@ class _Setting:
 
     widths: tuple[tuple[int, int], ...]
     block: int | None
-    gone: bool
+    gone: bool = False
 
     def __call__(self, state: State) -> State:
         if self.block is not None:

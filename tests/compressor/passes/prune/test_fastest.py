@@ -228,3 +228,27 @@ def test_of_choices_that_are_fast_enough_the_one_that_loses_least_counts():
 def test_the_same_table_gives_the_same_choice():
     first, second = (search([1.0, 2.0, 3.0, 4.0]).find(0.5) for _ in range(2))
     assert vars(first) == vars(second)
+
+
+def test_all_widths_of_a_block_with_many_groups_are_weighed():
+    """Eight groups, of which each loses more the more it has lost: all are to lose the same."""
+    many, size = 8, 16
+    units = np.arange(many * size).reshape(many, size)
+    queues = tuple(
+        by_score(u, np.arange(size, dtype=float), allowed_counts(size, 1, 1)) for u in units
+    )
+    flags = np.ones(many * size, dtype=bool)
+    segment = Segment((), ("v",), (), (0,), flags, "")
+    inside = {0: tuple(range(many))}
+    made = Network((segment,), queues, inside, flags.size, np.zeros_like(flags))
+
+    def timed(wanted: Sequence[tuple[Segment, Variant]]) -> list[float]:
+        return [0.0 if v.dropped else float((~v.removed).sum()) for _, v in wanted]
+
+    def loss(variant: Variant) -> float:
+        gone = variant.removed.reshape(many, size).mean(1)
+        return 100.0 if variant.dropped else float(np.square(gone).sum())
+
+    found = Search(made, timed, lambda v: timed([(segment, v)])[0] / flags.size, loss).find(0.5)
+    assert found.measured <= 0.5
+    assert loss(made.variant(found.state)) <= 1.05 * many * 0.25
