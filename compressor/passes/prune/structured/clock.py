@@ -35,7 +35,8 @@ class TimingTable:
     """Seconds of segments, by the hash of what they compute.
 
     What was measured before is taken from the store of the run, so that a second target, or a run
-    that was killed, decides by the same numbers.
+    that was killed, decides by the same numbers. So what is asked for first is timed, up to a
+    number, and all others are estimated, though an earlier run may have timed them.
 
     Args:
         segments: those of the network.
@@ -48,7 +49,7 @@ class TimingTable:
     open: Opener
     kept: Kept | None
     identity: dict[str, Any]
-    timings: int = field(default=0, init=False)
+    _timed_keys: set[str] = field(default_factory=set, init=False)
 
     @cached_property
     def _seconds(self) -> dict[str, float]:
@@ -58,11 +59,15 @@ class TimingTable:
     def times(self, wanted: Sequence[tuple[Segment, Variant]]) -> list[float]:
         """Return the seconds of segments at given widths, without what any call takes."""
         keys = [self.segments.key(*one) for one in wanted]
-        missing = {k: one for k, one in zip(keys, wanted, strict=True) if k not in self._seconds}
-        left = max(0, MOST_TIMINGS - self.timings)
-        self._measure(dict(list(missing.items())[:left]))
+        left = MOST_TIMINGS - len(self._timed_keys)
+        self._timed_keys.update(
+            [k for k in dict.fromkeys(keys) if k not in self._timed_keys][:left]
+        )
+        pairs = zip(keys, wanted, strict=True)
+        lacking = self._timed_keys - self._seconds.keys()
+        self._measure({key: one for key, one in pairs if key in lacking})
         return [
-            self._seconds[key] if key in self._seconds else self._estimate(*one)
+            self._seconds[key] if key in self._timed_keys else self._estimate(*one)
             for key, one in zip(keys, wanted, strict=True)
         ]
 
@@ -109,7 +114,6 @@ class TimingTable:
         Few of them are run for as long as many together: what slows a machine down, such as its
         other users, lasts longer than one model is run.
         """
-        self.timings += len(models)
         seconds = SECONDS * max(1.0, _TOGETHER / len(models))
         runners = [(self.open(model), feed) for model, feed in models]
         found = [[_runs(runner, feed, 2)] for runner, feed in runners]
