@@ -2,8 +2,9 @@
 
 Without its branch, such an addition is its skip. He et al. (2016, arXiv:1603.05027, section 2)
 write networks of identity skips as their input plus a sum over blocks, and Veit et al. (2016,
-arXiv:1605.06431, section 4.1) find that trained ones still work without one. A block that changes
-the shape of what it reads has no such skip and stays.
+arXiv:1605.06431, section 4.1) find that trained ones still work without one. Where a block changes
+the shape of what it reads, its skip is a part or a projection of that (He et al., 2015,
+arXiv:1512.03385, sections 3.3 and 4.2), with fewer layers than the branch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from compressor.graph.layers import layers_of
 from compressor.graph.operators import operator
 from compressor.graph.plain import Lengths
 from compressor.graph.values import value_by_name
+from compressor.types.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class ResidualBlock:
     Attributes:
         name: the first layer of the branch.
         output: name of the value that the addition writes.
-        skip: name of the value that the branch reads and is added to.
+        skip: name of the value that the branch is added to: what it reads, or is made of that.
         branch: name of the branch's own result.
         layers: names of the layers that nothing else needs.
         parameters: names of the initializers that nothing else needs.
@@ -44,36 +46,51 @@ class ResidualBlock:
 
 
 def residual_blocks(model: ir.Model) -> tuple[ResidualBlock, ...]:
-    """Return the blocks of a graph that can be dropped, none of them inside another.
+    """Return the blocks of a graph that can be dropped, in their order, none inside another.
 
-    The skip is read by the branch and has the shape of the sum, so that nothing else changes.
-    Of blocks inside each other, the inner ones count.
+    The skip has the shape of the sum, so that nothing else changes. Of blocks inside each other,
+    the inner ones count, and those with what the branch reads as their skip before others.
     """
     shapes = Lengths(model).shapes
     found: list[tuple[ResidualBlock, frozenset[str]]] = []
-    for node in model.graph:
-        if operator(node).arithmetic != "+" or len(node.inputs) != 2:
-            continue
-        for skip, branch in (node.inputs, node.inputs[::-1]):
-            block = None if skip is None or branch is None else _block(node, skip, branch)
-            if block is None:
+    for projects in (False, True):
+        for node in model.graph:
+            if operator(node).arithmetic != "+" or len(node.inputs) != 2:
                 continue
-            names = (block[0].output, block[0].skip, block[0].branch)
-            inside = any(other.output in block[1] for other, _ in found)
-            if not inside and len({shapes.get(name) for name in names} - {None}) == 1:
-                found.append(block)
-            break
-    return tuple(block for block, _ in found)
+            for skip, branch in (node.inputs, node.inputs[::-1]):
+                block = None
+                if skip is not None and branch is not None:
+                    block = _block(node, skip, branch, projects=projects)
+                if block is None:
+                    continue
+                names = (block[0].output, block[0].skip, block[0].branch)
+                same = len({shapes.get(name) for name in names} - {None}) == 1
+                if same and not any(_nested(block, other) for other in found):
+                    found.append(block)
+                break
+    places = {v.name: i for i, node in enumerate(model.graph) for v in node.outputs}
+    return tuple(sorted((block for block, _ in found), key=lambda block: places[block.output]))
+
+
+def _nested(
+    block: tuple[ResidualBlock, frozenset[str]], other: tuple[ResidualBlock, frozenset[str]]
+) -> bool:
+    """Whether one of two blocks lies inside the other."""
+    return block[0].output in other[1] or other[0].output in block[1]
 
 
 def _block(
-    node: ir.Node, skip: ir.Value, branch: ir.Value
+    node: ir.Node, skip: ir.Value, branch: ir.Value, *, projects: bool
 ) -> tuple[ResidualBlock, frozenset[str]] | None:
-    """Return the block that an addition ends, and the values that go with it."""
+    """Return the block that an addition ends, and the values that go with it.
+
+    Args:
+        projects: the skip is to be made of what the branch reads, not that itself.
+    """
     useless = _useless(node, branch)
-    read = {value for dead in useless for value in values_read(dead)}
-    layers = [layer for dead in useless for layer in layers_of(dead)]
-    if skip not in read or skip.is_initializer() or not layers:
+    read = _read(useless)
+    fits = _projected(node, skip, useless) if projects else skip in read
+    if skip.is_initializer() or not fits:
         return None
     gone = {*useless}
     parameters = frozenset(
@@ -81,7 +98,7 @@ def _block(
         for v in read
         if v.is_initializer() and v.name and all(use.node in gone for use in v.uses())
     )
-    names = tuple(dict.fromkeys(x.name for x in layers if x.weight in parameters))
+    names = tuple(dict.fromkeys(x.name for x in _layers(useless) if x.weight in parameters))
     if not names:
         return None
     values = frozenset(v.name or "" for dead in useless for v in dead.outputs)
@@ -94,6 +111,23 @@ def _block(
         parameters,
     )
     return block, values
+
+
+def _projected(node: ir.Node, skip: ir.Value, branch: Sequence[ir.Node]) -> bool:
+    """Whether a skip is made of what the branch reads, with fewer layers than that has."""
+    own = _useless(node, skip)
+    made = {v for n in (*own, *branch) for v in n.outputs}
+    read = {v for v in _read(own) & _read(branch) if not v.is_initializer()}
+    flows = any(v.dtype is None or v.dtype.is_floating_point() for v in read - made)
+    return flows and len(_layers(own)) < len(_layers(branch))
+
+
+def _read(nodes: Sequence[ir.Node]) -> set[ir.Value]:
+    return {value for node in nodes for value in values_read(node)}
+
+
+def _layers(nodes: Sequence[ir.Node]) -> list[Layer]:
+    return [layer for node in nodes for layer in layers_of(node)]
 
 
 def _useless(end: ir.Node, branch: ir.Value) -> list[ir.Node]:

@@ -105,3 +105,33 @@ def test_a_chain_of_dropped_blocks_stands_for_the_first_skip(carrier):
     first, second, last = residual_blocks(carrier.graph())
     assert stands_for(first.output, [first, second]) == first.skip
     assert stands_for(last.output, [first]) == last.output
+
+
+class Projected(nn.Module):
+    """Skips that are made of what the branch reads, and sums of which neither side is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.skip = branch(), nn.Linear(6, 6)
+        self.inner, self.other = branch(), branch()
+        self.apart, self.beside, self.last = branch(), nn.Linear(6, 6), branch()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        z = self.skip(x) + self.first(x)
+        z = z + (self.inner(z) + self.other(z))  # the identity counts, and no block inside it
+        z = z.flip(1) + self.last(z)
+        return self.beside(y) + self.apart(z)  # of other values
+
+
+def test_a_skip_may_be_a_projection_with_fewer_layers_or_none():
+    torch.manual_seed(0)
+    made = TorchCarrier(Projected().eval(), [X, TensorSpec("y", ("batch", 6), "float32")])
+    blocks = residual_blocks(made.graph())
+    assert [b.name for b in blocks] == ["first.0", "inner.0", "last.0"]
+    assert blocks[0].layers == ("first.0", "first.2")
+    feed = {n: np.random.default_rng(1).standard_normal((3, 6), np.float32) for n in "xy"}
+    masked, gates = gated(made.graph(), blocks)
+    zero, one = np.zeros((), np.float32), np.ones((), np.float32)
+    (ours,) = runs(made, masked, {**feed, gates[0]: zero, gates[1]: one, gates[2]: zero})
+    (theirs,) = runs(made, drop_blocks(made.graph(), [blocks[0], blocks[2]]), feed)
+    assert ours == pytest.approx(theirs, abs=1e-5)

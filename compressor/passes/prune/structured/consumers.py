@@ -51,7 +51,7 @@ class Consumer:
         kept: its outputs that remain, of those that it had; ``None`` if all do.
         shift: what takes over a change of its bias, if something can.
         beside: the value that is added to its output, as by a shortcut, if there is one.
-        total: the sum of the two.
+        end: the sum of the two; without one, what its output becomes by the last of the steps.
         steps: nodes that its output goes through before, each an affine function of each row.
         bounds: between which what comes then passes an activation unchanged, and beyond which its
             value makes no difference; ``None`` if none follows that does so.
@@ -64,7 +64,7 @@ class Consumer:
     kept: Units | None
     shift: Shift | None
     beside: str | None
-    total: str | None
+    end: str
     steps: tuple[ir.Node, ...]
     bounds: Bounds | None
 
@@ -139,8 +139,8 @@ def changed_layers(
         if (layer := layers.get(node)) is not None:
             moved = moved or _loses(layer, kept)
             if not _obstacle(layer, node, owned):
-                consumer = _consumer(layer, node, kept, owned)
-                moved = moved or consumer.total in changed
+                consumer = _consumer(layer, node, kept, owned, stand_ins)
+                moved = moved or consumer.end in changed
                 found += [consumer] if moved else []
         if moved:
             changed.update(v.name or "" for v in node.outputs)
@@ -203,14 +203,20 @@ def _source(value: ir.Value) -> ir.Value:
     return value
 
 
-def _consumer(layer: Layer, node: ir.Node, kept: Kept, owned: Collection[str]) -> Consumer:
+def _consumer(
+    layer: Layer,
+    node: ir.Node,
+    kept: Kept,
+    owned: Collection[str],
+    stand_ins: Collection[str] = (),
+) -> Consumer:
     value = activation_input(node)
     assert value is not None
     shift = None
     _, bias = with_bias(node, layer)
     if bias is not None and bias.name in owned and is_bias(bias, layer) and len(bias.uses()) == 1:
         shift = Shift(bias.name or "", 1.0)
-    path = _path(node, layer)
+    path = _path(node, layer, stand_ins)
     mean = next((n.inputs[3] for n in path.steps if operator(n).running_statistics), None)
     if shift is None and mean is not None and mean.name in owned and len(mean.uses()) == 1:
         shift = Shift(mean.name or "", -1.0)
@@ -222,7 +228,7 @@ def _consumer(layer: Layer, node: ir.Node, kept: Kept, owned: Collection[str]) -
         kept=kept.get(layer.weight, {}).get(layer.output_axis),
         shift=shift,
         beside=path.beside,
-        total=path.total,
+        end=path.end.name or "",
         steps=path.steps,
         bounds=_bounds(path.end) if path.even else None,
     )
@@ -249,15 +255,16 @@ class _Path(NamedTuple):
 
     end: ir.Value
     beside: str | None = None
-    total: str | None = None
     steps: tuple[ir.Node, ...] = ()
     even: bool = True
 
 
-def _path(node: ir.Node, layer: Layer) -> _Path:
-    """Follow a layer's output through what scales and moves its channels."""
+def _path(node: ir.Node, layer: Layer, stand_ins: Collection[str]) -> _Path:
+    """Follow a layer's output through what scales and moves its channels, but not beyond a
+    value that stands for another.
+    """
     path = _Path(node.outputs[0])
-    while (reader := sole_reader(path.end)) is not None:
+    while path.end.name not in stand_ins and (reader := sole_reader(path.end)) is not None:
         row = operator(reader)
         others = [v for v in reader.inputs if v is not None and v is not path.end]
         plain = bool(others) and _by_row(others[0], layer)
@@ -270,10 +277,9 @@ def _path(node: ir.Node, layer: Layer) -> _Path:
             path = path._replace(steps=(*path.steps, reader))
         elif row.arithmetic == "+" and others:
             if constant_of(others[0]) is None:
-                total = reader.outputs[0]
                 if others[0].shape is None or others[0].shape != path.end.shape:
                     return path
-                return path._replace(end=total, beside=others[0].name, total=total.name)
+                return path._replace(end=reader.outputs[0], beside=others[0].name)
             path = path._replace(even=False)
         elif row.moves != "same":
             return path

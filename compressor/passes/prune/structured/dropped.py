@@ -101,7 +101,7 @@ class WithoutBlocks:
         found: list[Consumer] = []
         for c in changed_layers(after, {}, self._carrier.tensors().keys(), places):
             found.append(c)
-            if c.total is not None and c.total not in places:
+            if c.beside is not None and c.end not in places:
                 break
         return found
 

@@ -295,12 +295,14 @@ class _Walk:
 
     def _ends(self, c: Consumer) -> Ends:
         """Return what a layer makes up for at the sum in which it ends."""
-        if c.beside is None or c.total is None or not self._settled(c):
+        wanted = self._counterparts.get(c.end)
+        plus, minus = ((wanted,), (c.end,)) if wanted else ((), ())
+        if c.beside is None:
+            return Ends(plus, minus)
+        if not self._settled(c):
             return Ends()
         beside = self._counterparts.get(c.beside, c.beside)
-        if c.total in self._counterparts:
-            return Ends((beside, self._counterparts[c.total]), (c.total,), (c.beside,))
-        return Ends((beside,), (), (c.beside,))
+        return Ends((beside, *plus), minus, (c.beside,))
 
     def _seen(self, task: Task, exact: Batch, given: Batch) -> Seen:
         """Return what a layer reads in a batch, and what it is to give there."""
@@ -311,7 +313,8 @@ class _Walk:
         inputs, (target, *others) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
         beside = torch.zeros(())
         if others:
-            factor, beside = task.scale.to(target.dtype), others[-1]
+            factor = task.scale.to(target.dtype)
+            beside = others[-1] if ends.beside else beside
             missing = sum(others[: len(ends.plus)]) - sum(others[len(ends.plus) :])
             target = target + torch.where(factor == 0, 0.0, missing / factor)
         values = [inputs, target, beside]

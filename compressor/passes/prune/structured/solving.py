@@ -70,7 +70,7 @@ class Task:
     @property
     def bounds(self) -> Bounds | None:
         """Those of the activation behind it, if all that is added before is known."""
-        known = self.layer.total is None or self.ends.beside
+        known = self.layer.beside is None or self.ends.beside
         return self.layer.bounds if known else None
 
     @property

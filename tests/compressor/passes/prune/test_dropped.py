@@ -87,16 +87,44 @@ def test_what_other_layers_make_up_for_is_not_lost(gone: set[int]):
 
 
 def test_only_the_layers_around_a_block_change():
-    """The one before it, and those up to the next sum; before the first one is no sum."""
+    """The one before it, which need not end in a sum, and those up to the next sum."""
     made = without(carrier(Blocks()))
     changed = [{n.rsplit(".", 1)[0] for n in made.changes(frozenset({i}))} for i in (0, 1, 3)]
     assert changed == [
-        {"blocks.1.0", "blocks.1.2"},
+        {"stem", "blocks.1.0", "blocks.1.2"},
         {"blocks.0.2", "blocks.2.0", "blocks.2.2"},
         {"blocks.2.2", "head"},
     ]
     assert {*made.changes(frozenset({0, 1, 3}))} <= {*made.names}
     assert not made.changes(frozenset())
+
+
+class Projecting(nn.Module):
+    """A block whose skip is a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 12, 3, padding=1)
+        self.branch = nn.Sequential(
+            nn.Conv2d(12, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, padding=1)
+        )
+        self.skip, self.skip_norm = nn.Conv2d(12, 16, 1, bias=False), nn.BatchNorm2d(16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.stem(image))
+        x = torch.relu(self.skip_norm(self.skip(x)) + self.branch(x))
+        return self.head(x.mean((2, 3)))
+
+
+def test_a_projection_makes_up_for_its_branch():
+    model = carrier(Projecting())
+    assert [b.name for b in residual_blocks(model.graph())] == ["branch.0"]
+    changed = {*without(model).changes(frozenset({0}))}
+    assert changed == {"skip.weight", "skip_norm.running_mean", "head.weight", "head.bias"}
+    zeroed, solved = (lost(model, {0}, solved=s) for s in (False, True))
+    assert solved < 0.7 * zeroed
+    assert finally_lost(model, {0}) < zeroed
 
 
 def test_blocks_that_follow_each_other_go_together():
