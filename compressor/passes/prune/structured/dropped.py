@@ -7,7 +7,7 @@ tell by the first, and 0.03 once other layers are solved. So what is traded is w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import onnx_ir as ir
 
@@ -16,6 +16,7 @@ from compressor.graph.residuals import ResidualBlock, drop_blocks
 from compressor.passes.prune.structured.consumers import Consumer, changed_layers
 from compressor.passes.prune.structured.counterparts import stand_ins
 from compressor.passes.prune.structured.moments import AT_ONCE
+from compressor.passes.prune.structured.recent import Recent
 from compressor.passes.prune.structured.reconstruction import solved_layers
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch
@@ -37,7 +38,8 @@ class WithoutBlocks:
 
     def __init__(self, carrier: Carrier, blocks: Sequence[ResidualBlock], batches: Sequence[Batch]):
         self._carrier, self._blocks, self._batches = carrier, blocks, batches
-        self._known: dict[tuple[int, ...], Batch] = {}
+        self._known = Recent()
+        self._changed: dict[tuple[int, ...], frozenset[str]] = {}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -53,16 +55,16 @@ class WithoutBlocks:
         """Return the parameters that change without some blocks, by name."""
         total: Batch = {}
         for row in self._rows(sorted(dropped)) if self.names else ():
-            if row not in self._known:
-                self._known[row] = self._solved(row)
-            for name, change in self._known[row].items():
+            found = self._known.of(row, partial(self._solved, row))
+            self._changed[row] = frozenset(found)
+            for name, change in found.items():
                 own = self._own(name)
                 total[name] = (total.get(name, own) + change).astype(own.dtype)
         return total
 
     def behind(self, name: str, dropped: frozenset[int]) -> tuple[tuple[int, ...], ...]:
         """Return the rows of blocks without which a parameter changes, of what was asked for."""
-        return tuple(r for r in self._rows(sorted(dropped)) if name in self._known.get(r, {}))
+        return tuple(r for r in self._rows(sorted(dropped)) if name in self._changed.get(r, ()))
 
     def _rows(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         """Split blocks into those that follow each other."""

@@ -20,9 +20,9 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.errors import DataError, ModelError, listed
+from compressor.errors import DataError, ModelError
 from compressor.files import scratch
-from compressor.graph.blocks import GraphBlock, extract_block, partition
+from compressor.graph.blocks import GraphBlock, extract_block
 from compressor.graph.channels.slicing import Kept
 from compressor.graph.residuals import ResidualBlock
 from compressor.models.element_types import from_numpy
@@ -31,25 +31,19 @@ from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, pairs,
 from compressor.passes.prune.structured.consumers import (
     Consumer,
     changed_layers,
-    possible_consumers,
     upstream,
 )
 from compressor.passes.prune.structured.counterparts import Ends, common_blocks, stand_ins
-from compressor.passes.prune.structured.moments import AT_ONCE
-from compressor.passes.prune.structured.solving import FOLDS, Seen, Task
+from compressor.passes.prune.structured.solving import Seen, Task
 from compressor.run.blockwise import Activations
 from compressor.types.carrier import Carrier
-from compressor.types.channels import ChannelGroup
 from compressor.types.tensors import Array, Batch, samples_in
 
 _PLACES = 64  # of a feature map or a sequence that are looked at in each sample at least
 _ROWS_PER_COLUMN = 16  # of all samples together, if they have as many places
 _ROWS = 1 << 15  # of all samples together at least: of few samples, all places tell something
 _ROUNDS = 8  # of solving a layer that an activation clips
-_DOUBLE = 8  # bytes
-_WORKING = 4  # matrices that are there while one layer is solved
-_SINGLE = 4  # bytes
-_HELD = 128 << 20  # bytes of pairs that are kept where layers are solved more than once
+HELD = 128 << 20  # bytes of pairs that are kept where layers are solved more than once
 
 
 @dataclass
@@ -142,36 +136,6 @@ def solved_layers(
     with scratch() as folder:
         rounds = 0 if once else _ROUNDS
         return _Walk(graphs, same, counterparts, folder, rounds).walked(batches)
-
-
-def planned(
-    carrier: Carrier, groups: Sequence[ChannelGroup], *, scored: bool = False
-) -> tuple[tuple[str, ...], int]:
-    """Return which readers of groups will not be solved and why, and the bytes that solving takes.
-
-    These are at most the moments of a block's layers, or of those that are scored at once, and what
-    one solution needs.
-    """
-    consumers, reasons = possible_consumers(carrier, groups, changed=True)
-    names: dict[str, list[str]] = {}
-    for name, reason in reasons.items():
-        names.setdefault(reason, []).append(name)
-    notes = tuple(
-        f"where inputs of {listed(layers, 3)} go, what remains is not solved: {reason}"
-        for reason, layers in names.items()
-    )
-    squares = {c.layer.weight: _DOUBLE * c.layer.columns**2 for c in consumers}
-    blocks = partition(carrier.graph(), past_sizes=True)
-    together = (sum(squares.get(name, 0) for name in block.weights) for block in blocks)
-    at_once = min(sum(squares.values()), AT_ONCE) if scored else 0
-    held_moments = max(FOLDS * max(together, default=0), at_once)
-    bound = held_moments + _WORKING * max(squares.values(), default=0)
-    held = sum(
-        _SINGLE * _rows(c.layer.columns) * (c.layer.columns + c.layer.rows)
-        for c in consumers
-        if c.bounds is not None
-    )
-    return notes, bound + min(held, _HELD)
 
 
 class _Walk:
@@ -283,7 +247,7 @@ class _Walk:
         """Run a block of both models over the samples for the moments of some layers."""
         if not tasks:
             return
-        left = _HELD
+        left = HELD
         targets = [name for task in tasks for name in (task.layer.layer.output, *task.ends.whole)]
         sources = [name for task in tasks for name in (task.layer.input, *task.ends.beside)]
         runs = zip(self._run(0, pair[0], targets), self._run(1, pair[1], sources), strict=True)
@@ -309,7 +273,7 @@ class _Walk:
         c, ends = task.layer, task.ends
         outputs = [_chosen(c, exact[name]) for name in (c.layer.output, *ends.whole)]
         outputs += [_tensor(given[name]) for name in ends.beside]
-        wanted = max(_PLACES, -(-_rows(c.layer.columns) // self._solved.samples))
+        wanted = max(_PLACES, -(-rows_of(c.layer.columns) // self._solved.samples))
         inputs, (target, *others) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
         beside = torch.zeros(())
         if others:
@@ -363,7 +327,7 @@ def _same_places(c: Consumer, before: ir.Shape | None, after: ir.Shape | None) -
     return all(a == b for a, b in known if isinstance(a, int) and isinstance(b, int))
 
 
-def _rows(columns: int) -> int:
+def rows_of(columns: int) -> int:
     """Return how many pairs of all samples are looked at for so many columns."""
     return max(_ROWS, _ROWS_PER_COLUMN * columns)
 

@@ -9,7 +9,7 @@ in the whole model. The model is run with these weights, and its outputs are com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -27,7 +27,9 @@ from compressor.passes.prune.structured.moments import (
     owners,
     portions,
     readers_of,
+    tells,
 )
+from compressor.passes.prune.structured.recent import Recent
 from compressor.passes.prune.structured.removal import GatedModel
 from compressor.passes.prune.structured.scores import Sensitivity, solved_counts
 from compressor.passes.prune.structured.segments import Variant
@@ -66,7 +68,7 @@ class SolvedModel:
         self._sums, self._without = moments, without
         shifts = [c.shift.parameter for c in self._consumers if c.shift is not None]
         self._model = model([*shifts, *(without.names if without is not None else ())])
-        self._known: dict[tuple[str, object, bytes], Batch] = {}
+        self._known = Recent()
 
     def run(self, batch: Batch, variant: Variant) -> Batch:
         """Run one batch without what a variant takes away."""
@@ -85,9 +87,8 @@ class SolvedModel:
             if self._without is not None:
                 without = self._without.behind(consumer.layer.weight, variant.dropped)
             key = (consumer.layer.name, without, np.packbits(gone).tobytes())
-            if key not in self._known:
-                self._known[key] = self._solved(consumer, sums, gone, changes)
-            changes = changes | self._known[key]
+            make = partial(self._solved, consumer, sums, gone, changes)
+            changes = changes | self._known.of(key, make)
         return changes
 
     @cached_property

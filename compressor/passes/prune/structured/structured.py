@@ -19,7 +19,7 @@ from compressor.graph.stored_weights import is_quantized
 from compressor.models.threads import on_threads
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.criteria import Queue, Scores
-from compressor.passes.prune.structured import groups, latency, principal, reconstruction, scores
+from compressor.passes.prune.structured import groups, latency, memory, principal, scores
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import QUICK, remaining_scores
@@ -152,9 +152,8 @@ class PruneStructured(GraphPass):
         """Find the channels that can go; exact counts where all groups lose the same share."""
         graph = carrier.graph()
         self._check(graph)
-        selector = self.selector(carrier, map_channels(graph), context)
+        selector, actions = self.selector(carrier, map_channels(graph), context), dict[str, str]()
         choice = selector.choice
-        actions: dict[str, str] = {}
         reasons = {layer.name: choice.kept_reason(layer) for layer in carrier.layers()}
         exact = not self.estimated
         planned = selector.planned() if exact and choice.prunable else selector.nothing
@@ -179,8 +178,9 @@ class PruneStructured(GraphPass):
         )
         if self.reconstruct is False or not context.shapes:
             return Survey(rows, requests, notes)
-        unsolved, memory = reconstruction.planned(carrier, removable, scored=self.trades)
-        return Survey(rows, requests, (*notes, *unsolved), memory)
+        drops = bool(self.blocks(carrier, choice))
+        unsolved, taken = memory.planned(carrier, removable, scored=self.trades, dropping=drops)
+        return Survey(rows, requests, (*notes, *unsolved), taken)
 
     def apply(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]

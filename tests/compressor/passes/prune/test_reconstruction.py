@@ -205,7 +205,7 @@ def test_what_is_kept_for_another_round_changes_nothing(monkeypatch):
     monkeypatch.setattr(reconstruction._Walk, "_run", counted)
     found = []
     for most in (1 << 30, 200_000, 0):  # all of it, some batches and then none, none
-        monkeypatch.setattr(reconstruction, "_HELD", most)
+        monkeypatch.setattr(reconstruction, "HELD", most)
         runs.append(0)
         found.append(pruned(HALF, model, given))
     assert runs[0] < runs[1] == runs[2]

@@ -14,11 +14,12 @@ from compressor.graph.channels.analysis import map_channels
 from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import allowed_counts, by_score
-from compressor.passes.prune.structured import moments, reconstruction, solved, structured
+from compressor.passes.prune.structured import memory, moments, recent, solved, structured
 from compressor.passes.prune.structured.consumers import possible_consumers
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.remaining import remaining_scores
 from compressor.passes.prune.structured.solved import solved_losses
+from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch
 from tests.compressor.passes.prune.structured_models import (
     Given,
@@ -167,13 +168,37 @@ def test_the_note_says_that_layers_were_solved():
     assert known == {"stem", "inner", "wide"}
 
 
-def test_the_plan_counts_the_moments_that_are_scored_at_once(monkeypatch: pytest.MonkeyPatch):
+def test_the_plan_counts_moments_and_solutions_that_are_held(monkeypatch: pytest.MonkeyPatch):
     before = carrier(Residual())
     groups = [g for g in map_channels(before.graph()).groups if not g.frozen]
     squares = sum(moments.moment_bytes(c) for c in possible_consumers(before, groups)[0])
-    monkeypatch.setattr(reconstruction, "partition", lambda *_, **__: ())  # no block's moments
-    _, alone = reconstruction.planned(before, groups)
-    _, scored = reconstruction.planned(before, groups, scored=True)
-    assert scored - alone == squares
-    monkeypatch.setattr(reconstruction, "AT_ONCE", 1)
-    assert reconstruction.planned(before, groups, scored=True)[1] == alone + 1
+    changing, _ = possible_consumers(before, groups, changed=True)
+    solutions = 16 * sum(4 * c.layer.rows * c.layer.columns for c in changing)
+    monkeypatch.setattr(memory, "partition", lambda *_, **__: ())  # no block's moments
+    _, alone = memory.planned(before, groups)
+    _, scored = memory.planned(before, groups, scored=True)
+    assert scored - alone == squares + solutions
+    _, dropping = memory.planned(before, groups, scored=True, dropping=True)
+    assert dropping - scored == solutions
+    monkeypatch.setattr(memory, "AT_ONCE", 1)
+    monkeypatch.setattr(recent, "AT_ONCE", 1)
+    assert memory.planned(before, groups, scored=True, dropping=True)[1] == alone + 3
+
+
+def test_a_plan_of_a_latency_counts_what_changes_for_dropped_blocks():
+    context = PassContext(shapes={"image": (8, 3, 10, 10)})
+    steps = (declared(target={"latency": 0.7}, drop_blocks=drops) for drops in (True, False))
+    drops, keeps = (step.survey(carrier(Residual()), context).memory for step in steps)
+    assert drops > keeps
+
+
+def test_solutions_that_were_looked_at_last_are_held(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recent, "AT_ONCE", 8)
+    held, made = recent.Recent(), list[str]()
+
+    def of(key: str) -> Batch:
+        return held.of(key, lambda: made.append(key) or {"w": np.zeros(1, np.float32)})  # type: ignore[func-returns-value]  # notes the key
+
+    for key in ("a", "b", "a", "c", "b", "a"):
+        assert of(key)["w"].size == 1
+    assert made == ["a", "b", "c", "a"], "two fit, and the oldest went for the third"
