@@ -72,17 +72,28 @@ def gathered(
     return sums
 
 
+def tells(sums: Sums) -> bool:
+    """Whether sums say what a layer loses without some inputs: there are as many pairs as inputs.
+
+    Of fewer, some inputs are given by the others, and by any choice of so many: nothing would be
+    lost, on these samples.
+    """
+    return sums.count >= len(sums.input_sum)
+
+
 class Moments:
     """Sums over what layers of a model read, of which those looked at last are kept.
 
     Args:
         batches: returns the calibration data.
+
     """
 
     def __init__(self, carrier: Carrier, batches: Callable[[], Iterable[Batch]]):
         self._carrier, self._batches = carrier, batches
         self._kept: dict[str, Sums] = {}
         self._bytes = 0
+        self._told: dict[str, bool] = {}
 
     def of(self, consumers: Sequence[Consumer]) -> dict[str, Sums]:
         """Return sums by layer name; the data are read if any are missing."""
@@ -92,9 +103,29 @@ class Moments:
         if self._bytes + size > AT_ONCE:
             self._kept, self._bytes = {}, 0
         new = gathered(self._carrier, missing, self._batches)
+        self._told |= {name: tells(sums) for name, sums in new.items()}
         self._kept |= new
         self._bytes += size
         return found | new
+
+    @property
+    def few(self) -> bool:
+        """Whether most layers that were looked at read too little; see :func:`tells`."""
+        return 2 * sum(self._told.values()) < len(self._told)
+
+    def notes(self, scope: str) -> list[str]:
+        """Return a sentence on layers that read too little, if there are any."""
+        untold = [name for name, told in self._told.items() if not told]
+        if not untold:
+            return []
+        instead = "they are ranked by l2, and what they lose is measured without solving"
+        if self.few:
+            instead = f"channels are ranked by l2 (scope {scope})"
+        return [
+            f"the calibration samples show {len(untold)} of {len(self._told)} layers, such as "
+            f"{untold[0]!r}, fewer values than they have inputs, and nothing tells which of these "
+            f"can go: {instead}. Give more samples"
+        ]
 
 
 def _tensor(array: Array) -> torch.Tensor:

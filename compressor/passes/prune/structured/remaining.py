@@ -19,6 +19,7 @@ from compressor.passes.prune.structured.moments import (
     owners,
     portions,
     readers_of,
+    tells,
 )
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
@@ -44,7 +45,8 @@ def remaining_scores(
     are read once for each portion.
 
     Args:
-        plain: scores of groups of which no reader can be solved, or that take too long.
+        plain: scores of groups of which no reader can be solved, that take too long, or whose
+            readers see too little; see :func:`moments.tells`.
         most: cubes of columns of a group's readers, added up, beyond which it takes too long.
     """
     consumers, _ = possible_consumers(carrier, groups)
@@ -59,7 +61,9 @@ def remaining_scores(
         for group, part, other in zip(
             groups[start:end], read_by[start:end], plain[start:end], strict=True
         ):
-            read = [_reader(carrier, channels, group, c, sums[c.layer.name]) for c in part]
+            told = all(tells(sums[c.layer.name]) for c in part)
+            solved = part if told else ()
+            read = [_reader(carrier, channels, group, c, sums[c.layer.name]) for c in solved]
             scores.append(_scored(read, len(group.units)) if read else other)
     return scores
 

@@ -51,7 +51,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 10
+    version: ClassVar[int] = 11
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -79,8 +79,8 @@ class PruneStructured(GraphPass):
         "channels by their score over their group's mean; local takes the same share of each "
         "group; sensitivity takes from each until it alone would cost the outputs the same or, "
         "with criterion reconstruction, where solved layers lose least for the savings; default: "
-        "sensitivity if there are calibration data, else global; a latency always weighs measured "
-        "losses against measured times",
+        "sensitivity if there are enough calibration data to tell, else global; a latency always "
+        "weighs measured losses against measured times",
     )
     drop_blocks: bool = Field(
         default=True,
@@ -293,6 +293,7 @@ class _Pruning:
         self._notes += self._removal.became(after, kept, dropped=bool(variant.dropped))
         self._notes += self._removal.proof(variant, smaller, self._samples)
         details: dict[str, dict[str, Any]] = {}
+        self._notes += self._moments.notes(self._scope) if self._solves else []
         if self._solves:
             assert self._samples is not None
             graphs, data = (self._graph, after.graph()), self._samples.batches()
@@ -305,8 +306,7 @@ class _Pruning:
         elif self._options.re_estimate and self._samples is not None:
             after = re_estimated(after, self._samples.batches())
             self._notes.append("batch-norm statistics were re-estimated on the calibration data")
-        if sensitivities:
-            self._notes.append(scores.ranking_note(sensitivities))
+        self._notes += [scores.ranking_note(sensitivities)] if sensitivities else []
         for cost in sensitivities:
             details.setdefault(cost.name, {})["sensitivity_db"] = list(cost.sqnr_db)
         gone = {name for i in variant.dropped for name in self._blocks[i].layers}
@@ -322,7 +322,12 @@ class _Pruning:
     @property
     def _scope(self) -> groups.Scope:
         measured = self._options.target.ranked and self._fed and not self._removal.masked.unfed
-        return self._options.scope or ("sensitivity" if measured else "global")
+        return self._options.scope or ("sensitivity" if measured and not self._few else "global")
+
+    @property
+    def _few(self) -> bool:
+        """Whether there turned out to be too few samples to choose by what solved layers lose."""
+        return self._options.criterion is None and self._moments.few
 
     @property
     def _trades(self) -> bool:
@@ -346,7 +351,8 @@ class _Pruning:
             case "reconstruction":
                 plain, most = sized(weighed, 2), inf if self._options.criterion else QUICK
                 given = (self._carrier, channels, removable, self._moments)
-                return remaining_scores(*given, plain, most)
+                found = remaining_scores(*given, plain, most)
+                return plain if self._few else found
             case "principal-components":
                 assert self._turned is not None
                 return self._turned.scores(removable, sized(weighed, 2))
@@ -372,27 +378,20 @@ class _Pruning:
         named = zip((group.name for group in searched), queues, strict=True)
         return scores.scan(self._removal.zeroed(batches), list(named), self._channels.count)
 
-    def _chosen(
-        self, queues: list[Queue], sensitivities: tuple[scores.Sensitivity, ...]
-    ) -> Variant:
+    def _chosen(self, queues: list[Queue], costs: tuple[scores.Sensitivity, ...]) -> Variant:
         selector, kind = self._selector, self._options.target.kind
         if kind == "ratio":
             return Variant(selector.by_ratio(queues))
         if kind == "latency":
             return self._fast_enough(queues)
-        return Variant(selector.cut(selector.ranking(queues, self._scope, sensitivities)))
+        return Variant(selector.cut(selector.ranking(queues, self._scope, costs)))
 
     def _fast_enough(self, queues: list[Queue]) -> Variant:
         assert self._samples is not None
         model = (self._carrier, self._analysis, self._selector, self._blocks)
-        wanted = latency.LatencyTarget(
-            *model,
-            queues,
-            self._samples,
-            self._context,
-            statistics=self._options.re_estimate,
-            moments=self._moments if self._solves else None,
-        )
+        given = (*model, queues, self._samples, self._context)
+        moments = self._moments if self._solves else None
+        wanted = latency.LatencyTarget(*given, self._options.re_estimate, moments)
         with on_threads(latency.THREADS):
             variant, notes = wanted.chosen(self._options.target.value)
         self._notes += notes
