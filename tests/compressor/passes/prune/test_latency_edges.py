@@ -12,6 +12,7 @@ from torch import nn
 from compressor.errors import SpecError
 from compressor.graph.costs import model_macs
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.prune.structured import latency
 from compressor.types.passes import PassContext
 from tests.compressor.passes.prune.structured_models import (
     Given,
@@ -134,3 +135,33 @@ def test_a_target_out_of_reach_says_what_was_measured() -> None:
 def test_without_data_nothing_is_begun() -> None:
     with pytest.raises(SpecError, match="has options that need calibration data"):
         declared(target={"latency": 0.7}).apply(carrier(Stack()), PassContext(), {})
+
+
+@pytest.mark.parametrize(
+    ("targets", "missing", "runtime"),
+    [
+        ({"openvino"}, "", "OpenVINO"),
+        ({"openvino", "ort-cpu"}, "", "ONNX Runtime"),
+        ({"openvino"}, "openvino is not installed", "ONNX Runtime"),
+        ({"tensorrt"}, "", "ONNX Runtime"),
+    ],
+)
+def test_times_are_those_of_the_runtime_that_serves_the_export(
+    targets: set[str], missing: str, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(latency, "why_elsewhere", lambda _: missing)
+    context = PassContext(samples=data(), targets=frozenset(targets))
+    step = declared(target={"latency": 0.7}, minimum=1)
+    model = carrier(Stack())
+    planned = " ".join(step.survey(model, context).notes)
+    assert f"are timed in {runtime} on 1 thread" in planned
+    notes = " ".join(step.apply(model, context, {}).notes)
+    assert f"latency at batch 1 in {runtime} on 1 thread" in notes
+
+
+def test_openvino_runs_the_parts_that_it_times() -> None:
+    pytest.importorskip("openvino")
+    graph, feed = carrier(Stack()).graph(), data(1).data[0]
+    ours, theirs = (latency.opener(openvino)(graph).run(feed) for openvino in (True, False))
+    for name, array in theirs.items():
+        assert ours[name] == pytest.approx(array, abs=1e-4)
