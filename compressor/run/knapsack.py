@@ -44,15 +44,15 @@ def cheapest(classes: Sequence[Options], budget: float) -> list[int] | None:
 
 
 def combined(
-    classes: Sequence[Options], budget: float = np.inf
+    classes: Sequence[Options], budget: float = np.inf, most: int | None = None
 ) -> tuple[Options, NDArray[np.int64]]:
     """Return the choices of one option of each class than which none is both faster and better.
 
     The multiple-choice knapsack problem, by dynamic programming over dominance (H. Kellerer,
     U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 11.5): of all choices among the
-    first classes, those remain than which none is both faster and better. Where more than 4,000
-    remain, times are told apart no finer than the range over 4,000; sums stay exact, so a choice
-    never exceeds the budget.
+    first classes, those remain than which none is both faster and better. Where more than ``most``
+    remain (4,000 if left out), times are told apart no finer than the range over ``most``; sums
+    stay exact, so a choice never exceeds the budget.
 
     Returns:
         What each choice takes and loses, by ascending time, and its options ``[n, classes]``.
@@ -64,26 +64,26 @@ def combined(
         rest = sum(least[index + 1 :])
         total = (times[:, None] + options.times).ravel()
         loss = (losses[:, None] + options.losses).ravel()
-        stay = _undominated(total, loss, budget - rest)
+        stay = _undominated(total, loss, budget - rest, most or _MOST_POINTS)
         before, option = np.divmod(stay, len(options.times))
         chosen = np.column_stack([chosen[before], option])
         times, losses = total[stay], loss[stay]
     return Options(times, losses), chosen
 
 
-def _undominated(times: Numbers, losses: Numbers, most: float) -> NDArray[np.int64]:
+def _undominated(times: Numbers, losses: Numbers, budget: float, most: int) -> NDArray[np.int64]:
     """Return the places of points that no other beats in both, by ascending time."""
     order: NDArray[np.int64] = np.lexsort((losses, times))
-    order = order[times[order] <= most + _TOLERANCE * abs(most)]
+    order = order[times[order] <= budget + _TOLERANCE * abs(budget)]
     if not order.size:
         return order
     below = np.minimum.accumulate(losses[order])
     places: NDArray[np.int64] = order[np.append(True, below[1:] < below[:-1])]
-    if places.size <= _MOST_POINTS:
+    if places.size <= most:
         return places
     # The best of each stretch of times is its last; the fastest of all stays, too.
     span = times[places[-1]] - times[places[0]]
-    stretch = ((times[places] - times[places[0]]) / span * (_MOST_POINTS - 1)).astype(np.int64)
+    stretch = ((times[places] - times[places[0]]) / span * (most - 1)).astype(np.int64)
     last = np.append(stretch[1:] != stretch[:-1], True)
     last[0] = True
     stay: NDArray[np.int64] = places[last]

@@ -25,6 +25,7 @@ _EXCHANGES = 8
 _SAMPLED = 4  # widths of a group at which a loss is measured, besides all
 _CHECKS = 5  # of whole networks
 _CLOSE = 0.01
+_MOST_COMBINATIONS = 500  # of a block's widths
 _LEAST_SLOPE = 0.1  # of what is saved by one clock over what is saved by the other
 
 Timed = Callable[[Sequence[tuple[Segment, Variant]]], list[float]]
@@ -246,7 +247,7 @@ class Search:
             seconds = self._seconds(places, [whole.narrowed(group, w) for w in line])
             lost = self._narrowing(kept, group, line)
             single.append(Options(np.array(seconds) - before[1], np.array(lost)))
-        sums, chosen = combined(single)
+        sums, chosen = combined(single, most=_MOST_COMBINATIONS)
         times = sums.times + before[1] - before[0]
         losses = sums.losses + self.loss(kept) - self.loss(around)
         pairs = ([(g, lines[g][i]) for g, i in zip(lines, row, strict=True)] for row in chosen)
