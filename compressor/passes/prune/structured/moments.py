@@ -118,7 +118,7 @@ class Moments:
         untold = [name for name, told in self._told.items() if not told]
         if not untold:
             return []
-        instead = "they are ranked by l2, and what they lose is measured without solving"
+        instead = "they have no say, and what they lose is measured without solving"
         if self.few:
             instead = f"channels are ranked by l2 (scope {scope})"
         return [
