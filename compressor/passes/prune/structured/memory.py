@@ -8,7 +8,6 @@ from compressor.errors import listed
 from compressor.graph.blocks import partition
 from compressor.passes.prune.structured.consumers import possible_consumers
 from compressor.passes.prune.structured.moments import AT_ONCE
-from compressor.passes.prune.structured.recent import held_bytes
 from compressor.passes.prune.structured.reconstruction import HELD, rows_of
 from compressor.passes.prune.structured.solving import FOLDS
 from compressor.types.carrier import Carrier
@@ -17,6 +16,7 @@ from compressor.types.channels import ChannelGroup
 _DOUBLE = 8  # bytes
 _WORKING = 4  # matrices that are there while one layer is solved
 _SINGLE = 4  # bytes
+_STATES = 16  # of a layer that are looked at, such as the widths that its kernels tell apart
 
 
 def planned(
@@ -55,5 +55,10 @@ def planned(
         if c.bounds is not None
     )
     changing = sum(_SINGLE * c.layer.columns * c.layer.rows for c in consumers) if scored else 0
-    solutions = held_bytes(changing) * (2 if dropping else 1)
+    solutions = _held_bytes(changing) * (2 if dropping else 1)
     return notes, bound + min(held, HELD) + solutions
+
+
+def _held_bytes(each: int) -> int:
+    """Return about what is held of solutions, given the bytes of all parameters that change."""
+    return min(_STATES * each, AT_ONCE)

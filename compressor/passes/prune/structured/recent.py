@@ -7,8 +7,6 @@ from collections.abc import Callable, Hashable
 from compressor.passes.prune.structured.moments import AT_ONCE
 from compressor.types.tensors import Batch
 
-_STATES = 16  # of a layer that are looked at, such as the widths that its kernels tell apart
-
 
 class Recent:
     """Arrays that were made last, by key: at most `AT_ONCE` bytes, or those of a single key."""
@@ -25,11 +23,6 @@ class Recent:
             while self._bytes > AT_ONCE and len(self._held) > 1:
                 self._bytes -= _size(self._held.pop(next(iter(self._held))))
         return self._held[key]
-
-
-def held_bytes(each: int) -> int:
-    """Return about what is held at most, given the bytes of all parameters that change."""
-    return min(_STATES * each, AT_ONCE)
 
 
 def _size(arrays: Batch) -> int:

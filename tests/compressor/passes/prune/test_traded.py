@@ -183,7 +183,6 @@ def test_the_plan_counts_moments_and_solutions_that_are_held(monkeypatch: pytest
     _, dropping = memory.planned(before, groups, scored=True, dropping=True)
     assert dropping - scored == solutions
     monkeypatch.setattr(memory, "AT_ONCE", 1)
-    monkeypatch.setattr(recent, "AT_ONCE", 1)
     assert memory.planned(before, groups, scored=True, dropping=True)[1] == alone + 3
 
 
