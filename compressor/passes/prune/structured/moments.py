@@ -113,18 +113,16 @@ class Moments:
         """Whether most layers that were looked at read too little; see :func:`tells`."""
         return 2 * sum(self._told.values()) < len(self._told)
 
-    def notes(self, scope: str) -> list[str]:
-        """Return a sentence on layers that read too little, if there are any."""
-        untold = [name for name, told in self._told.items() if not told]
-        if not untold:
+    def notes(self) -> list[str]:
+        """Return a sentence where most layers read too little."""
+        if not self.few:
             return []
-        instead = "they have no say, and what they lose is measured without solving"
-        if self.few:
-            instead = f"channels are ranked by l2 (scope {scope})"
+        untold = [name for name, told in self._told.items() if not told]
         return [
             f"the calibration samples show {len(untold)} of {len(self._told)} layers, such as "
             f"{untold[0]!r}, fewer values than they have inputs, and nothing tells which of these "
-            f"can go: {instead}. Give more samples"
+            "can go: unless criterion names another, channels are ranked by l2, and what layers "
+            "lose is not measured with these solved. Give more samples"
         ]
 
 

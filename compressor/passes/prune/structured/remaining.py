@@ -19,7 +19,6 @@ from compressor.passes.prune.structured.moments import (
     owners,
     portions,
     readers_of,
-    tells,
 )
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
@@ -45,8 +44,7 @@ def remaining_scores(
     are read once for each portion.
 
     Args:
-        plain: scores of groups of which no reader can be solved, that take too long, or that
-            all see too little; see :func:`moments.tells`.
+        plain: scores of groups of which no reader can be solved, or that take too long.
         most: cubes of columns of a group's readers, added up, beyond which it takes too long.
     """
     consumers, _ = possible_consumers(carrier, groups)
@@ -61,8 +59,7 @@ def remaining_scores(
         for group, part, other in zip(
             groups[start:end], read_by[start:end], plain[start:end], strict=True
         ):
-            told = [c for c in part if tells(sums[c.layer.name])]
-            read = [_reader(carrier, channels, group, c, sums[c.layer.name]) for c in told]
+            read = [_reader(carrier, channels, group, c, sums[c.layer.name]) for c in part]
             scores.append(_scored(read, len(group.units)) if read else other)
     return scores
 

@@ -27,7 +27,6 @@ from compressor.passes.prune.structured.moments import (
     owners,
     portions,
     readers_of,
-    tells,
 )
 from compressor.passes.prune.structured.recent import Recent
 from compressor.passes.prune.structured.removal import GatedModel
@@ -93,12 +92,12 @@ class SolvedModel:
 
     @cached_property
     def _moments(self) -> list[tuple[Consumer, Array, Sums]]:
-        """The layers that are solved, the units that their columns read, and their inputs."""
+        """The layers that can be solved, the units that their columns read, and their inputs."""
         found = []
         for start, end in portions([moment_bytes(c) for c in self._consumers]):
             part = self._consumers[start:end]
             sums = self._sums.of(part)
-            for c in (c for c in part if tells(sums[c.layer.name])):
+            for c in part:
                 units = owners(self._channels, self._groups, c)
                 found.append((c, units.numpy(), sums[c.layer.name]))
         return found

@@ -293,7 +293,7 @@ class _Pruning:
         self._notes += self._removal.became(after, kept, dropped=bool(variant.dropped))
         self._notes += self._removal.proof(variant, smaller, self._samples)
         details: dict[str, dict[str, Any]] = {}
-        self._notes += self._moments.notes(self._scope) if self._solves else []
+        self._notes += self._moments.notes() if self._solves else []
         if self._solves:
             assert self._samples is not None
             graphs, data = (self._graph, after.graph()), self._samples.batches()
@@ -390,7 +390,7 @@ class _Pruning:
         assert self._samples is not None
         model = (self._carrier, self._analysis, self._selector, self._blocks)
         given = (*model, queues, self._samples, self._context)
-        moments = self._moments if self._solves else None
+        moments = self._moments if self._solves and not self._few else None
         wanted = latency.LatencyTarget(*given, self._options.re_estimate, moments)
         with on_threads(latency.THREADS):
             variant, notes = wanted.chosen(self._options.target.value)
