@@ -113,11 +113,13 @@ def _imprecise(result: Result) -> Iterator[str]:
     )
     if base and base[0]["inputs"] > 1:
         yield f"times are over {formats.plural(base[0]['inputs'], 'input')}, taken in turn"
+    ratios = [row["ratio"] for a in result["artifacts"] for row in a["latency"] if row["ratio"]]
     if base and (base[0]["waiting"] or 0.0) > _BUSY:
+        wall = any(ratio["clock"] == "wall" for ratio in ratios)
+        advice = "" if wall else ": rely on the ratios, which use processor time"
         yield (
             f"other work had the processor for {100 * base[0]['waiting']:.0f} % of the "
-            f"time (load average {formats.number(base[0]['load'], 3)}): read the ratios, which are "
-            "of the time on it"
+            f"time (load average {formats.number(base[0]['load'], 3)}){advice}"
         )
     for artifact in result["artifacts"]:
         for row in artifact["latency"]:

@@ -222,11 +222,14 @@ def plan_notes(
     """Describe what a run will measure for a latency."""
     runtime = "OpenVINO" if runs_in_openvino(context) else "ONNX Runtime"
     names = listed([block.name for block in blocks], _SHOWN)
+    which = "blocks may be dropped, those that begin"
+    if len(blocks) == 1:
+        which = "block may be dropped, the one that begins"
     notes = [
         f"sizes are an estimate until parts of the network are timed in {runtime} on {THREADS} "
         f"thread, at most {MOST_TIMINGS} timings of about {SECONDS * 1e3:.0f} ms, and losses "
         "measured on the calibration data",
-        f"{len(blocks)} residual blocks may be dropped, those that begin with {names}"
+        f"{len(blocks)} residual {which} with {names}"
         if blocks
         else "no residual block may be dropped",
     ]

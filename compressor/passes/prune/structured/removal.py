@@ -215,9 +215,10 @@ class Removal:
                 f"from those with zeros in their place, and the limit is {limit:.0e}",
                 "report it with the model; until then set drop-blocks: false",
             )
+        blocks = "block was" if len(variant.dropped) == 1 else "blocks were"
         return (
-            f"{len(variant.dropped)} dropped blocks were proved: the model without them differs by "
-            f"at most {error:.1e} of the largest output from the one whose branches return zeros"
+            f"{len(variant.dropped)} dropped {blocks} proved: the smaller model differs by at most "
+            f"{error:.1e} of the largest output from the one whose branches return zeros"
         )
 
 

@@ -135,7 +135,8 @@ class Distill(Recipe, Distillation):
         if soft == "mse":
             name = "the squared difference to the teacher's outputs"
         target = f", {self.alpha:g} {hard}" if hard else ""
-        note = f"{1 - self.alpha:g} of the loss is {name}{target}"
+        share = f"{1 - self.alpha:g} of the loss" if self.alpha else "the loss"
+        note = f"{share} is {name}{target}"
         return Survey(self.plan(carrier), notes=(note, *adapts, *self.pruned_notes(context)))
 
     def train_on(self, carrier: Carrier, context: PassContext, course: Course) -> Outcome:

@@ -163,7 +163,8 @@ class Qat(Recipe):
         note = f"trained with {name} as loss"
         if self.distill is not None:
             part = f", {self.distill.alpha:g} {name}" if name else ""
-            note = f"{1 - self.distill.alpha:g} of the loss is against a teacher{part}"
+            share = f"{1 - self.distill.alpha:g} of the loss" if self.distill.alpha else "the loss"
+            note = f"{share} is against a teacher{part}"
         notes = kernel_notes(context.targets, settings.symmetric)
         faster = replace(settings, faster=True, samples=context.shapes).decide(networks.folded)
         gain = _faster_as_floats(faster, carrier, context)

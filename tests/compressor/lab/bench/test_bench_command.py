@@ -115,7 +115,8 @@ def test_over_samples_where_a_model_branches(tmp_path: Path, quick: None):
     assert found["artifacts"][0]["latency"][0]["inputs"] == 5
     assert "- times are over 5 inputs, taken in turn" in plain_text(benchmark_page(found))
     found["artifacts"][0]["latency"][0].update(waiting=0.9, load=12.5)
-    busy = "other work had the processor for 90 % of the time (load average 12.5)"
+    busy = "other work had the processor for 90 % of the time (load average 12.5): "
+    busy += "rely on the ratios, which use processor time"
     assert busy in " ".join(plain_text(benchmark_page(found)).split())
 
 

@@ -21,7 +21,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.structured import clock
 from compressor.passes.prune.structured.choices import State
 from compressor.passes.prune.structured.fastest import Found
-from compressor.passes.prune.structured.latency import LatencyTarget, droppable_blocks
+from compressor.passes.prune.structured.latency import LatencyTarget, droppable_blocks, plan_notes
 from compressor.passes.prune.structured.segments import Segments, Variant
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
@@ -141,7 +141,7 @@ def test_a_block_that_does_nothing_goes_and_the_rest_can_be_trained(outcome):
     assert output(outcome.carrier, data().data[0]).shape == before.shape
     text = " ".join(outcome.notes)
     assert "latency at batch 1 in ONNX Runtime on 1 thread" in text
-    assert "dropped blocks were proved" in text
+    assert "1 dropped block was proved: the smaller model differs by" in text
     assert "the module still has the blocks that were dropped" in text
 
 
@@ -210,6 +210,10 @@ def test_the_plan_states_what_will_be_measured():
         "a TensorRT engine is not timed here: ONNX Runtime's times are used instead, and channels "
         "remain in multiples of 8, for its float16 kernels",
         "scope global has no say: a latency weighs losses that are measured",
+    )
+    (one, *_) = droppable_blocks(deep().graph(), ())
+    assert plan_notes((one,), PassContext(), None, untimed=False)[1] == (
+        "1 residual block may be dropped, the one that begins with 'blocks.0.0'"
     )
     assert "no residual block may be dropped" in " ".join(
         declared(target={"latency": 0.9}, drop_blocks=False).survey(deep(), PassContext()).notes

@@ -45,7 +45,8 @@ def test_a_student_learns_what_the_teacher_does_without_labels(tmp_path: Path) -
         tmp_path, block(4), block(), alpha=0.0, data=Unlabelled(noisy=False), steps=150
     )
     assert divergence(outcome.carrier, block()) < 0.2 * before
-    Distill(alpha=0.0).survey(block(4), PassContext())
+    (note,) = Distill(alpha=0.0).survey(block(4), PassContext()).notes
+    assert note.startswith("the loss is the divergence from the teacher's")
     assert not Distill(alpha=0.0).labelled
     assert Distill().labelled
 

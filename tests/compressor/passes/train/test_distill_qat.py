@@ -34,7 +34,7 @@ def test_a_quantized_network_learns_from_the_float_one_without_labels(tmp_path: 
     assert divergence(last.carrier, block()) < 0.3 * divergence(first.carrier, block())
     assert any(note.startswith("teacher outputs: 40 samples computed") for note in last.notes)
     step = Qat.model_validate({**TWO, "distill": {"alpha": 0.0}})
-    step.survey(block(), CONTEXT)
+    assert "the loss is against a teacher" in step.survey(block(), CONTEXT).notes
     assert not step.labelled
 
 
