@@ -93,6 +93,7 @@ def test_a_run_without_data_proves_on_made_up_inputs(on_onnx: Project):
     }
 
 
+@pytest.mark.slow
 def test_other_data_make_another_result_only_where_they_count(on_torch: Project):
     on_torch.spec["exports"] = [{"format": "safetensors"}]
     cut = {**PRUNE, "reconstruct": False}

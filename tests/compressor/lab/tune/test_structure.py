@@ -41,6 +41,7 @@ def prepared(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     return project
 
 
+@pytest.mark.slow
 def test_channels_are_removed_on_top_of_the_widths(
     on_onnx: Project, monkeypatch: pytest.MonkeyPatch
 ):

@@ -149,6 +149,7 @@ def test_what_cannot_be_reached_is_an_answer_with_the_nearest(project: Project):
     assert not (project.folder / "tuned.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_few_samples_cannot_prove_is_an_answer_that_is_called_so(project: Project):
     with np.load(project.folder / "test.npz") as data:
         few = {name: array[:24] for name, array in data.items()}

@@ -134,6 +134,7 @@ def test_other_channels_score_as_before(subspace: TorchCarrier) -> None:
     assert all(s is p for i, (s, p) in enumerate(zip(scores, plain, strict=True)) if i != place)
 
 
+@pytest.mark.slow
 def test_the_export_is_the_module(subspace: TorchCarrier, tmp_path: Path) -> None:
     after = pruned(step(0.5), subspace, texts()).carrier
     assert isinstance(after, TorchCarrier)

@@ -58,7 +58,11 @@ def test_the_default_loses_less_than_norms():
         ({"target": {"macs": 0.5}, "reconstruct": False}, "l2"),
         ({"target": {"ratio": 0.5}}, "l2"),
         ({"target": {"latency": 0.6}}, "reconstruction"),
-        ({"target": {"latency": 0.6}, "scope": "global"}, "reconstruction"),
+        pytest.param(
+            {"target": {"latency": 0.6}, "scope": "global"},
+            "reconstruction",
+            marks=pytest.mark.slow,
+        ),
         ({"target": {"latency": 0.6}, "reconstruct": False}, "l2"),
     ],
     ids=str,

@@ -107,6 +107,7 @@ def test_a_search_goes_on_where_it_was(outcome: Outcome, tmp_path: Path) -> None
         assert torch.equal(stored.read(), again.carrier.tensors()[name].read())
 
 
+@pytest.mark.slow
 def test_a_round_goes_on_at_the_step_where_it_was(tmp_path: Path) -> None:
     """Price, what errors cost, values, codes and the optimizer are as they were."""
 
