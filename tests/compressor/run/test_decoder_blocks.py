@@ -98,6 +98,19 @@ def passed(*given: Any, **model: Any) -> Carrier:
     return carrier
 
 
+def opened_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that the number of each block joins as it is opened."""
+    opened: list[int] = []
+    opener = Decoder.open
+
+    def noted(self: Decoder, index: int, folder: Path) -> torch.nn.Module:
+        opened.append(index)
+        return opener(self, index, folder)
+
+    monkeypatch.setattr(Decoder, "open", noted)
+    return opened
+
+
 def values(carrier: Carrier) -> dict[str, torch.Tensor]:
     """Return codes and floats of all layers, in canonical form."""
     found = {}
@@ -169,14 +182,7 @@ def test_a_killed_run_goes_on_with_the_next_stage(
         passed(llama, "half", GPTQ, tmp_path / "killed")
     entered = sorted(path.name for path in (tmp_path / "killed").glob("partial-*/*"))
     assert entered == ["block-1-of-process-0-1"], "what enters the block that was begun"
-    opened: list[int] = []
-    opener = Decoder.open
-
-    def noted(self: Decoder, index: int, folder: Path) -> torch.nn.Module:
-        opened.append(index)
-        return opener(self, index, folder)
-
-    monkeypatch.setattr(Decoder, "open", noted)
+    opened = opened_blocks(monkeypatch)
     again = values(passed(llama, "half", GPTQ, tmp_path / "killed"))
     stages = 2 * LAYERS + 1  # the last is what lies outside blocks
     assert calls == 4 + stages - 3, "three stages were done"

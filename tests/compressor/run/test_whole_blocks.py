@@ -14,7 +14,6 @@ import transformers
 
 from compressor.errors import SpecError
 from compressor.models.transformers.block_checkpoint import open_blocks
-from compressor.models.transformers.decoder import Decoder
 from compressor.passes.quantize import block_codes
 from compressor.passes.quantize.reconstruct import Recipe
 from compressor.passes.quantize.weights import gptq
@@ -28,6 +27,7 @@ from tests.compressor.run.test_decoder_blocks import (
     SIZES,
     WORDS,
     folder_of,
+    opened_blocks,
     passed,
     values,
     workspace,
@@ -122,14 +122,7 @@ def test_a_killed_run_goes_on_with_the_next_block(
         patch.setattr(block_codes, "_made", spoiling(after=1))
         with pytest.raises(KeyboardInterrupt):
             passed(llama, "half", STEP, tmp_path / "killed")
-    opened: list[int] = []
-    opener = Decoder.open
-
-    def noted(self: Decoder, index: int, folder: Path) -> torch.nn.Module:
-        opened.append(index)
-        return opener(self, index, folder)
-
-    monkeypatch.setattr(Decoder, "open", noted)
+    opened = opened_blocks(monkeypatch)
     again = values(passed(llama, "half", STEP, tmp_path / "killed"))
     assert all(torch.equal(again[name], whole[name]) for name in whole)
     assert opened == [1, 2], "block 0 is not run again, and what errors do is known"
