@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from copy import copy
 from functools import cache
 
 import pytest
@@ -80,15 +81,24 @@ def lowered_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def one_registry() -> Iterator[None]:
     """Let PyTorch's exporter build its table of operators once, not for every module.
 
-    That is half the time of lowering a small network. The exporter reads the table only; a user's
-    process lowers one module and gains nothing by it.
+    That is half the time of lowering a small network. A user's process lowers one module and gains
+    nothing by it. Each export gets a copy, since it adds the functions of its caller.
     """
     from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+    from compressor.models.torch.translations import translations
+
+    translations()  # adds to the table; the first export may be PyTorch's own call in a test
     build = cache(ONNXRegistry.from_torchlib)
+
+    def copied(opset_version: int) -> ONNXRegistry:
+        table = copy(build(opset_version))
+        table.functions = {name: list(ways) for name, ways in table.functions.items()}
+        return table
+
     with pytest.MonkeyPatch.context() as patch:
         # It names operators that torch has, some fifty times for each module.
         patch.setattr(utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops))
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(build))
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
         yield
