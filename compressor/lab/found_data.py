@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,8 @@ from compressor.errors import SpecError
 _MOST = 200_000  # files that are looked at
 _FOR_RANGES = ("calibration", "training", "train")
 _FOR_JUDGING = ("evaluation", "validation", "valid", "val", "test")
+_WORDS = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of x_train, trainX and XTrain
+_LABELS = ("label", "labels", "target", "targets", "y")
 SUFFIXES = {
     "images": ImageFolderSource.suffixes,
     "wav": WavFolderSource.suffixes,
@@ -41,7 +44,9 @@ class Found:
         files: how many files the latter has.
         typical: how many the former has.
         classes: how many class folders they lie in.
-        arrays: of a file, or of the first npz file in a folder of them, by their names.
+        arrays: of what judges, by their names: of a file, or of the first npz file in a folder.
+        typical_arrays: those of what sets ranges; others only where a file holds both parts, as in
+            ``x_train`` and ``x_test``.
         texts: names of the texts in the first object of a jsonl file.
     """
 
@@ -52,6 +57,7 @@ class Found:
     typical: int = 1
     classes: int = 0
     arrays: Mapping[str, Header] = field(default_factory=dict)
+    typical_arrays: Mapping[str, Header] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
 
     @property
@@ -66,8 +72,8 @@ class Found:
 
     @property
     def shared(self) -> bool:
-        """Whether what sets ranges and what judges are one file or folder."""
-        return self.calibration == self.evaluation
+        """Whether the same samples would set ranges and judge."""
+        return self.calibration == self.evaluation and self.arrays == self.typical_arrays
 
     def halves(self, least: int = 1) -> bool:
         """Whether each of the two gets half of the samples, and so at least so many."""
@@ -96,7 +102,12 @@ def look_at(place: Path) -> Found:
     if place.is_file() and place.suffix in _FILES:
         kind = _FILES[place.suffix]
         arrays = ARRAYS[kind](path=place).readable() if kind in ARRAYS else {}
-        return Found(kind, place, place, arrays=arrays, texts=_texts(place))
+        typical, judging = (_named(arrays, words) for words in (_FOR_RANGES, _FOR_JUDGING))
+        if not typical or not judging:
+            typical = judging = arrays
+        return Found(
+            kind, place, place, arrays=judging, typical_arrays=typical, texts=_texts(place)
+        )
     found = (_folder(place) or _feeds(place)) if place.is_dir() else None
     if found is None:
         remedy = f"name a folder of images, WAV or npz files, or a file: {', '.join(_FILES)}"
@@ -143,7 +154,20 @@ def _feeds(place: Path) -> Found | None:
     if not files or not typical:
         return None
     arrays = NpzSource(path=files[0]).readable()
-    return Found("npz", calibration, evaluation, len(files), len(typical), arrays=arrays)
+    counts = len(files), len(typical)
+    return Found("npz", calibration, evaluation, *counts, arrays=arrays, typical_arrays=arrays)
+
+
+def labels(arrays: Mapping[str, Header]) -> str:
+    """Return the array with the class of each sample, by its usual names; empty without one."""
+    classes = {n: a for n, a in arrays.items() if a.dtype.kind in "iu" and len(a.shape) == 1}
+    return next((n for n in classes if n in _LABELS), next(iter(_named(classes, _LABELS)), ""))
+
+
+def _named(arrays: Mapping[str, Header], words: Sequence[str]) -> dict[str, Header]:
+    """Return the arrays with one of the words in their names."""
+    spelled = {name: {w.lower() for w in _WORDS.findall(name)} for name in arrays}
+    return {n: header for n, header in arrays.items() if not spelled[n].isdisjoint(words)}
 
 
 def _parts(place: Path) -> tuple[Path, Path]:

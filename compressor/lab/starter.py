@@ -11,6 +11,7 @@ from typing import Any
 from compressor.calibration.sources.tokenizer import has_tokenizer
 from compressor.errors import ModelError, SpecError, printable
 from compressor.files import write_text
+from compressor.lab.found_data import labels
 from compressor.lab.recipes import (
     ENCODER,
     ENCODER_OF_TEXT,
@@ -162,15 +163,20 @@ def _head(model: Path, spec: str, name: str) -> str:
 def _arrays(
     inputs: Sequence[TensorSpec], given: Given, calibrated: bool = True, metric: str = COSINE
 ) -> str:
-    mapping = _mapping(given.names(inputs))
+    typical, judging = given.arrays
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else 32
-    label = given.label() if metric == AGREEMENT else ""
+    label = labels(judging) if metric == AGREEMENT else ""
     target = f"target: {scalar(label)}" if label else f"# target: {LABEL}"
-    values = {"mapping": mapping, "batch": batch, "target": target}
-    values["metric"] = ACCURACY if label else metric
-    calibration = CALIBRATION.format(**values) if calibrated else ""
-    return DATA.format(calibration=calibration, images=_images(inputs), **values)
+    own = CALIBRATION.format(mapping=_mapping(given.names(inputs, typical)), batch=batch)
+    return DATA.format(
+        calibration=own if calibrated else "",
+        images=_images(inputs),
+        mapping=_mapping(given.names(inputs, judging)),
+        batch=batch,
+        target=target,
+        metric=ACCURACY if label else metric,
+    )
 
 
 def _mapping(names: Mapping[str, str]) -> str:
@@ -228,7 +234,7 @@ def _feeds(
 ) -> str:
     """Return the part ``data`` for a model that is run on whole feeds."""
     states = _states(inputs, outputs)
-    mapping = _mapping(given.names([i for i in inputs if i.name not in states]))
+    mapping = _mapping(given.names([i for i in inputs if i.name not in states], given.arrays[1]))
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
     values = {"mapping": mapping, "state": f"\n    state: {{{state}}}" if states else ""}
     return FEEDS.format(

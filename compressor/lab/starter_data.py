@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -14,14 +14,13 @@ from compressor.calibration.sources.audio import extractor_file
 from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
 from compressor.errors import SpecError, printable, suggestion
-from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, beside, look_at
+from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, beside, labels, look_at
 from compressor.lab.starter_parts import ACCURACY, COSINE, FILES, FILES_FOR_RANGES, scalar
 from compressor.types.tensors import TensorSpec, fixed_batch
 
 _SAMPLES = 512  # that calibrate
 _SIDE = 224  # of images, where the model does not say
 _RATE = 16_000  # samples a second, where nothing says
-_LABELS = ("label", "labels", "target", "targets", "y")
 _NONE = "-"  # an answer
 _IMAGENET = "[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]"
 
@@ -133,28 +132,30 @@ class Given:
             raise SpecError(f"data {str(self.choices.data)!r}", problem, remedy)
         return text
 
-    def names(self, inputs: Sequence[TensorSpec]) -> dict[str, str]:
+    @property
+    def arrays(self) -> tuple[Mapping[str, Header], Mapping[str, Header]]:
+        """Return the arrays of what sets ranges, and those of what judges."""
+        found = self.found
+        return ({}, {}) if found is None else (found.typical_arrays, found.arrays)
+
+    def names(self, inputs: Sequence[TensorSpec], arrays: Mapping[str, Header]) -> dict[str, str]:
         """Return the array for each input: of its name, or the only one of its form.
 
-        An input that none is found for keeps its own name.
+        The only array beside labels is that of the only input, whatever its form: a transform can
+        give it another. An input that no array is found for keeps its own name.
         """
-        arrays = {} if self.found is None else dict(self.found.arrays)
         names = {spec.name: spec.name for spec in inputs}
-        left = {name: header for name, header in arrays.items() if name not in names}
+        left = {name: a for name, a in arrays.items() if name not in {*names, labels(arrays)}}
         for spec in inputs:
             if spec.name in arrays:
                 continue
             like = [name for name, header in left.items() if self._fits(spec, header)]
+            if not like and len(inputs) == 1:
+                like = list(left)
             if len(like) == 1:
                 names[spec.name] = like[0]
                 del left[like[0]]
         return names
-
-    def label(self) -> str:
-        """Return the array with the class of each sample, by its usual names; empty without one."""
-        arrays = {} if self.found is None else self.found.arrays
-        classes = (n for n, a in arrays.items() if a.dtype.kind in "iu" and len(a.shape) == 1)
-        return next((name for name in classes if name in _LABELS), "")
 
     def _fits(self, spec: TensorSpec, header: Header) -> bool:
         shape = header.shape

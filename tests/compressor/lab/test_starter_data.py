@@ -152,6 +152,31 @@ def test_arrays_of_other_names_are_found_by_their_form(tmp_path):
         planned(model, Choices(tmp_path / "two.npz"))
 
 
+PARTS = [("x_train", "y_train", "x_test", "y_test"), ("trainX", "trainY", "TestX", "TestLabels")]
+
+
+@pytest.mark.parametrize("names", PARTS)
+def test_a_file_of_both_parts(tmp_path, names):
+    images, classes = np.ones((4, 5), np.float32), np.zeros(4, np.int64)
+    np.savez(
+        tmp_path / "all.npz", **dict(zip(names, (images, classes, -images, classes), strict=True))
+    )
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 5)), Choices(tmp_path / "all.npz"))
+    assert plan.metric.name == "accuracy"
+    typical, judging = (plan.data[part].first(9) for part in ("calibration", "evaluation"))
+    assert np.array_equal(typical["x"], images)
+    assert np.array_equal(judging["x"], -images)
+    assert "CHECK" not in (tmp_path / "specs" / "spec.yaml").read_text()
+
+
+def test_the_only_array_is_the_inputs_though_it_needs_a_transform(tmp_path):
+    arrays = {"train": np.zeros((4, 5), np.uint8), "test": np.zeros((4, 5), np.uint8)}
+    np.savez(tmp_path / "all.npz", **arrays)
+    with pytest.raises(DataError, match=r"dtype is uint8.*convert it in a transform"):
+        planned(save_net(tmp_path / "m.onnx", ("batch", 5)), Choices(tmp_path / "all.npz"))
+    assert "x: train\n" in (tmp_path / "specs" / "spec.yaml").read_text()
+
+
 @pytest.mark.parametrize("kind", ["npy", "safetensors"])
 def test_a_file_of_one_array(tmp_path, kind):
     array = np.arange(20, dtype=np.float32).reshape(4, 5)
