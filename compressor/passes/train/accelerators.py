@@ -35,13 +35,10 @@ def accelerated(precision: str, ranks: Ranks) -> Iterator[Accelerator]:
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
+    check_precision(precision)
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         _check_gpus(ranks)
-    elif precision == "float16":
-        raise SpecError(
-            "precision", "is float16, which needs a GPU", "set bfloat16 or float32, or use a GPU"
-        )
     # One process may train several times, each time in another precision.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -50,6 +47,18 @@ def accelerated(precision: str, ranks: Ranks) -> Iterator[Accelerator]:
             mixed_precision=_PRECISION[precision],
             cpu=not on_gpus,
             step_scheduler_with_optimizer=False,
+        )
+
+
+def check_precision(precision: str) -> None:
+    """Check that this machine can train with products in a number format.
+
+    Raises:
+        SpecError: ``float16`` without a GPU.
+    """
+    if precision == "float16" and not torch.cuda.is_available():
+        raise SpecError(
+            "precision", "is float16, which needs a GPU", "set bfloat16 or float32, or use a GPU"
         )
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from compressor.errors import DataError, SpecError
 from compressor.graph.sparse_kernels import sparse_notes
 from compressor.passes.prune.magnitude.magnitude import choose_layers
+from compressor.passes.train.accelerators import check_precision
 from compressor.passes.train.job import PREFIX, Order, Regulator, Trained
 from compressor.passes.train.logs import Log
 from compressor.passes.train.mixup import Mixup, mixup_of
@@ -285,9 +286,10 @@ class Recipe(TrainPass):
         """Return the plan's rows: which layers are trained, and which are pruned meanwhile.
 
         Raises:
-            SpecError: a rule matches no layer, nothing would be trained, or the prunings do not
-                fit into the steps.
+            SpecError: a rule matches no layer, nothing would be trained, the prunings do not fit
+                into the steps, or this machine cannot compute in the precision.
         """
+        check_precision(self.precision)
         if self.prune is not None and self.steps is not None:
             self.prune.ends(self.steps)
         reasons = self.skip_reasons(carrier)

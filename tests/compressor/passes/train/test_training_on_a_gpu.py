@@ -14,6 +14,7 @@ import torch
 
 from compressor.errors import SpecError
 from compressor.passes.train.accelerators import accelerated
+from compressor.passes.train.finetune import Finetune
 from compressor.types.data import Ranks
 from compressor.types.passes import Outcome
 from tests.compressor.passes.train.distill_models import Unlabelled, block, distilled, divergence
@@ -52,6 +53,8 @@ def test_float16_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SpecError, match="needs a GPU"):
         tuned(tmp_path, precision="float16")
+    with pytest.raises(SpecError, match="needs a GPU"):
+        Finetune.model_validate({"precision": "float16", "steps": 1}).plan(small())
 
 
 @on_a_gpu
