@@ -13,12 +13,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
 from onnx import helper, numpy_helper
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from compressor.cli.application import application
+from compressor.progress import quiet_libraries
 from tests.compressor.cli.test_cli_quantize import llama
+from tests.compressor.run.test_decoder_blocks import SIZES, WORDS, folder_of
 from tests.compressor.run.test_finetune_runs import STEPS
 from tests.compressor.run.test_finetune_runs import project as training
 from tests.compressor.tiny_project import Project, forget_modules, onnx_project
@@ -181,6 +185,41 @@ def test_a_failure_ends_all_processes(tmp_path: Path):
     assert done.stderr.startswith("error: ")  # what the launcher says of it comes after
     assert "internal error" not in done.stderr
     assert not project.output.exists()
+
+
+@pytest.mark.slow
+def test_blocks_that_are_trained_in_two_processes_lose_as_little(tmp_path: Path):
+    folder_of(tmp_path / "llama", transformers.LlamaConfig(**SIZES))
+    tokens = np.random.default_rng(0).integers(0, WORDS, (48, 24))
+    np.savez(tmp_path / "tokens.npz", input_ids=tokens)
+    losses = []
+    for name, method in (("gptq", "gptq"), ("alone", "reconstruct"), ("shared", "reconstruct")):
+        shape = {"input_ids": {"shape": ["batch", "sequence"], "dtype": "int64"}}
+        project = Project(tmp_path, {"checkpoint": "llama", "inputs": shape})
+        data = {"npz": "tokens.npz", "inputs": {"input_ids": "input_ids"}, "batch": 8}
+        project.spec["data"] = {"calibration": data}
+        step = {"pass": "quantize-weights", "method": method, "bits": 2, "group": 16}
+        project.spec["passes"] = [step]
+        project.spec["exports"] = [{"format": "safetensors", "layout": "compressed-tensors"}]
+        project.spec["output"] = name
+        command = ["run", str(project.path)]
+        if name == "shared":
+            two = in_two_processes(tmp_path, "-m", "compressor", *command)
+            assert two.returncode == 0, two.stderr
+        else:
+            one = CliRunner().invoke(application, command)
+            assert one.exit_code == 0, one.stderr
+        with quiet_libraries(), torch.inference_mode():
+            exact, found = (
+                AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)(
+                    torch.from_numpy(tokens)
+                ).logits.log_softmax(-1)
+                for place in (tmp_path / "llama", tmp_path / name)
+            )
+        losses.append(float((exact.exp() * (exact - found)).sum(-1).mean()))
+    assert losses[1] < 0.9 * losses[0]
+    assert losses[2] < 0.9 * losses[0]
+    assert losses[2] == pytest.approx(losses[1], rel=0.25)
 
 
 def perceptron(folder: Path, method: str) -> Project:
