@@ -12,44 +12,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compressor.errors import ModelError
 from compressor.models.executor import GraphModule
 from compressor.models.executor.node import Operator
-
-
-def _linear(opset: int = 21, shape: tuple[int, int] = (3, 4)) -> ir.Model:
-    """Relu(x w + b), whose weight has a name that no attribute could have."""
-    rng = np.random.default_rng(0)
-    return _model(
-        [
-            helper.make_node("MatMul", ["x", "block.0/w"], ["h"], name="product"),
-            helper.make_node("Add", ["h", "block.0"], ["s"], name="sum"),
-            helper.make_node("Relu", ["s"], ["y"], name="activation"),
-        ],
-        {
-            "block.0/w": rng.standard_normal(shape).astype(np.float32),
-            "block.0": rng.standard_normal(shape[1]).astype(np.float32),
-        },
-        opset,
-    )
-
-
-def _model(
-    nodes: list[Any], weights: dict[str, Any], opset: int = 21, dtype: int = TensorProto.FLOAT
-) -> ir.Model:
-    graph = helper.make_graph(
-        nodes,
-        "graph",
-        [helper.make_tensor_value_info("x", dtype, ["batch", 3])],
-        [helper.make_empty_tensor_value_info(nodes[-1].output[0])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("mine", 1)]
-    return ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+from tests.compressor.models.executor.linear_graphs import graph_of, linear_graph
 
 
 class _Untouchable(torch.Tensor):
@@ -65,7 +35,7 @@ def _untouchable(*shape: int) -> torch.Tensor:
 
 
 def test_inputs_and_outputs() -> None:
-    module = GraphModule(_linear())
+    module = GraphModule(linear_graph())
     assert module.input_names == ("x",)
     assert module.output_names == ("y",)
     x = torch.randn(2, 3)
@@ -75,7 +45,7 @@ def test_inputs_and_outputs() -> None:
 
 
 def test_state_dict_has_the_names_of_the_graph() -> None:
-    module = GraphModule(_linear())
+    module = GraphModule(linear_graph())
     assert list(module.state_dict()) == ["block.0/w", "block.0"]
     assert [name for name, _ in module.named_buffers()] == ["block.0/w", "block.0"]
     assert module.get_buffer("block.0").shape == (4,)
@@ -84,8 +54,8 @@ def test_state_dict_has_the_names_of_the_graph() -> None:
 
 
 def test_load_state_dict_assigns_and_leaves_the_model_alone() -> None:
-    model = _linear()
-    module, other = GraphModule(model), GraphModule(_linear())
+    model = linear_graph()
+    module, other = GraphModule(model), GraphModule(linear_graph())
     before = model.graph.initializers["block.0"].const_value.numpy().copy()
     state = {name: torch.zeros_like(value) for name, value in module.state_dict().items()}
     module.load_state_dict(state)
@@ -98,7 +68,7 @@ def test_load_state_dict_assigns_and_leaves_the_model_alone() -> None:
 
 
 def test_load_state_dict_refuses_what_does_not_fit() -> None:
-    module = GraphModule(_linear())
+    module = GraphModule(linear_graph())
     state = dict(module.state_dict())
     with pytest.raises(ModelError, match="'other': is not in the graph"):
         module.load_state_dict(state | {"other": torch.zeros(1)})
@@ -114,7 +84,7 @@ def test_load_state_dict_refuses_what_does_not_fit() -> None:
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_state_is_loaded_by_a_module_around_it(trained: bool) -> None:
-    model = _linear()
+    model = linear_graph()
     weights = model.graph.initializers
     parameters = {
         name: torch.nn.Parameter(torch.tensor(value.const_value.numpy()))
@@ -143,7 +113,7 @@ def test_a_state_is_loaded_by_a_module_around_it(trained: bool) -> None:
 
 def test_given_tensors_are_kept_and_not_read() -> None:
     weight = _untouchable(3, 4)
-    module = GraphModule(_linear(), {"block.0/w": weight, "not in the graph": _untouchable(1)})
+    module = GraphModule(linear_graph(), {"block.0/w": weight, "not in the graph": _untouchable(1)})
     assert module.get_buffer("block.0/w") is weight
 
 
@@ -151,33 +121,33 @@ def test_tensors_of_a_mapped_file(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({"block.0/w": torch.ones(3, 4), "block.0": torch.zeros(4)}, path)
     tensors = load_file(path)
-    module = GraphModule(_linear(), tensors)
+    module = GraphModule(linear_graph(), tensors)
     assert module.get_buffer("block.0/w").data_ptr() == tensors["block.0/w"].data_ptr()
     torch.testing.assert_close(module(torch.ones(1, 3))["y"], torch.full((1, 4), 3.0))
 
 
 def test_values_of_the_model_are_shared() -> None:
     value = np.arange(4, dtype=np.float32)
-    model = _linear()
+    model = linear_graph()
     model.graph.initializers["block.0"].const_value = ir.Tensor(value)
     assert GraphModule(model).get_buffer("block.0").data_ptr() == value.ctypes.data
 
 
 def test_external_data_is_mapped(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    ir.save(_linear(), path, external_data="model.data", size_threshold_bytes=0)
+    ir.save(linear_graph(), path, external_data="model.data", size_threshold_bytes=0)
     module = GraphModule(ir.load(path))
     x = torch.randn(2, 3)
-    torch.testing.assert_close(module(x), GraphModule(_linear())(x))
+    torch.testing.assert_close(module(x), GraphModule(linear_graph())(x))
 
 
 def test_a_tensor_of_another_shape_is_refused() -> None:
     with pytest.raises(ModelError, match=r"'block.0': .* shape \[5\], the graph says \[4\]"):
-        GraphModule(_linear(), {"block.0": torch.zeros(5)})
+        GraphModule(linear_graph(), {"block.0": torch.zeros(5)})
 
 
 def test_an_initializer_can_be_replaced_in_one_call() -> None:
-    module = GraphModule(_linear())
+    module = GraphModule(linear_graph())
     x = torch.randn(2, 3)
     before = module(x)["y"]
     changed = module(x, **{"block.0": torch.full((4,), 100.0)})["y"]
@@ -186,7 +156,7 @@ def test_an_initializer_can_be_replaced_in_one_call() -> None:
 
 
 def test_gradients() -> None:
-    module = GraphModule(_linear())
+    module = GraphModule(linear_graph())
     x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     weight = module.get_buffer("block.0/w").double().requires_grad_()
     bias = module.get_buffer("block.0").double().requires_grad_()
@@ -200,7 +170,7 @@ def test_gradients() -> None:
 def test_inputs_are_not_written_to() -> None:
     x = torch.randn(2, 3)
     copied = x.clone()
-    GraphModule(_linear())(x)
+    GraphModule(linear_graph())(x)
     torch.testing.assert_close(x, copied, rtol=0, atol=0)
 
 
@@ -223,7 +193,7 @@ def test_dead_values_are_freed() -> None:
     length = 20
     names = ["x", *(f"v{i}" for i in range(length))]
     chain = [helper.make_node("Exp", [a], [b]) for a, b in pairwise(names)]
-    module = GraphModule(_model(chain, {}))
+    module = GraphModule(graph_of(chain, {}))
     x = torch.zeros(1, 3)
     with _Alive() as alive:
         module(x)
@@ -246,7 +216,7 @@ def test_shapes_stay_on_the_cpu() -> None:
         "rest": np.array([2, 2]),
         "w": np.zeros((3, 4), np.float32),
     }
-    module = GraphModule(_model(nodes, weights)).to("meta")
+    module = GraphModule(graph_of(nodes, weights)).to("meta")
     assert module.get_buffer("w").is_meta
     assert module.get_buffer("rest").is_cpu
     result = module(torch.empty(5, 3, device="meta"))["y"]
@@ -255,12 +225,12 @@ def test_shapes_stay_on_the_cpu() -> None:
 
 
 def test_half_precision_module() -> None:
-    module = GraphModule(_linear()).to(torch.bfloat16)
+    module = GraphModule(linear_graph()).to(torch.bfloat16)
     assert module(torch.randn(2, 3, dtype=torch.bfloat16))["y"].dtype == torch.bfloat16
 
 
 def test_copies_are_independent() -> None:
-    module = GraphModule(_linear())
+    module = GraphModule(linear_graph())
     copied = copy.deepcopy(module)
     copied.get_buffer("block.0").fill_(1e6)
     assert module(torch.zeros(1, 3))["y"].max() < 1e5
@@ -275,7 +245,7 @@ def test_functions_are_inlined_and_the_model_is_not_changed() -> None:
         [helper.make_node("Add", ["a", "a"], ["b"])],
         [helper.make_opsetid("", 21)],
     )
-    proto = ir.to_proto(_model([helper.make_node("Double", ["x"], ["y"], domain="mine")], {}))
+    proto = ir.to_proto(graph_of([helper.make_node("Double", ["x"], ["y"], domain="mine")], {}))
     proto.functions.append(function)
     model = ir.from_proto(proto)
     before = ir.to_proto(model).SerializeToString(deterministic=True)
@@ -285,7 +255,7 @@ def test_functions_are_inlined_and_the_model_is_not_changed() -> None:
 
 
 def test_nodes_are_put_in_order_and_the_model_is_not_changed() -> None:
-    model = _linear()
+    model = linear_graph()
     nodes = list(model.graph)
     x = torch.randn(2, 3)
     expected = GraphModule(model)(x)
@@ -301,108 +271,9 @@ def test_constants_move_with_the_module_but_are_no_state() -> None:
         helper.make_node("Constant", [], ["one"], value=value),
         helper.make_node("Add", ["x", "one"], ["y"]),
     ]
-    module = GraphModule(_model(nodes, {}))
+    module = GraphModule(graph_of(nodes, {}))
     assert not module.state_dict()
     assert module.to("meta")(torch.empty(1, 3, device="meta"))["y"].is_meta
-
-
-@pytest.mark.parametrize(
-    ("nodes", "message"),
-    [
-        (
-            [helper.make_node("Bernoulli", ["x"], ["y"], name="coin")],
-            r"node 'coin' \(Bernoulli, opset 21\): the operator is not supported",
-        ),
-        (
-            [helper.make_node("Relu", ["x"], ["y"], domain="mine")],
-            r"\(mine.Relu, opset 1\): the operator is not supported",
-        ),
-        (
-            [helper.make_node("Relu", ["x"], ["y"], name="n", slope=0.5)],
-            r"node 'n' \(Relu, opset 21\): attribute 'slope' is not supported",
-        ),
-        (
-            [helper.make_node("LRN", ["x"], ["y"], name="n")],
-            "attribute 'size' is missing",
-        ),
-        (
-            [helper.make_node("Pad", ["x", "x"], ["y"], mode="mirror")],
-            "attribute 'mode' is 'mirror', not one of constant, reflect, edge, wrap",
-        ),
-        (
-            [helper.make_node("Softmax", ["x"], ["y"], axis=0.5)],
-            "attribute 'axis' is FLOAT, not INT",
-        ),
-        (
-            [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.STRING)],
-            "asks for elements of type STRING",
-        ),
-        (
-            [helper.make_node("Relu", ["nowhere"], ["y"])],
-            "'nowhere': it is read, but no node",
-        ),
-        (
-            [helper.make_node("Relu", ["x", "x"], ["y"])],
-            r"\(Relu, opset 21\): it has 2 inputs, which the operator does not take",
-        ),
-        (
-            [helper.make_node("MatMul", ["x"], ["y"])],
-            r"\(MatMul, opset 21\): it has 1 inputs, which the operator does not take",
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_not_supported_is_refused_on_construction(nodes: list[Any], message: str) -> None:
-    model = _model(nodes, {})
-    with pytest.raises(ModelError, match=message):
-        GraphModule(model)
-
-
-def test_an_output_that_is_not_given_is_refused_where_it_is_read() -> None:
-    norm = helper.make_node("BatchNormalization", ["x", "s", "s", "s", "s"], ["y", "mean"])
-    weights = {"s": np.ones(3, np.float32)}
-    GraphModule(_model([norm], weights))
-    with pytest.raises(ModelError, match=r"output 1 \('mean'\) is not supported"):
-        GraphModule(_model([norm, helper.make_node("Relu", ["mean"], ["z"])], weights))
-
-
-@pytest.mark.parametrize("opset", [12, 29])
-def test_opsets_outside_the_range(opset: int) -> None:
-    with pytest.raises(ModelError, match=f"opset {opset} is outside 13 to 28"):
-        GraphModule(_linear(opset))
-
-
-def test_strings_are_refused() -> None:
-    with pytest.raises(ModelError, match="input 'x': it holds strings"):
-        GraphModule(_model([helper.make_node("Identity", ["x"], ["y"])], {}, 21, 8))
-
-
-def test_initializers_without_a_value() -> None:
-    model = _linear()
-    model.graph.initializers["block.0"].const_value = None
-    with pytest.raises(ModelError, match=r"initializer 'block\.0': it has no value"):
-        GraphModule(model)
-    GraphModule(model, {"block.0": torch.zeros(4)})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "inputs", "message"),
-    [
-        ((), {}, "input 'x': is missing"),
-        ((), {"z": torch.zeros(1)}, "input 'z': is not in the graph"),
-        ((torch.zeros(2, 3),), {"x": torch.zeros(2, 3)}, "input 'x': is given twice"),
-        ((torch.zeros(2, 3),) * 2, {}, "2 inputs are given, it has 1"),
-    ],
-)
-def test_wrong_calls(
-    arguments: tuple[torch.Tensor, ...], inputs: dict[str, torch.Tensor], message: str
-) -> None:
-    with pytest.raises(ModelError, match=message):
-        GraphModule(_linear())(*arguments, **inputs)
-
-
-def test_a_failing_node_is_named() -> None:
-    with pytest.raises(ModelError, match=r"node 'product' .* float32\[2, 5\], float32\[3, 4\]"):
-        GraphModule(_linear())(torch.zeros(2, 5))
 
 
 def test_further_operators_beside_its_own() -> None:
@@ -414,7 +285,7 @@ def test_further_operators_beside_its_own() -> None:
         helper.make_node("Scaled", ["x"], ["s"], domain="mine", factor=3.0),
         helper.make_node("Add", ["s", "b"], ["y"]),
     ]
-    model = _model(nodes, {"b": np.zeros(3, np.float32)})
+    model = graph_of(nodes, {"b": np.zeros(3, np.float32)})
     bias = torch.nn.Parameter(torch.zeros(3))
     module = GraphModule(model, parameters={"b": bias}, operators={("mine", "Scaled"): scaled})
     x = torch.ones(2, 3)
@@ -424,4 +295,4 @@ def test_further_operators_beside_its_own() -> None:
         GraphModule(model)
     nodes[0].attribute[0].name = "share"
     with pytest.raises(ModelError, match="attribute 'share' is not supported"):
-        GraphModule(_model(nodes, {}), operators={("mine", "Scaled"): scaled})
+        GraphModule(graph_of(nodes, {}), operators={("mine", "Scaled"): scaled})
