@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from compressor.models.checkpoint.folder import CARD
 from compressor.report.markdown import MARKS, code, listed, table, text
 from compressor.report.tables import facts, missing_reasons, model_table
 from compressor.report.verdict import headline
-
-CARD = "README.md"
 
 _FRONT = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # metadata, as the Hugging Face Hub reads it
 _LOAD = """\
 ```python
 from transformers import {opener}
 
-model = {opener}.from_pretrained("{name}")
+model = {opener}.from_pretrained({folder})
 ```"""
 _SERVE = """\
 ```sh
-llama-server --model {name}/model.gguf
+llama-server --model {file}
 ```"""
 _GENERATE = """\
 ```python
 import onnxruntime_genai as genai
 
-model = genai.Model("{name}")
+model = genai.Model({folder})
 tokenizer = genai.Tokenizer(model)
 params = genai.GeneratorParams(model)
 params.set_search_options(max_length=200)
@@ -77,7 +77,7 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
         f"{', '.join(facts(report))}.",
         listed(text(reason) for reason in missing_reasons(report)),
         "## Use",
-        *_uses(report, _opener(source)),
+        *_uses(report, Path(manifest["spec"].get("output", name)).name, _opener(source)),
         "## Proof",
         f"Fingerprint of {code('manifest.json')}: {manifest['fingerprint']}. It covers the inputs, "
         "the recipe, the versions and the SHA-256 of every file but the reports and this card; "
@@ -88,12 +88,16 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _uses(report: Mapping[str, Any], opener: str) -> list[str]:
-    """Return how each artifact is opened."""
+def _uses(report: Mapping[str, Any], folder: str, opener: str) -> list[str]:
+    """Return how each artifact is opened, from beside the folder."""
     formats = {artifact["format"] for artifact in report["artifacts"]}
-    name = str(report["name"])
-    uses = [] if formats <= _USES.keys() else [_LOAD.format(opener=opener, name=name)]
-    return [*uses, *(use.format(name=name) for kind, use in _USES.items() if kind in formats)]
+    names = {
+        "opener": opener,
+        "folder": json.dumps(folder, ensure_ascii=False),
+        "file": shlex.quote(f"{folder}/model.gguf"),
+    }
+    uses = [] if formats <= _USES.keys() else [_LOAD.format(**names)]
+    return [*uses, *(use.format(**names) for kind, use in _USES.items() if kind in formats)]
 
 
 def _recipe(passes: Sequence[Mapping[str, Any]]) -> list[str]:

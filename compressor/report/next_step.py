@@ -71,7 +71,9 @@ def next_step(report: Report, folder: str) -> str:
             return "to measure quality, pass data to evaluate on"
         spec = "name data.evaluation in a spec of the float model (compress init)"
         text = (
-            "for a causal language model, add --eval TEXT; otherwise " if _is_bare(report) else ""
+            "for a causal language model, add --eval TEXT to compress quantize; otherwise "
+            if _is_bare(report)
+            else ""
         )
         return f"to measure quality{': ' if text else ', '}{text}{spec}"
     if any((e.get("reason") or "").startswith(BLIND) for e in report["limits"]):
@@ -112,7 +114,10 @@ def _costliest(report: Report) -> str:
 
 def _is_bare(report: Report) -> bool:
     """Whether the float model is a bare checkpoint, as for ``compress quantize``."""
-    return str(report["baseline"]["metric_reason"]) == BARE
+    return BARE in (
+        report["baseline"]["metric_reason"],
+        report["baseline"].get("latency_ms_reason"),
+    )
 
 
 def can_be_tuned(report: Report) -> bool:

@@ -12,10 +12,11 @@ from compressor.lab.compare.trend import Trend, record_run
 from compressor.lab.explain.advice import Advice, advise
 from compressor.lab.explain.by_sqnr import FinishedRun
 from compressor.lab.verify.manifests import MANIFEST
+from compressor.models.checkpoint.folder import CARD
 from compressor.progress import Progress, Silent
 from compressor.report.html import Shown, html_report
 from compressor.report.markdown import markdown_report
-from compressor.report.model_card import CARD, is_shared, model_card
+from compressor.report.model_card import is_shared, model_card
 from compressor.report.past_runs import related_runs
 from compressor.report.result import RunResult, check_free, stale_files
 from compressor.report.samples import shown_samples

@@ -14,7 +14,9 @@ from compressor.errors import CompressorError, ModelError, SpecError, located
 from compressor.files import file_sha256
 from compressor.graph.costs import cannot_run
 from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.checkpoint.folder import CARD, companions
 from compressor.models.checkpoint.weight_files import weight_file_paths, weights_digest
+from compressor.models.codec.headers import INDEX
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
 from compressor.models.onnx.module import file_runner
@@ -81,13 +83,17 @@ class OpenedModel:
     def own_bytes(self, artifact_format: str) -> int | None:
         """Return the size of the user's files, if an artifact can be compared with them.
 
-        That is where they are of its format, or where the model is not run but streamed.
+        That is where they are of its format, or where the model is not run but streamed. Files
+        beside the weights of a directory count, since the artifact has them too.
         """
         if self.part is not None:
             return None
         formats = {_FORMATS.get(file.suffix) for file in self.files}
         if artifact_format in formats or Capability.RUN not in self.carrier.offers:
-            return sum(file.stat().st_size for file in self.files)
+            folder = self.carrier.folder
+            beside = () if folder is None else (*companions(folder), folder / INDEX)
+            own = (*self.files, *(p for p in beside if p.is_file() and p.name != CARD))
+            return sum(file.stat().st_size for file in own)
         return None
 
     def load(self) -> None:

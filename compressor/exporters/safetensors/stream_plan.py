@@ -27,7 +27,7 @@ from compressor.files import (
     staging,
 )
 from compressor.models.checkpoint.carrier import CheckpointCarrier
-from compressor.models.checkpoint.folder import CONFIG, companions
+from compressor.models.checkpoint.folder import CARD, CONFIG, companions
 from compressor.models.codec.headers import (
     INDEX,
     STORED_AS,
@@ -48,7 +48,6 @@ DEFAULT_SHARD = 5_000_000_000
 """Bytes of a shard of a model that did not come in shards; what ``transformers`` uses."""
 
 _METADATA = {"format": "pt"}  # transformers refuses files that do not say so
-_CARD = "README.md"  # the run writes one that holds it
 _VERSION = 1  # of the bytes written, for results that are resumed
 
 
@@ -165,7 +164,7 @@ def plan_stream(
         # Not json_text: published configurations may hold Infinity, and come back as they were.
         texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
     others = () if carrier.folder is None else companions(carrier.folder)
-    copied = tuple(path for path in others if path.name not in (CONFIG, _CARD))
+    copied = tuple(path for path in others if path.name not in (CONFIG, CARD))
     digest = json_sha256(
         [
             _VERSION,

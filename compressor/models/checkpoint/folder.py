@@ -59,6 +59,7 @@ _CONV1D_MODELS = {"decision_transformer", "gpt2", "imagegpt", "openai-gpt"}
 
 _CONV1D_LAYERS = ("c_attn", "q_attn", "c_proj", "c_fc")
 CONFIG = "config.json"
+CARD = "README.md"  # a run writes one that holds it
 
 # Text, vocabularies and templates, and a model's own code, which is copied and never run.
 _COMPANIONS = {".json", ".jinja", ".md", ".model", ".py", ".spm", ".tiktoken", ".txt", ".vocab"}

@@ -251,16 +251,26 @@ def _block_list(network: nn.Module) -> tuple[str, nn.ModuleList]:
     """Return the list of blocks of one class that has most parameters.
 
     Raises:
-        SpecError: there is none.
+        SpecError: there is none, or its layers are not ``nn.Linear``.
     """
     found: dict[str, nn.ModuleList] = {}
+    others: dict[str, nn.ModuleList] = {}
     for path, module in network.named_modules():
-        inside = any(path.startswith(f"{outer}.") for outer in found)
+        inside = any(path.startswith(f"{outer}.") for outer in (*found, *others))
         if not isinstance(module, nn.ModuleList) or not len(module) or inside:
             continue
-        linear = any(isinstance(m, nn.Linear) for m in module.modules())
-        if linear and len({type(item) for item in module}) == 1:
-            found[path] = module
+        if len({type(item) for item in module}) == 1:
+            linear = any(isinstance(m, nn.Linear) for m in module.modules())
+            (found if linear else others)[path] = module
+    if not found and others:
+        path, blocks = next(iter(others.items()))
+        holders = (m for m in blocks.modules() if any(p.dim() == 2 for p in m.parameters(False)))
+        kinds = ", ".join(sorted({type(m).__name__ for m in holders})) or "no matrices"
+        raise SpecError(
+            "model.checkpoint",
+            f"the blocks of {type(network).__name__} ({path}) hold no nn.Linear, but {kinds}",
+            _REMEDY,
+        )
     if not found:
         parts = ", ".join(f"{n} ({type(m).__name__})" for n, m in network.named_children())
         raise SpecError(

@@ -108,6 +108,8 @@ def test_a_directory_becomes_another(source: Path, tmp_path: Path):
     assert "cannot be run" in report["baseline"]["metric_reason"]
     artifact = report["artifacts"][0]
     assert artifact["bytes"] == artifact["predicted_bytes"]
+    # Directory against directory: both hold configuration, index and tokenizer.
+    assert artifact["float_bytes"] == sum(map(len, before.values()))
     assert artifact["latency"] == []
     rows = {row["name"]: row for row in report["passes"][0]["layers"]}
     assert rows["model.layers.0.mlp.up_proj"]["scheme"] == "int4/group 32"
@@ -130,16 +132,16 @@ def test_a_directory_becomes_another(source: Path, tmp_path: Path):
 def test_the_directory_is_ready_to_upload(source: Path, tmp_path: Path):
     """No store lies in it, which would double it, and a card says what it is."""
     (source / "README.md").write_text("---\nlicense: mit\n---\n# Llama\n\nTrained on *tales*.\n")
-    output = tmp_path / "small"
+    output = tmp_path / "klein & fein"
     assert compress(source, "-o", output, "--preset", "int4-g32").exit_code == 0
     manifest = json.loads((output / "manifest.json").read_text())
     listed = {entry["name"] for entry in manifest["outputs"]}
     assert {path.name for path in output.rglob("*")} == {"manifest.json", *listed}
-    assert sorted(p.name for p in (tmp_path / ".compressor").iterdir()) == ["small"]
+    assert sorted(p.name for p in (tmp_path / ".compressor").iterdir()) == ["klein & fein"]
     card = (output / "README.md").read_text()
-    assert card.startswith("---\nlicense: mit\n---\n\n# small\n\nThe weights of `llama`, ")
+    assert card.startswith("---\nlicense: mit\n---\n\n# klein-fein\n\nThe weights of `llama`, ")
     assert '- {"pass": "quantize-weights", "preset": "int4-g32", "method": "rtn"' in card
-    assert 'AutoModelForCausalLM.from_pretrained("small")' in card
+    assert 'AutoModelForCausalLM.from_pretrained("klein & fein")' in card
     assert "# The float model\n\n# Llama\n\nTrained on *tales*.\n" in card
     shards = [e for e in manifest["outputs"] if e["name"].endswith(".safetensors")]
     assert all(f"`{shard['name']}`: {shard['sha256']}\n" in card for shard in shards)

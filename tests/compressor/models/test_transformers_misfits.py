@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import CompressorError, ExitCode, ModelError, SpecError
+from compressor.models.transformers.decoder import Decoder
+from compressor.progress import quiet_libraries
 from compressor.run.model import open_model
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
@@ -211,3 +214,10 @@ def test_a_token_beyond_the_vocabulary_is_found_at_plan_time(
     with pytest.raises(CompressorError, match=r"'input_ids': holds 37, and .* 37 rows") as caught:
         make_plan(spec)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
+
+
+def test_blocks_whose_layers_are_not_linear_are_named() -> None:
+    config = transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2)
+    why = r"the blocks of GPT2LMHeadModel \(transformer.h\) hold no nn.Linear, but Conv1D"
+    with quiet_libraries(), pytest.raises(SpecError, match=why):
+        Decoder(transformers.GPT2LMHeadModel(config))

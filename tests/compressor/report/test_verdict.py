@@ -88,7 +88,7 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
         "metric drop not measured, limit 0.50: the spec has no data.evaluation"
     }
     assert next_step(blind_report, "out/a").endswith("of the float model (compress init)")
-    blind_report["baseline"]["metric_reason"] = BARE  # as for compress quantize without --eval
+    blind_report["baseline"]["latency_ms_reason"] = BARE  # as for compress quantize without --eval
     assert "for a causal language model, add --eval TEXT" in next_step(blind_report, "out/a")
     blind_report["objects"] = [{"key": "model.factory", "type": "Net"}]
     assert "data to evaluate on" in next_step(blind_report, "out/a")
