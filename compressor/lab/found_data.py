@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
 
 from compressor.calibration.sources.arrays import NpySource, NpzSource, SafetensorsSource
 from compressor.calibration.sources.audio import WavFolderSource
@@ -16,11 +17,13 @@ from compressor.calibration.sources.file_source import FileSource, Header
 from compressor.calibration.sources.images import ImageFolderSource
 from compressor.errors import SpecError
 
+_Value = TypeVar("_Value")
 _MOST = 200_000  # files that are looked at
 _FOR_RANGES = ("calibration", "training", "train")
 _FOR_JUDGING = ("evaluation", "validation", "valid", "val", "test")
 _WORDS = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of x_train, trainX and XTrain
 _LABELS = ("label", "labels", "target", "targets", "y")
+_ANSWERS = (*_LABELS, "class", "tag", "tags")  # of texts
 SUFFIXES = {
     "images": ImageFolderSource.suffixes,
     "wav": WavFolderSource.suffixes,
@@ -47,7 +50,8 @@ class Found:
         arrays: of what judges, by their names: of a file, or of the first npz file in a folder.
         typical_arrays: those of what sets ranges; others only where a file holds both parts, as in
             ``x_train`` and ``x_test``.
-        texts: names of the texts in the first object of a jsonl file.
+        texts: names of texts, or lists of words, in the first object of a jsonl file.
+        answer: the name of what is right for them; empty where none looks like it.
     """
 
     kind: str
@@ -59,6 +63,7 @@ class Found:
     arrays: Mapping[str, Header] = field(default_factory=dict)
     typical_arrays: Mapping[str, Header] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+    answer: str = ""
 
     @property
     def feeds(self) -> bool:
@@ -78,8 +83,9 @@ class Found:
     def halves(self, least: int = 1) -> bool:
         """Whether each of the two gets half of the samples, and so at least so many."""
         lengths = [header.shape[0] for header in self.arrays.values() if header.shape]
-        held = self.files if self.kind in SUFFIXES else min(lengths, default=2 * least)
-        return self.shared and not self.feeds and held >= 2 * least
+        counted = self.kind in SUFFIXES or self.feeds
+        held = self.files if counted else min(lengths, default=2 * least)
+        return self.shared and held >= 2 * least
 
     def words(self) -> str:
         """Return what was found, such as ``20 images in 2 classes``."""
@@ -105,9 +111,8 @@ def look_at(place: Path) -> Found:
         typical, judging = (_named(arrays, words) for words in (_FOR_RANGES, _FOR_JUDGING))
         if not typical or not judging:
             typical = judging = arrays
-        return Found(
-            kind, place, place, arrays=judging, typical_arrays=typical, texts=_texts(place)
-        )
+        file = Found(kind, place, place, arrays=judging, typical_arrays=typical)
+        return _with_texts(file) if kind == "jsonl" else file
     found = (_folder(place) or _feeds(place)) if place.is_dir() else None
     if found is None:
         remedy = f"name a folder of images, WAV or npz files, or a file: {', '.join(_FILES)}"
@@ -123,12 +128,18 @@ def beside(model: Path) -> list[Path]:
     return [p for p, found in seen if found and (found.classes > 1 or found.kind == "wav")]
 
 
-def _texts(place: Path) -> tuple[str, ...]:
-    if place.suffix != ".jsonl":
-        return ()
-    with place.open("rb") as stream:
-        _, first = next(objects(place, stream), ("", {}))
-    return tuple(name for name, value in first.items() if isinstance(value, str))
+def _with_texts(found: Found) -> Found:
+    """Return the same with what the first object of the file holds."""
+    with found.evaluation.open("rb") as stream:
+        _, first = next(objects(found.evaluation, stream), ("", {}))
+    answer = next(iter(_named(first, _ANSWERS)), "")
+    texts = (n for n, value in first.items() if n != answer and _is_text(value))
+    return replace(found, texts=tuple(texts), answer=answer)
+
+
+def _is_text(value: Any) -> bool:
+    words = value if isinstance(value, list) else [value]
+    return bool(words) and all(isinstance(word, str) for word in words)
 
 
 def _folder(place: Path) -> Found | None:
@@ -164,10 +175,10 @@ def labels(arrays: Mapping[str, Header]) -> str:
     return next((n for n in classes if n in _LABELS), next(iter(_named(classes, _LABELS)), ""))
 
 
-def _named(arrays: Mapping[str, Header], words: Sequence[str]) -> dict[str, Header]:
-    """Return the arrays with one of the words in their names."""
-    spelled = {name: {w.lower() for w in _WORDS.findall(name)} for name in arrays}
-    return {n: header for n, header in arrays.items() if not spelled[n].isdisjoint(words)}
+def _named(values: Mapping[str, _Value], words: Sequence[str]) -> dict[str, _Value]:
+    """Return what has one of the words in its name."""
+    spelled = {name: {w.lower() for w in _WORDS.findall(name)} for name in values}
+    return {name: value for name, value in values.items() if not spelled[name].isdisjoint(words)}
 
 
 def _parts(place: Path) -> tuple[Path, Path]:

@@ -302,7 +302,8 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     if encoder:
         first += PART.format(part=encoder)
     if network is not None and text_inputs(network) and has_tokenizer(model):
-        text = text_data(model, place, auto_class, network)
+        answer = "" if given.found is None else given.found.answer
+        text = text_data(model, place, auto_class, network, answer)
         return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage="")
     if not inputs:
         first += UNKNOWN_INPUTS

@@ -172,9 +172,9 @@ class Given:
                 "calibration": _seen_from(self.folder, found.calibration),
                 "evaluation": _seen_from(self.folder, found.evaluation),
             }
-            parted = found.halves() and "    samples: feeds" not in text
+            parted = found.halves() and (found.feeds or "    samples: feeds" not in text)
             folds = {"calibration": "1/2", "evaluation": "2/2"} if parted else {}
-            note = " # CHECK: calibration and evaluation apart" if found.shared else ""
+            note = " # CHECK: calibrate and judge on different samples" if found.shared else ""
             written, field = self._written(text)
             text = re.sub(
                 rf"^    {written}: (calibration|evaluation)(\.\w+| # a folder)?$",
@@ -207,6 +207,12 @@ class Given:
         if kind == "jsonl" and "text" in kinds and self.found.texts:
             texts = self.found.texts
             return "text", "" if "text" in texts else f"\n    field: {scalar(texts[0])}"
+        if kind == "jsonl" and "text" in kinds:
+            raise SpecError(
+                f"data {str(self.choices.data)!r}",
+                "has no text in its first object",
+                'give objects with a field of text, such as {"text": "A fine film."}',
+            )
         wanted = {"text": "text (.txt, .jsonl)", "npz": "arrays (.npz, .npy, .safetensors)"}
         raise SpecError(
             f"data {str(self.choices.data)!r}",

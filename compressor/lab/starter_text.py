@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.calibration.sources.tokenizer import beside
-from compressor.lab.starter_parts import LINES, LINES_OF, OF_PAIRS, OF_TEXT, TEXT_INPUTS
+from compressor.lab.starter_parts import LINES, LINES_OF, OF_PAIRS, OF_TEXT, TEXT_INPUTS, scalar
 from compressor.types.tensors import TensorSpec
 
 _CLASSES = "AutoModelForSequenceClassification"
@@ -18,16 +18,18 @@ _WITH_LABELS = "\n# With answers in the data (`jsonl`, `target`): "
 
 @dataclass(frozen=True)
 class _Task:
-    """What a kind of network is judged by without labels, and why."""
+    """What a kind of network is judged by without answers, and why; and with them, if it is."""
 
     metric: str
     why: str
     pairs: bool = False
+    answered: tuple[str, str] | None = None
 
 
 _SCORES = _Task(
     "spearman",
     f"Whether the scores of texts are in the float model's order.{_WITH_LABELS}in theirs.",
+    answered=("spearman", "Whether the scores of texts are in the right order."),
 )
 _OTHERS = _Task(
     "embedding",
@@ -38,10 +40,12 @@ _TASKS = {
     _CLASSES: _Task(
         "agreement",
         f"The share of answers that are the float model's.{_WITH_LABELS}accuracy or f1.",
+        answered=("accuracy", "The share of right answers; or f1."),
     ),
     "AutoModelForTokenClassification": _Task(
         "token-accuracy",
         f"The share of tokens with the float model's answer.{_WITH_LABELS}the right one's; or f1.",
+        answered=("token-accuracy", "The share of tokens with the right answer; or f1."),
     ),
     "AutoModelForQuestionAnswering": _Task(
         "span-accuracy",
@@ -54,18 +58,21 @@ _TASKS = {
 }
 
 
-def text_data(model: Path, place: str, auto_class: str, network: Any) -> str:
+def text_data(model: Path, place: str, auto_class: str, network: Any, answer: str = "") -> str:
     """Return the rest of the part ``model``, and the parts ``data`` and ``metric``.
 
     Args:
         place: the model's path as YAML.
         network: what is run, on the ``meta`` device.
+        answer: the field of the data with what is right; empty without one.
     """
     from compressor.models.transformers.carrier import longest_text, text_inputs
 
     inputs, longest = text_inputs(network), longest_text(network)
     single = auto_class == _CLASSES and network.config.num_labels == 1
     task = _SCORES if single else _TASKS.get(auto_class, _OTHERS)
+    judged = task.answered if answer else None
+    metric, why = judged or (task.metric, task.why)
     names = ", ".join(f"{i.name}: {i.name}" for i in inputs)
     fields = "    field: question\n    text-pair: context\n" if task.pairs else ""
     kind = "jsonl" if task.pairs else "text"
@@ -83,9 +90,9 @@ def text_data(model: Path, place: str, auto_class: str, network: Any) -> str:
     return TEXT_INPUTS.format(inputs="\n".join(map(_input, inputs))) + LINES.format(
         more=OF_PAIRS if task.pairs else OF_TEXT,
         calibration=calibration,
-        evaluation=evaluation,
-        why=task.why,
-        metric=task.metric,
+        evaluation=evaluation + (f"\n    target: {scalar(answer)}" if judged else ""),
+        why=why,
+        metric=metric,
     )
 
 

@@ -11,6 +11,7 @@ from compressor.report.verdict import METRIC_DROP, Report, check_rows, limit_row
 from compressor.run.verdicts import BLIND
 
 _LATENCY = "latency-ratio"
+_SIZE = "size-ratio"
 _REMOVE = ("prune-", "low-rank", "cluster", "early-exit")  # how passes are called that can do less
 _TRAIN = ("finetune", "distill")  # passes that only train
 
@@ -65,7 +66,7 @@ def next_step(report: Report, folder: str) -> str:
             return f"compress explain {folder}"
         if failed == {_LATENCY}:
             return f"compress inspect --roofline {folder}"
-        return "take fewer bits or channels, or allow more with limits.size-ratio"
+        return f"{_smaller(report)}, or allow more with limits.size-ratio"
     if report["baseline"]["metric"] is None and METRIC_DROP in verdicts:
         if report.get("objects"):
             return "to measure quality, pass data to evaluate on"
@@ -88,6 +89,20 @@ def next_step(report: Report, folder: str) -> str:
     if verdicts:
         return f"measure longer: compress bench {folder}"
     return ""
+
+
+def _smaller(report: Report) -> str:
+    """Return what makes a file smaller that is too large, by what it holds."""
+    limits = [e for e in report["limits"] if (e["name"], e["verdict"]) == (_SIZE, "failed")]
+    for limit in limits:
+        for artifact in report["artifacts"]:
+            contents, whole = artifact.get("contents"), artifact["bytes"]
+            if artifact["files"][0]["name"] != limit["artifact"] or not contents:
+                continue
+            if whole - contents["weights"] > limit["limit"] * artifact["float_bytes"]:
+                parts = f"{formats.size(contents['graph'])} of {formats.size(whole)}"
+                return f"quantize fewer layers ({parts} are the graph, not weights)"
+    return "take fewer bits or channels"
 
 
 def _lost_too_much(report: Report) -> bool:
@@ -124,4 +139,4 @@ def can_be_tuned(report: Report) -> bool:
     """Whether another recipe may keep the limit that fails: of the metric, or of the size."""
     failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
     tunable = any(entry["pass"] in REMEDIES for entry in report["passes"])
-    return tunable and bool(failed & {METRIC_DROP, "size-ratio"})
+    return tunable and bool(failed & {METRIC_DROP, _SIZE})

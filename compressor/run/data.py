@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from compressor.calibration.sources.feeds import FeedFactory, FeedFolder
 from compressor.calibration.sources.file_source import PathSource
-from compressor.calibration.sources.folds import Fold, fold_of
+from compressor.calibration.sources.folds import Fold, fold_numbers, fold_of
 from compressor.calibration.sources.iterables import ProgramBatches, program_batches, reader
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
@@ -186,7 +186,8 @@ def open_data(
 def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
     code, target = "", entry.keys.target
     samples, feeds, fold = entry.keys.samples, entry.keys.samples == FEEDS, entry.keys.fold
-    states = tuple(entry.keys.state)  # a feed may hold their first values
+    # A feed may hold the first values of states.
+    taken = entry.keys.feeds, tuple(entry.keys.state), fold_numbers(fold)
     size = 1 if feeds else entry.keys.batch or fixed_batch(inputs) or _usual_batch(entry)
     with importable([spec.folder]):
         if entry.kind == FACTORY:
@@ -204,12 +205,12 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
             source: Source = (
                 FactorySource(make, entry.reference, fields, None if fold else samples)
                 if isinstance(samples, int | None)
-                else FeedFactory(make, entry.reference, fields, entry.keys.feeds, states)
+                else FeedFactory(make, entry.reference, fields, *taken)
             )
             code += "" if given else code_digest(make)
         elif feeds:
             assert isinstance(entry.options, PathSource)
-            source = FeedFolder(entry.options.path, entry.options.fields, entry.keys.feeds, states)
+            source = FeedFolder(entry.options.path, entry.options.fields, *taken)
         else:
             # The catalog's sources are options that can be read.
             source = cast("Source", entry.options)
@@ -217,7 +218,7 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
                 source = entry.options.fitted(inputs, entry.role, entry.keys.target)
                 if entry.keys.transform is None:  # which may do anything about padding
                     source.check_mask(inputs, entry.role, size)
-        if fold is not None:
+        if fold is not None and not feeds:
             source = fold_of(source, fold, samples if isinstance(samples, int) else None)
         if entry.keys.transform is not None:
             transform = spec.symbol(entry.keys.transform, f"data.{entry.role}.transform")

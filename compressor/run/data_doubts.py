@@ -12,6 +12,7 @@ import numpy as np
 
 from compressor.calibration.sources.class_folders import ClassFolderSource
 from compressor.calibration.sources.file_source import PathSource
+from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError
 from compressor.graph.costs import cannot_run
@@ -221,9 +222,7 @@ def _copies_of_a_file(first: object, second: object) -> bool:
 
 def _overlap(first: DataKeys, second: DataKeys) -> bool:
     """Return whether two folds share samples (by the Chinese remainder theorem)."""
-    (number, of), (other, parts) = (
-        map(int, (keys.fold or "1/1").split("/")) for keys in (first, second)
-    )
+    (number, of), (other, parts) = (fold_numbers(keys.fold) for keys in (first, second))
     return (number - other) % math.gcd(of, parts) == 0
 
 

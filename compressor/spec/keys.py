@@ -119,8 +119,6 @@ class DataKeys(Options):
             number, of = map(int, self.fold.split("/"))
             if number > of:
                 raise ValueError(f"fold {self.fold} does not exist: write 1/{of} to {of}/{of}")
-            if self.samples == FEEDS:
-                raise ValueError("leave fold out: whole feeds are not parted")
         for key, value in (("state", self.state), ("feeds", self.feeds)):
             if value and self.samples != FEEDS:
                 raise ValueError(f"add samples: {FEEDS}, which {key} needs")

@@ -19,6 +19,9 @@ from compressor.errors import DataError
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch, Feed, TensorSpec
 
+WHOLE = (1, 1)
+"""The fold ``number/of`` that leaves nothing out."""
+
 
 @dataclass(frozen=True)
 class FeedFolder:
@@ -29,6 +32,7 @@ class FeedFolder:
     fields: Mapping[str, str] = field(default_factory=dict)
     most: int | None = None  # feeds that are read, the first ones
     also: tuple[str, ...] = ()  # arrays that are read beside ``fields`` where files have them
+    fold: tuple[int, int] = WHOLE
 
     def info(self) -> SourceInfo:
         """Describe the feeds by reading headers only.
@@ -64,7 +68,15 @@ class FeedFolder:
         if not paths:
             problem, remedy = "holds no npz files", "save each feed with numpy.savez"
             raise DataError(f"data '{self.path}'", problem, remedy)
-        sources = (NpzSource(path=path) for path in paths[: self.most])
+        number, of = self.fold
+        chosen = paths[number - 1 :: of][: self.most]
+        if not chosen:
+            raise DataError(
+                f"fold {number}/{of}",
+                f"holds nothing of {len(paths)} feeds",
+                "give more feeds, or fewer folds",
+            )
+        sources = (NpzSource(path=path) for path in chosen)
         return tuple(source.model_copy(update={"fields": self._read(source)}) for source in sources)
 
     def _read(self, file: NpzSource) -> dict[str, str]:
@@ -104,6 +116,7 @@ class FeedFactory:
     fields: Mapping[str, str] = field(default_factory=dict)
     most: int | None = None  # feeds that are taken, the first ones
     also: tuple[str, ...] = ()  # what is taken beside ``fields`` where feeds have it
+    fold: tuple[int, int] = WHOLE
 
     @property
     def subject(self) -> str:
@@ -124,7 +137,9 @@ class FeedFactory:
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:  # noqa: ARG002
         """Yield feeds, at most ``limit``, one at a time; raises as ``info`` does."""
         most = min((n for n in (self.most, limit) if n is not None), default=None)
-        for value in islice(iterate(self.subject, self.make), most):
+        number, of = self.fold
+        folded = islice(iterate(self.subject, self.make), number - 1, None, of)
+        for value in islice(folded, most):
             yield self._renamed(check_feed(self.subject, value))
 
     def digest(self) -> str:

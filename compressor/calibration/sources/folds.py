@@ -106,7 +106,12 @@ def fold_of(source: Source, fold: str, samples: int | None) -> Fold:
     Args:
         fold: ``NUMBER/OF``, such as ``1/4``.
     """
-    number, of = map(int, fold.split("/"))
     if isinstance(source, IndexedSource):
-        return IndexedFold(source, number, of, samples)
-    return Fold(source, number, of, samples)
+        return IndexedFold(source, *fold_numbers(fold), samples)
+    return Fold(source, *fold_numbers(fold), samples)
+
+
+def fold_numbers(fold: str | None) -> tuple[int, int]:
+    """Return ``NUMBER/OF`` as numbers; 1 and 1 without a fold."""
+    number, of = map(int, (fold or "1/1").split("/"))
+    return number, of

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compressor.calibration.sources.class_folders import ClassFolderSource
+from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.files import json_sha256
 from compressor.run.data import Data, open_data
@@ -116,7 +117,7 @@ def search_data(plan: Plan) -> SearchData:
 
 def _of_class_folders(plan: Plan, entry: DataEntry) -> SearchData:
     """Return every second file: the first ones, or the last, are of a few classes only."""
-    number, of = map(int, (entry.keys.fold or "1/1").split("/"))
+    number, of = fold_numbers(entry.keys.fold)
     ours, theirs = f"{number}/{2 * of}", f"{number + of}/{2 * of}"
     fixed = fixed_batch(plan.model.carrier.inputs) or 1
     data = _reopened(plan, entry, {"fold": theirs, "samples": _MOST // fixed * fixed})

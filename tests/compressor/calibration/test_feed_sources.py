@@ -67,6 +67,22 @@ def test_only_the_first_feeds_are_read_where_they_are_bounded(folder: Path):
     assert made.digest() != FeedFactory(make, "m:make", most=1).digest()
 
 
+@pytest.mark.parametrize("most", [None, 1])
+def test_folds_share_no_feed(folder: Path, most: int | None):
+    def make() -> Iterator[dict[str, Any]]:
+        return ({"size": np.int64(10 * i)} for i in range(3))
+
+    for fold, sizes in (((1, 2), [0, 20]), ((2, 2), [10])):
+        files = FeedFolder(folder, FIELDS, most, fold=fold)
+        made = FeedFactory(make, "m:make", most=most, fold=fold)
+        for source in (files, made):
+            assert [int(feed["size"]) for feed in source.batches(1)] == sizes[:most]
+        assert files.info().samples == len(sizes[:most])
+        assert files.digest() != FeedFolder(folder, FIELDS, most).digest() or most == fold[0] == 1
+    with pytest.raises(DataError, match=r"fold 4/4: holds nothing of 3 feeds"):
+        FeedFolder(folder, FIELDS, fold=(4, 4)).info()
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [

@@ -87,7 +87,6 @@ def test_a_fold_of_a_stream_cannot_be_read_by_number():
     [
         ({"fold": "3/2"}, "fold 3/2 does not exist: write 1/2 to 2/2"),
         ({"fold": "half"}, "fold"),
-        ({"fold": "1/2", "samples": "feeds"}, "leave fold out: whole feeds are not parted"),
     ],
 )
 def test_what_is_no_fold_is_refused(tmp_path: Path, keys, message: str):

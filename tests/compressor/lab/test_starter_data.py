@@ -217,16 +217,17 @@ def test_a_model_that_scores_classes_is_judged_by_its_answers(tmp_path, labels):
 def test_a_folder_of_npz_files_holds_a_sample_in_each(tmp_path, shape, parts):
     for part in parts or ("",):
         (tmp_path / "feeds" / part).mkdir(parents=True)
-        for index in range(2 + bool(part == "train")):
+        for index in range({"train": 3, "test": 2}.get(part, 5)):
             path = tmp_path / "feeds" / part / f"{index}.npz"
             np.savez(path, values=np.full((3, 5), index, np.float32), length=np.int64(3))
     plan = planned(save_net(tmp_path / "m.onnx", shape), Choices(tmp_path / "feeds"))
     counts = {role: data.samples for role, data in plan.data.items()}
-    assert counts == {"calibration": 3 if parts else 2, "evaluation": 2}
+    assert counts == {"calibration": 3, "evaluation": 2}
     assert plan.data["evaluation"].feeds
-    text = (tmp_path / "specs" / "spec.yaml").read_text()
-    assert ("CHECK: calibration and evaluation apart" in text) is not bool(parts)
-    assert look_at(tmp_path / "feeds").words() == "2 npz files"
+    seen = [feed["x"].flat[0] for feed in plan.data["evaluation"].batches()]
+    assert seen == ([0, 1] if parts else [1, 3])
+    assert "CHECK: calibrate" not in (tmp_path / "specs" / "spec.yaml").read_text()
+    assert look_at(tmp_path / "feeds").words() == f"{2 if parts else 5} npz files"
 
 
 def test_two_folders_beside_the_model_are_too_many(tmp_path):

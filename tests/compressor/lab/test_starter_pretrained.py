@@ -176,22 +176,28 @@ def test_of_an_encoder_of_text(tmp_path: Path, auto: str, metric: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "field"),
-    [({"text": "a", "label": "x"}, "text"), ({"n": 1, "body": "a", "note": "a"}, "body")],
+    ("task", "line", "field", "target", "metric"),
+    [
+        ("Sequence", {"text": "a", "label": "x"}, "text", "label", "accuracy"),
+        ("Sequence", {"n": 1, "body": "a", "note": "a"}, "body", None, "agreement"),
+        ("Token", {"ner_tags": ["x"], "words": ["a"]}, "words", "ner_tags", "token-accuracy"),
+    ],
 )
 def test_lines_of_json_take_the_place_of_text(
-    tmp_path: Path, line: dict[str, Any], field: str
+    tmp_path: Path, task: str, line: dict[str, Any], field: str, target: str | None, metric: str
 ) -> None:
     """init refused the file whose kind its own help names."""
-    path = encoder(tmp_path, "AutoModelForSequenceClassification", roberta())
+    path = encoder(tmp_path, f"AutoModelFor{task}Classification", roberta())
     data = tmp_path / "lines.jsonl"
     data.write_text(f"{json.dumps(line)}\n" * 4)
     choices = Choices(data=data)
     assert not write_starter(path, tmp_path / "spec.yaml", choices)
-    entry = load_spec(tmp_path / "spec.yaml").data["evaluation"]
+    spec = load_spec(tmp_path / "spec.yaml")
+    entry = spec.data["evaluation"]
     assert (entry.kind, entry.options.field) == ("jsonl", field)  # type: ignore[union-attr]
+    assert (entry.keys.target, spec.metric) == (target, metric)
     data.write_text('{"n": 1}\n')
-    with pytest.raises(SpecError, match=r"jsonl, which .*; give text \(\.txt, \.jsonl\)"):
+    with pytest.raises(SpecError, match="has no text in its first object; give objects"):
         write_starter(path, tmp_path / "other.yaml", choices)
 
 

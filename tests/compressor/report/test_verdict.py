@@ -137,6 +137,19 @@ def test_rules_for_layers_are_no_remedy_for_time_and_bytes(
     assert next_step(failed_report, "out/a") == step
 
 
+def test_fewer_bits_do_not_shrink_a_graph(failed_report: Report):
+    failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    (artifact,) = (a for a in failed_report["artifacts"] if a.get("contents"))
+    artifact["contents"] = {"weights": 12_044, "scales": 0, "graph": 300_000}
+    for limit in failed_report["limits"]:
+        of_size = limit["name"] == "size-ratio" and limit["artifact"] == "model.onnx"
+        limit.update(verdict="failed" if of_size else "passed", ok=not of_size, limit=0.2)
+    words = "quantize fewer layers (300 kB of 312 kB are the graph, not weights)"
+    assert next_step(failed_report, "out/a").startswith(words)
+    artifact["contents"] = {"weights": 300_000, "scales": 0, "graph": 12_044}
+    assert next_step(failed_report, "out/a").startswith("take fewer bits")
+
+
 def test_what_pruning_lost_no_rule_for_a_layer_wins_back(failed_report: Report):
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
     del failed_report["advice"]
