@@ -8,7 +8,7 @@ from compressor.graph.costs import BARE
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.report.verdict import METRIC_DROP, Report, check_rows, limit_rows, metric_name
-from compressor.run.verdicts import BLIND
+from compressor.run.verdicts import BLIND, NO_SHARE
 
 _LATENCY = "latency-ratio"
 _SIZE = "size-ratio"
@@ -77,6 +77,8 @@ def next_step(report: Report, folder: str) -> str:
             else ""
         )
         return f"to measure quality{': ' if text else ', '}{text}{spec}"
+    if any(e.get("reason") == NO_SHARE for e in report["limits"]):
+        return "state limits.metric-drop in the metric's own unit"
     if any((e.get("reason") or "").startswith(BLIND) for e in report["limits"]):
         return (
             "check the labels of data.evaluation, if there are any, or state a smaller "

@@ -18,7 +18,7 @@ from compressor.errors import SpecError
 from compressor.graph.costs import cannot_run
 from compressor.models.onnx.checks import foreign_operators
 from compressor.run.evaluate import Evaluation
-from compressor.spec.keys import FEEDS, DataKeys
+from compressor.spec.keys import DataKeys
 from compressor.spec.load import DataEntry, Spec
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import TrainPass
@@ -162,10 +162,9 @@ def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]
         return []
     parted = ", or let each read every other sample (fold: 1/2 and fold: 2/2)"
     what, so = _SEEN[role]
-    fed = FEEDS in (first.keys.samples, second.keys.samples)
     return [
         f"quality is judged on the samples that {what}, {so}: use other samples for "
-        f"data.evaluation (--eval){'' if fed else parted}"
+        f"data.evaluation (--eval of compress quantize){parted}"
     ]
 
 

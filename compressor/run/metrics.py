@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -374,7 +375,8 @@ def resolve_metric(
             function = symbol(reference, "metric")
 
         def call(outputs: Batch, target: Any) -> Array:
-            return np.asarray(function(_plain(outputs), _plain(target)))
+            own = deepcopy((_plain(outputs), _plain(target)))  # it may change them in place
+            return np.asarray(function(*own))
 
         return Metric(reference, call, higher, code=function)
     with located(where):

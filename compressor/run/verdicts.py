@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from compressor.errors import DataError, SpecError
-from compressor.run.metrics import Metric
+from compressor.run.metrics import MSE, Metric
 from compressor.run.statistics import exact_p
 from compressor.spec.keys import LimitKeys
 from compressor.types.tensors import Array
@@ -67,6 +67,7 @@ def same_function(sqnr_db: float | None) -> bool:
 DEFAULT_SHARE = 0.01  # of the metric's value, for metrics that have no points
 _STRADDLES = "the 95 % interval contains the limit"
 _TOO_WIDE = "the 95 % interval is too wide so near to the limit"
+NO_SHARE = "a share of the float model's value, which is 0, is no limit"
 BLIND = "one answer for all samples would also be within the limit"
 _LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
 
@@ -103,8 +104,10 @@ def judge(
                 continue
             if name == "latency_ratio" and not has_latency and (default or any_served):
                 continue
+            stated = True
             if name == "metric_drop" and default:
-                limit = _default_drop(limit, artifact, float_metric)
+                own = _default_drop(limit, artifact, float_metric)
+                limit, stated = own or 0.0, own is not None
             value, interval, reason = _measurement(name, artifact)
             if name == "metric_drop" and value is not None:
                 verdict, blind = drop_verdict(
@@ -112,7 +115,9 @@ def judge(
                 )
             else:
                 verdict, blind = verdict_of(interval, limit, WIDEST_RATIO), ""
-            if blind:
+            if verdict != "passed" and not stated:
+                verdict, reason = "unknown", NO_SHARE
+            elif blind:
                 reason = blind
             elif verdict == "unknown" and interval is not None:
                 reason = _STRADDLES if interval[0] <= limit <= interval[1] else _TOO_WIDE
@@ -170,14 +175,17 @@ def _is_served(artifact: Mapping[str, Any]) -> bool:
 
 def _default_drop(
     points: float, artifact: Mapping[str, Any], float_metric: Mapping[str, Any] | None
-) -> float:
-    """Return the default limit of a metric's drop, in the metric's unit."""
+) -> float | None:
+    """Return the default limit of a metric's drop in its unit; ``None`` if nothing tells it."""
     if float_metric is None or float_metric["unit"] == "%":
         return points
     whole = abs(float(float_metric["value"]))
-    if whole == 0.0 and artifact["metric"] is not None and artifact["sqnr_db"] is not None:
-        # An error, of which the float model has none: its whole is the outputs' mean square.
-        whole = abs(float(artifact["metric"]["value"])) * 10 ** (artifact["sqnr_db"] / 10)
+    if whole == 0.0:
+        if float_metric["name"] != MSE.name:
+            return None
+        if artifact["metric"] is not None and artifact["sqnr_db"] is not None:
+            # Of an error the whole is the outputs' mean square.
+            whole = abs(float(artifact["metric"]["value"])) * 10 ** (artifact["sqnr_db"] / 10)
     return DEFAULT_SHARE * whole
 
 

@@ -242,6 +242,20 @@ def test_a_metric_of_the_users_own(tmp_path: Path):
     ).higher_is_better
 
 
+def test_a_metric_may_change_its_arguments(tmp_path: Path):
+    """What it gets is its own: the float model's outputs are held against the next artifact too."""
+    (tmp_path / "scaling_metric.py").write_text(
+        "def far(outputs, target):\n"
+        "    outputs *= 2\n"
+        "    target *= 2\n"
+        "    return abs(outputs - target)\n"
+    )
+    own = resolve_metric("scaling_metric:far", False, found_in(tmp_path), "s:1")
+    outputs, target = {"y": np.array([1.0, 2.0])}, {"y": np.array([1.0, 3.0])}
+    for _ in range(2):
+        assert own.per_sample(outputs, target, 2).tolist() == [0, 2]
+
+
 def test_a_metric_of_several_outputs_gets_all_of_them(tmp_path: Path):
     (tmp_path / "two_output_metric.py").write_text(
         "def both(outputs, target):\n    return outputs['a'] + outputs['b']\n"

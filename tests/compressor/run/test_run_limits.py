@@ -6,7 +6,9 @@ import pytest
 
 from compressor.errors import ArtifactError, DataError, ExitCode, ModelError
 from compressor.exporters.onnx import OnnxExporter
+from compressor.report.next_step import next_step
 from compressor.run import verify
+from compressor.run.verdicts import NO_SHARE
 from tests.compressor.tiny_project import ONNX, REPORTS, Project
 
 
@@ -30,6 +32,25 @@ def test_a_worse_model(on_onnx: Project):
     assert (found["name"], found["limit"]) == ("metric-drop", 1.0)
     assert found["measured"] > 1
     assert found["measured"] == 100 - on_onnx.report()["artifacts"][0]["metric"]["value"]
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(-1.0, "unknown"), (1.0, "passed")])
+def test_a_metric_that_is_zero_for_the_float_model_tells_no_limit(
+    on_onnx: Project, factor: float, verdict: str
+):
+    """A share of nothing was guessed from the outputs, and passed what answers at random."""
+    (on_onnx.folder / "tiny_far.py").write_text(
+        "def far(outputs, target):\n    return abs(outputs - target).max(1)\n"
+    )
+    del on_onnx.spec["data"]["evaluation"]["target"]
+    on_onnx.spec["metric"] = {"function": "tiny_far:far", "higher-is-better": False}
+    on_onnx.spec["passes"] = [{"pass": "nudge", "factor": factor}]
+    report = on_onnx.run().report
+    (found,) = [e for e in report["limits"] if e["name"] == "metric-drop"]
+    assert found["verdict"] == verdict
+    assert (found["reason"] == NO_SHARE) is (verdict == "unknown")
+    words = "state limits.metric-drop in the metric's own unit"
+    assert (next_step(report, "out") == words) is (verdict == "unknown")
 
 
 def test_a_larger_model_fails_only_if_it_was_to_be_smaller(on_onnx: Project):
