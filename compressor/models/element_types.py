@@ -156,6 +156,12 @@ def from_numpy(tensor: ir.TensorProtocol) -> torch.Tensor:
     return _shared(array)
 
 
+def tensor_of(value: ir.Value) -> torch.Tensor:
+    """Return what an initializer holds; see :func:`from_numpy`."""
+    assert value.const_value is not None
+    return from_numpy(value.const_value)
+
+
 def to_numpy(tensor: torch.Tensor) -> Array:
     """Return a tensor's elements as an array; bfloat16 keeps its type."""
     if tensor.dtype == torch.bfloat16:

@@ -23,7 +23,7 @@ from compressor.errors import DataError
 from compressor.files import staging
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.progress import Advance, nobody_watches
@@ -252,9 +252,7 @@ class GraphBlocks:
         layer = self._layers[name]
         weight = self._changes.get(name)
         if weight is None:
-            tensor = self._graph.graph.initializers[name].const_value
-            assert tensor is not None
-            weight = from_numpy(tensor)
+            weight = tensor_of(self._graph.graph.initializers[name])
         quantized = codes.compute(layer.canonical(weight))
         return layer.stored(quantized.dequantize()).to(weight.dtype)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.types.channels import Units
 
 
@@ -62,9 +62,7 @@ def originals(
     found: dict[str, Tensor] = {}
     for name in sorted(weights):
         path, _, attribute = name.rpartition(".")
-        stored = graph.graph.initializers[name].const_value
-        assert stored is not None
-        value: Any = from_numpy(stored)
+        value: Any = tensor_of(graph.graph.initializers[name])
         steps: list[Any] = list(_steps(module.get_submodule(path), attribute))
         try:
             with torch.no_grad():

@@ -7,22 +7,24 @@ makes of them; see :mod:`compressor.run.sensitivity`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
-from compressor.passes.quantize.kept_samples import Groups
-from compressor.passes.quantize.maths.reconstruct import (
-    TrainedCodes,
-    rate_share,
+from compressor.passes.quantize.code_training import (
+    Recipe,
+    TrainedWeights,
+    rounded_values,
+    train_codes,
+    values_of,
 )
-from compressor.passes.quantize.reconstruct import Recipe
+from compressor.passes.quantize.kept_samples import Groups
+from compressor.passes.quantize.maths.reconstruct import TrainedCodes
 from compressor.run.decoder_blocks import DecoderBlocks
 from compressor.run.weight_pass import Changes, Choice, compared
 from compressor.run.whole_blocks import TOKENS_AT_ONCE, Crossing, WholeBlock, WholeBlocks
@@ -108,7 +110,7 @@ def _made(
         groups.add(samples)
     task = _Task(block, weights)
     before = task.judged(groups.held)
-    task.descend(groups.drawn(), recipe)
+    train_codes(weights, recipe, groups.drawn(), task.backward)
     after = task.judged(groups.held)
     for inside, (layer, codes) in weights.items():
         start = changes.weights[layer.weight]
@@ -131,37 +133,23 @@ class _Task:
     """
 
     block: WholeBlock
-    weights: Mapping[str, tuple[Layer, TrainedCodes]]
+    weights: TrainedWeights
 
-    def descend(self, groups: Iterator[Sequence[int]], recipe: Recipe) -> None:
-        """Train, with a group of batches for each step."""
-        codes = [codes for _, codes in self.weights.values()]
-        parts = [
-            {"params": [x.latent for x in codes], "lr": recipe.rate},
-            {"params": [x.size for x in codes], "lr": recipe.size_rate},
-        ]
-        optimizer = torch.optim.Adam(parts)
-        rates = LambdaLR(optimizer, lambda step: rate_share(step, recipe.steps))
-        for group, _ in zip(groups, range(recipe.steps), strict=False):
-            optimizer.zero_grad()
-            values = {n: layer.stored(x.weight()) for n, (layer, x) in self.weights.items()}
-            # Rounded once a step: their gradients are summed over its batches.
-            leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
-            for number in group:
-                error = self._error(self.block.crossing(number), leaves) / len(group)
-                error.backward()  # type: ignore[no-untyped-call]
-            gradients = [leaf.grad for leaf in leaves.values()]
-            torch.autograd.backward(list(values.values()), gradients)
-            optimizer.step()
-            rates.step()
+    def backward(self, group: Sequence[int]) -> None:
+        """Add the gradients of a group of samples to what is trained."""
+        values = values_of(self.weights)
+        # Rounded once a step: their gradients are summed over its batches.
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        for number in group:
+            error = self._error(self.block.crossing(number), leaves) / len(group)
+            error.backward()  # type: ignore[no-untyped-call]
+        gradients = [leaf.grad for leaf in leaves.values()]
+        torch.autograd.backward(list(values.values()), gradients)
 
     @torch.no_grad()
     def judged(self, held: Sequence[int]) -> float:
         """Return the error of the block's outputs, in nats a token."""
-        values = {
-            name: layer.stored(codes.quantized().dequantize())
-            for name, (layer, codes) in self.weights.items()
-        }
+        values = rounded_values(self.weights)
         crossings = (self.block.crossing(number) for number in held)
         return sum(float(self._error(x, values)) for x in crossings) / len(held)
 

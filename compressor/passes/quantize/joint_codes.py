@@ -10,24 +10,30 @@ section 3.3. Memory holds the activations of a step's samples in the whole netwo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from compressor.files import scratch
 from compressor.graph.values import tensor_spec
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.executor import GraphModule
+from compressor.passes.quantize.code_training import (
+    Recipe,
+    TrainedWeights,
+    quantized,
+    rounded_values,
+    train_codes,
+    values_of,
+)
 from compressor.passes.quantize.kept_samples import KeptSamples
-from compressor.passes.quantize.maths.reconstruct import TrainedCodes, rate_share
+from compressor.passes.quantize.maths.reconstruct import TrainedCodes
 from compressor.passes.quantize.static.latency import Shapes, typical_shapes
 from compressor.passes.train.losses import kl_divergence
-from compressor.progress import Advance
 from compressor.run.blockwise import Activations
 from compressor.run.scores import class_axis
 from compressor.types.layers import Layer, QuantizedTensor
@@ -36,23 +42,6 @@ from compressor.types.tensors import Array, fixed_batch
 
 _FLOAT = 4
 _OF_WEIGHTS = 8  # what is trained, its gradient, Adam's two, and what it stands for on the way
-
-
-@dataclass(frozen=True)
-class JointRecipe:
-    """How long and how fast codes and scales are trained.
-
-    Attributes:
-        steps: of gradient descent.
-        batch: samples in a step.
-        rate: at which codes move at first.
-        size_rate: at which scales do, as a share of what they were.
-    """
-
-    steps: int
-    batch: int
-    rate: float
-    size_rate: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +62,7 @@ class JointCodes:
 def train_together(
     model: ir.Model,
     start: Mapping[str, tuple[Layer, QuantizedTensor]],
-    recipe: JointRecipe,
+    recipe: Recipe,
     context: PassContext,
     name: str,
 ) -> JointCodes:
@@ -101,19 +90,24 @@ def train_together(
             weight: (layer, TrainedCodes(_matrix(model, layer), codes))
             for weight, (layer, codes) in start.items()
         }
+
+        def backward(group: Sequence[int]) -> None:
+            for index in group:
+                loss = task.divergence(index, values_of(weights)) / len(group)
+                loss.backward()  # type: ignore[no-untyped-call]
+
         before = _judged(task, samples.held, weights)
-        _descend(task, samples.drawn(), weights, recipe, advance)
+        train_codes(weights, recipe, samples.drawn(), backward, advance=advance)
         after = _judged(task, samples.held, weights)
     if after < before:
-        found = {layer.name: codes.quantized() for layer, codes in weights.values()}
-        return JointCodes(found, before, after)
+        return JointCodes(quantized(weights), before, after)
     return JointCodes({layer.name: codes for layer, codes in start.values()}, before, before)
 
 
 def training_bytes(
     model: ir.Model,
     layers: Iterable[Layer],
-    recipe: JointRecipe,
+    recipe: Recipe,
     shapes: Shapes,
 ) -> int:
     """Return the bytes of memory that :func:`train_together` takes at most.
@@ -156,43 +150,15 @@ class _Task:
         return kl_divergence(found.movedim(axis, -1), target.movedim(axis, -1), 1.0).mean()
 
 
-def _descend(
-    task: _Task,
-    groups: Iterator[Sequence[int]],
-    weights: Mapping[str, tuple[Layer, TrainedCodes]],
-    recipe: JointRecipe,
-    advance: Advance,
-) -> None:
-    """Train, with a group of batches for each step."""
-    parts = [
-        {"params": [codes.latent for _, codes in weights.values()], "lr": recipe.rate},
-        {"params": [codes.size for _, codes in weights.values()], "lr": recipe.size_rate},
-    ]
-    optimizer = torch.optim.Adam(parts)
-    rates = LambdaLR(optimizer, lambda step: rate_share(step, recipe.steps))
-    for step, group in zip(range(recipe.steps), groups, strict=False):
-        optimizer.zero_grad()
-        for index in group:
-            replaced = {n: layer.stored(x.weight()) for n, (layer, x) in weights.items()}
-            loss = task.divergence(index, replaced) / len(group)
-            loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        rates.step()
-        advance(step + 1)
-
-
 @torch.no_grad()
-def _judged(
-    task: _Task, held: Sequence[int], weights: Mapping[str, tuple[Layer, TrainedCodes]]
-) -> float:
-    replaced = {n: layer.stored(x.quantized().dequantize()) for n, (layer, x) in weights.items()}
+def _judged(task: _Task, held: Sequence[int], weights: TrainedWeights) -> float:
+    replaced = rounded_values(weights)
     return sum(float(task.divergence(index, replaced)) for index in held) / len(held)
 
 
 def _matrix(model: ir.Model, layer: Layer) -> Tensor:
-    tensor = model.graph.initializers[layer.weight].const_value
-    assert tensor is not None
-    return layer.canonical(from_numpy(tensor)).to(torch.float32)
+    weight = tensor_of(model.graph.initializers[layer.weight])
+    return layer.canonical(weight).to(torch.float32)
 
 
 def _tensor(array: Array) -> Tensor:

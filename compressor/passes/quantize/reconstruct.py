@@ -9,7 +9,7 @@ quantization, 2020 (arXiv:1902.08153). Memory holds what enters and leaves one b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,20 +18,22 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 
 from compressor.errors import ModelError, SpecError
 from compressor.files import scratch
 from compressor.graph.blocks import GraphBlock, block_outputs, extract_block, partition
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.executor import GraphModule
 from compressor.models.torch.smaller_module import check_executable
-from compressor.passes.quantize.kept_samples import KeptSamples
-from compressor.passes.quantize.maths.reconstruct import (
-    TrainedCodes,
-    rate_share,
-    relative_error,
+from compressor.passes.quantize.code_training import (
+    Recipe,
+    quantized,
+    rounded_values,
+    train_codes,
+    values_of,
 )
+from compressor.passes.quantize.kept_samples import KeptSamples
+from compressor.passes.quantize.maths.reconstruct import TrainedCodes, relative_error
 from compressor.passes.quantize.rounded_graph import Drop, RoundedValue, with_rounding
 from compressor.run.blockwise import Activations
 from compressor.types.layers import Layer, QuantizedTensor
@@ -57,23 +59,6 @@ class Reconstructed:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How long and how fast blocks are trained.
-
-    Attributes:
-        steps: of gradient descent in each block.
-        batch: samples in a step.
-        rate: at which codes move at first.
-        size_rate: at which scales do, as a share of what they were.
-    """
-
-    steps: int = 100
-    batch: int = 32
-    rate: float = 0.05
-    size_rate: float = 0.005
-
-
-@dataclass(frozen=True)
 class Start:
     """What training starts from.
 
@@ -88,7 +73,7 @@ class Start:
     layers: Sequence[Layer]
     weights: Mapping[str, Callable[[], QuantizedTensor]]
     activations: Mapping[str, RoundedValue]
-    recipe: Recipe = Recipe()
+    recipe: Recipe
 
 
 def check_reconstruction(model: ir.Model, option: str) -> None:
@@ -159,54 +144,6 @@ class _Task:
         return relative_error(list(outputs.values()), [targets[name] for name in outputs])
 
 
-class _Block:
-    """What is trained in one block: the codes of weights, and the steps of activations.
-
-    Args:
-        weights: codes by the weight's name, with the layer whose weight it is.
-        steps: names of the initializers that hold what activations' steps are multiplied with.
-    """
-
-    def __init__(self, weights: Mapping[str, tuple[Layer, TrainedCodes]], steps: Iterable[str]):
-        self._weights = weights
-        self._steps = {name: torch.ones(()).requires_grad_() for name in steps}
-
-    def descend(
-        self, task: _Task, drop: Drop, groups: Iterator[Sequence[int]], recipe: Recipe
-    ) -> None:
-        """Train, with a group of batches for each step."""
-        codes = [codes for _, codes in self._weights.values()]
-        sizes = [*(x.size for x in codes), *self._steps.values()]
-        if not sizes:
-            return
-        parts = [
-            {"params": [x.latent for x in codes], "lr": recipe.rate},
-            {"params": sizes, "lr": recipe.size_rate},
-        ]
-        optimizer = torch.optim.Adam([part for part in parts if part["params"]])
-        rates = LambdaLR(optimizer, lambda step: rate_share(step, recipe.steps))
-        with drop.active():
-            for group, _ in zip(groups, range(recipe.steps), strict=False):
-                optimizer.zero_grad()
-                for index in group:
-                    replaced = {
-                        name: layer.stored(codes.weight())
-                        for name, (layer, codes) in self._weights.items()
-                    }
-                    error = task.error(index, drop, {**replaced, **self._steps})
-                    (error / len(group)).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                rates.step()
-
-    def weights(self) -> dict[str, QuantizedTensor]:
-        """Return the weights as they are now, by the layer's name."""
-        return {layer.name: codes.quantized() for layer, codes in self._weights.values()}
-
-    def steps(self) -> dict[str, Tensor]:
-        """Return what steps are multiplied with now, by the initializer's name."""
-        return {name: size.detach() for name, size in self._steps.items()}
-
-
 class _Walk:
     """Visits the blocks in the order of execution."""
 
@@ -267,26 +204,28 @@ class _Walk:
             if name in present and value not in self._seen
         }
         self._seen.update(steps)
-        codes = {
-            layer.weight: (
-                layer,
-                TrainedCodes(self._matrix(layer), self.result.weights[layer.name]),
-            )
-            for layer in layers
+        weights = {
+            x.weight: (x, TrainedCodes(self._matrix(x), self.result.weights[x.name]))
+            for x in layers
         }
-        block = _Block(codes, steps.values())
+        sizes = {name: torch.ones(()).requires_grad_() for name in steps.values()}
         before = self._judged(task)
-        block.descend(task, self._drop, self.samples.drawn(), self._start.recipe)
-        trained = block.weights()
-        after = self._judged(
-            task,
-            {x.weight: x.stored(trained[x.name].dequantize()) for x in layers} | block.steps(),
-        )
+
+        def backward(group: Sequence[int]) -> None:
+            for index in group:
+                error = task.error(index, self._drop, {**values_of(weights), **sizes})
+                (error / len(group)).backward()  # type: ignore[no-untyped-call]
+
+        groups, recipe = self.samples.drawn(), self._start.recipe
+        with self._drop.active():
+            train_codes(weights, recipe, groups, backward, factors=sizes.values())
+        sizes = {name: size.detach() for name, size in sizes.items()}
+        after = self._judged(task, rounded_values(weights) | sizes)
         better = after < before
         self.result.errors.update({x.name: (before, min(after, before)) for x in layers})
         if better:
-            self.result.weights.update(trained)
-            self._set_steps(steps, block.steps())
+            self.result.weights.update(quantized(weights))
+            self._set_steps(steps, sizes)
         return better
 
     def _set_steps(self, names: Mapping[str, str], sizes: Mapping[str, Tensor]) -> None:
@@ -297,9 +236,8 @@ class _Walk:
             self.result.activations[value] = replace(old, scale=scale)
 
     def _matrix(self, layer: Layer) -> Tensor:
-        tensor = self._model.graph.initializers[layer.weight].const_value
-        assert tensor is not None
-        return layer.canonical(from_numpy(tensor)).to(torch.float32)
+        weight = tensor_of(self._model.graph.initializers[layer.weight])
+        return layer.canonical(weight).to(torch.float32)
 
     @torch.no_grad()
     def _judged(

@@ -15,7 +15,7 @@ import transformers
 from compressor.errors import SpecError
 from compressor.models.transformers.block_checkpoint import open_blocks
 from compressor.passes.quantize import block_codes
-from compressor.passes.quantize.reconstruct import Recipe
+from compressor.passes.quantize.code_training import Recipe
 from compressor.passes.quantize.weights import gptq
 from compressor.progress import quiet_libraries
 from compressor.run.decoder_blocks import decoder_run

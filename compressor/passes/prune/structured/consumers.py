@@ -16,7 +16,7 @@ from compressor.graph.channels.slicing import Kept
 from compressor.graph.layers import activation_input, is_bias, with_bias
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, sole_reader
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.layer_uses import nodes_of
 from compressor.passes.prune.maths.least_squares import Window
 from compressor.run.weight_pass import FLOATS
@@ -315,8 +315,7 @@ def _by_row(value: ir.Value, layer: Layer) -> bool:
 
 def _numbers(value: ir.Value | None) -> Tensor:
     assert value is not None
-    assert value.const_value is not None
-    return from_numpy(value.const_value).to(torch.float64)
+    return tensor_of(value).to(torch.float64)
 
 
 def upstream(model: ir.Model, consumers: Sequence[Consumer]) -> Mapping[str, frozenset[int]]:

@@ -25,7 +25,7 @@ from compressor.files import scratch
 from compressor.graph.blocks import GraphBlock, extract_block
 from compressor.graph.channels.slicing import Kept
 from compressor.graph.residuals import ResidualBlock
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, pairs, solve
 from compressor.passes.prune.structured.consumers import (
@@ -309,9 +309,7 @@ class _Walk:
             solved.changes[c.shift.parameter] = moved.to(held.dtype)
 
     def _parameter(self, name: str) -> Tensor:
-        tensor = self._models[1].graph.initializers[name].const_value
-        assert tensor is not None
-        return from_numpy(tensor)
+        return tensor_of(self._models[1].graph.initializers[name])
 
 
 def _same_places(c: Consumer, before: ir.Shape | None, after: ir.Shape | None) -> bool:

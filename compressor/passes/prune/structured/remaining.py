@@ -8,7 +8,7 @@ from math import inf
 import numpy as np
 import torch
 
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.passes.prune.criteria import Scores
 from compressor.passes.prune.maths.elimination import Reader, eliminate
 from compressor.passes.prune.maths.least_squares import Sums
@@ -74,9 +74,8 @@ def _reader(
     moment = sums.inputs
     if c.shift is not None:
         moment = moment - torch.outer(sums.input_sum, sums.input_sum) / max(sums.count, 1)
-    stored = carrier.graph().graph.initializers[c.layer.weight].const_value
-    assert stored is not None
-    weight = c.layer.canonical(from_numpy(stored)).to(torch.float64)
+    stored = tensor_of(carrier.graph().graph.initializers[c.layer.weight])
+    weight = c.layer.canonical(stored).to(torch.float64)
     return Reader(weight * c.scale()[:, None], moment, spread)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, ModelError
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.executor import GraphModule
 from compressor.passes.prune import criteria
 from compressor.run.signals import ratio_db
@@ -65,10 +65,8 @@ def magnitude_scores(
     @cache
     def sums(member: Member) -> criteria.Scores:
         axis = channels.parameters[member.parameter][member.axis]
-        tensor = model.graph.initializers[member.parameter].const_value
         assert axis is not None
-        assert tensor is not None
-        terms = criteria.powers(from_numpy(tensor), norm)
+        terms = criteria.powers(tensor_of(model.graph.initializers[member.parameter]), norm)
         return criteria.unit_sums(criteria.position_sums(terms, member.axis), axis, channels.count)
 
     scores = []

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from compressor.graph.output_parts import named_parts, output_parts
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.passes.prune.criteria import Queue
 from compressor.passes.prune.maths.least_squares import Start, Sums, without_columns
 from compressor.passes.prune.structured.consumers import Consumer, possible_consumers
@@ -119,9 +119,7 @@ class SolvedModel:
     def _parameter(self, name: str, given: Batch) -> torch.Tensor:
         if name in given:
             return torch.from_numpy(given[name])
-        tensor = self._carrier.graph().graph.initializers[name].const_value
-        assert tensor is not None
-        return from_numpy(tensor)
+        return tensor_of(self._carrier.graph().graph.initializers[name])
 
 
 class OutputLoss:

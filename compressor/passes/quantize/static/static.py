@@ -24,10 +24,10 @@ from compressor.passes.prepare.planned import nothing_to_scale, scalable
 from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.cast.rewrite import in_single
+from compressor.passes.quantize.code_training import Recipe
 from compressor.passes.quantize.dynamic_operators import LstmWriter, integer_lstms
 from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.passes.quantize.reconstruct import (
-    Recipe,
     Reconstructed,
     Start,
     check_reconstruction,

@@ -13,15 +13,11 @@ from compressor.models.layer_uses import observed_inputs
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.passes.quantize.block_codes import memory_of_blocks, train_blocks
-from compressor.passes.quantize.joint_codes import JointRecipe, train_together, training_bytes
+from compressor.passes.quantize.code_training import Recipe
+from compressor.passes.quantize.joint_codes import train_together, training_bytes
 from compressor.passes.quantize.maths.floating import RangeSearch
 from compressor.passes.quantize.maths.gptq import gptq_weights, join_rows, split_rows
-from compressor.passes.quantize.reconstruct import (
-    Recipe,
-    Start,
-    check_reconstruction,
-    reconstruct,
-)
+from compressor.passes.quantize.reconstruct import Start, check_reconstruction, reconstruct
 from compressor.run.weight_pass import Changes, Choice, Treatment, compared
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
@@ -32,7 +28,7 @@ _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which mo
 _FEW_BITS, _SWEEPS = 3, 8  # steps are so wide that a code that moves leaves others to be moved
 _RECIPE = Recipe(steps=64, batch=4, rate=0.02, size_rate=0.01)  # samples are whole sequences
 _STREAMED = Recipe(steps=64, batch=8, rate=0.02, size_rate=0.01)
-_JOINT = JointRecipe(steps=96, batch=4, rate=0.02, size_rate=0.02)
+_JOINT = Recipe(steps=96, batch=4, rate=0.02, size_rate=0.02)
 _OF_SCORES = ("perplexity", "accuracy", "top5")  # metrics of outputs that hold scores of classes
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
 

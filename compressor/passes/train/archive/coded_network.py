@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.executor.node import Operator, Operators
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import trainable_graph
@@ -236,8 +236,7 @@ def coded_network(
     coded = (*layers, *vectors)
     for name in coded:
         value = held[name]
-        assert value.const_value is not None
-        coding = first_coding(from_numpy(value.const_value).float(), bits)
+        coding = first_coding(tensor_of(value).float(), bits)
         book = editor.constant(name + _BOOK, coding.book.numpy())
         codes = editor.constant(name + _CODES, coding.codes.numpy())
         _decoded(editor, value, book, codes)

@@ -14,7 +14,7 @@ from torch import Tensor
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def move_biases(graph: ir.Model) -> None:
     """Let norms subtract from their means what layers before them no longer add, in place."""
     held = graph.graph.initializers
     for name, mean in inner_biases(graph).items():
-        bias, middle = (_read(held[n]) for n in (name, mean))
+        bias, middle = (tensor_of(held[n]) for n in (name, mean))
         for target, tensor in ((name, torch.zeros_like(bias)), (mean, middle - bias)):
             held[target].const_value = ir.tensor(tensor.numpy(), name=target)
 
@@ -112,13 +112,8 @@ def with_plain_statistics(graph: ir.Model, norms: Collection[LiveNorm]) -> ir.Mo
         for index, name, number in ((3, "mean", 0.0), (4, "variance", 1 - norm.epsilon)):
             old = node.inputs[index]
             assert old is not None
-            vector = np.full_like(_read(old).numpy(), number)
+            vector = np.full_like(tensor_of(old).numpy(), number)
             node.replace_input_with(index, editor.shared_constant(f"{name}_{len(vector)}", vector))
             if not old.uses():
                 editor.release(held[old.name or ""])
     return graph
-
-
-def _read(value: ir.Value) -> Tensor:
-    assert value.const_value is not None
-    return from_numpy(value.const_value)

@@ -15,7 +15,7 @@ from compressor.errors import SpecError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.passes.fuse.absorb import find_target
 from compressor.passes.fuse.draft import Draft
 from compressor.passes.fuse.fuse import Fuse
@@ -153,7 +153,7 @@ def folding_factor(node: ir.Node, tensors: Mapping[str, Tensor]) -> Tensor:
     """
     gamma, variance, epsilon = norm_factor(node)
     scale, spread = (
-        (_read(v) if (tensor := tensors.get(v.name or "")) is None else tensor).detach()
+        (tensor_of(v) if (tensor := tensors.get(v.name or "")) is None else tensor).detach()
         for v in (gamma, variance)
     )
     factor = scale.cpu().double() / (spread.cpu().double() + epsilon).sqrt()
@@ -188,12 +188,7 @@ def _norms(draft: Draft) -> dict[str, str]:
 
 
 def _weight(graph: ir.Model, layer: Layer) -> Tensor:
-    return _read(graph.graph.initializers[layer.weight])
-
-
-def _read(value: ir.Value) -> Tensor:
-    assert value.const_value is not None
-    return from_numpy(value.const_value)
+    return tensor_of(graph.graph.initializers[layer.weight])
 
 
 @dataclass(frozen=True)

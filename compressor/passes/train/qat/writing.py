@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
-from compressor.models.element_types import from_numpy
+from compressor.models.element_types import tensor_of
 from compressor.models.executor import GraphModule
 from compressor.models.torch.lowering import NamedModule
 from compressor.passes.quantize.maths.affine import code_dtype, quantize
@@ -64,8 +64,7 @@ class Prepared:
                 outcomes.append(LayerOutcome(layer.name, layer.dtype, details={"trained": True}))
                 continue
             weight, factors = model.graph.initializers[layer.weight], point.column_factors()
-            assert weight.const_value is not None
-            before = layer.canonical(from_numpy(weight.const_value)).to(torch.float32)
+            before = layer.canonical(tensor_of(weight)).to(torch.float32)
             if factors is not None:
                 before = before * factors.to(torch.float32)
             scale, zero = self._weight_scale(point, trained)

@@ -15,7 +15,7 @@ from torch import nn
 from compressor.errors import SpecError
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.quantize.reconstruct import Recipe
+from compressor.passes.quantize.code_training import Recipe
 from compressor.passes.quantize.static import static
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier

@@ -15,8 +15,7 @@ from compressor.calibration.collect import make_observer
 from compressor.errors import DataError
 from compressor.graph.blocks import partition
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.passes.quantize.joint_codes import JointRecipe
-from compressor.passes.quantize.reconstruct import Recipe
+from compressor.passes.quantize.code_training import Recipe
 from compressor.passes.quantize.weights import gptq
 from compressor.run.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
@@ -172,7 +171,7 @@ def test_codes_that_are_trained_together_lower_the_divergence(language, tmp_path
     """On module and file alike; where it does harm, codes and scales stay."""
     steps = {"steps": 60, "batch": 8}
     monkeypatch.setattr(gptq, "_RECIPE", Recipe(**steps, rate=0.02, size_rate=0.01))
-    monkeypatch.setattr(gptq, "_JOINT", JointRecipe(**steps, rate=0.02, size_rate=0.02))
+    monkeypatch.setattr(gptq, "_JOINT", Recipe(**steps, rate=0.02, size_rate=0.02))
     options, data = {"bits": 2, "group": 32}, batches(16)
     declared, scored = weights(method="reconstruct", **options), replace(ANY, metric="perplexity")
     started = quantized(weights(method="gptq", **options), language, tmp_path, data)
@@ -185,7 +184,7 @@ def test_codes_that_are_trained_together_lower_the_divergence(language, tmp_path
     assert not any("divergence" in note for note in by_block.notes)
     file = quantized(declared, OnnxCarrier(language.graph()), tmp_path, data, scored).carrier
     same_in_graphs(file, together.carrier)
-    monkeypatch.setattr(gptq, "_JOINT", JointRecipe(steps=2, batch=8, rate=5.0, size_rate=5.0))
+    monkeypatch.setattr(gptq, "_JOINT", Recipe(steps=2, batch=8, rate=5.0, size_rate=5.0))
     spoiled = quantized(declared, language, tmp_path, data, scored)
     for name, kept in codes(started.carrier).items():
         same(kept, codes(spoiled.carrier)[name])
