@@ -22,6 +22,7 @@ from compressor.graph.pools import count_no_padding
 from compressor.graph.values import (
     INTEGER_CODES,
     all_nodes,
+    as_function,
     constant_array,
     constant_attribute,
     is_op,
@@ -288,18 +289,15 @@ class Lengths:
         sizes = [prod(s) for o in node.outputs if (s := self.shape(o)) is not None]
         if len(sizes) != len(node.outputs) or max(sizes, default=0) > _SMALL_INTEGERS:
             return
-        feeds = {v.name or "": self.constants[v.name or ""] for v in inputs}
-        proto = onnx.helper.make_graph(
-            [ir.serde.serialize_node(node)],
-            "one",
-            [onnx.helper.make_value_info(n, self._types[n]) for n in feeds],
-            [onnx.helper.make_empty_tensor_value_info(o.name or "") for o in node.outputs],
-        )
-        opset = [onnx.helper.make_opsetid("", self._opsets.get("", 1))]
-        model = onnx.helper.make_model(proto, opset_imports=opset)
+        feeds = {
+            f"x{i}": self.constants[v.name or ""]
+            for i, v in enumerate(node.inputs)
+            if v is not None
+        }
+        function = as_function(node, self._opsets.get("", 1))
         try:
             with np.errstate(all="ignore"):
-                results: Any = ReferenceEvaluator(model).run(None, feeds)
+                results: Any = ReferenceEvaluator(function).run(None, feeds, attributes={})
         except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
             return  # the values stay unknown, and channels that depend on them are frozen
         for output, result in zip(node.outputs, results, strict=True):

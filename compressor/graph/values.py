@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from compressor.graph.operators import Operator, operator
@@ -80,6 +81,20 @@ def maker_behind(
             return node
         value = through(node)
     return None
+
+
+def as_function(node: ir.Node, opset: int) -> onnx.FunctionProto:
+    """Return a node as a function, which ONNX's reference implementation runs by itself.
+
+    Its inputs are ``x0``, ``x1`` and so on, its outputs ``y0``, ``y1`` and so on.
+    """
+    proto = ir.to_proto(node)
+    names = [f"x{i}" if value else "" for i, value in enumerate(node.inputs)]
+    outputs = [f"y{i}" for i in range(len(node.outputs))]
+    proto.input[:], proto.output[:] = names, outputs
+    imported = [onnx.helper.make_opsetid(node.domain, opset)]
+    inputs = [name for name in names if name]
+    return onnx.helper.make_function(node.domain, "alone", inputs, outputs, [proto], imported)
 
 
 def is_stored(value: ir.Value) -> bool:

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from torch import Tensor
 
 from compressor.errors import ModelError
+from compressor.graph.values import as_function
 from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.executor.program import Body, Op
 
@@ -158,17 +159,12 @@ class Node:
     def alone(self) -> onnx.FunctionProto:
         """Return the node as a function, and take what ONNX says of its operator as understood.
 
-        Its inputs are ``x0``, ``x1`` and so on, its outputs ``y0``, ``y1`` and so on.
+        See :func:`compressor.graph.values.as_function`.
         """
-        node = ir.to_proto(self._node)
+        node = self._node
         self.ignore(*onnx.defs.get_schema(node.op_type, self.opset, node.domain).attributes)
         self.wants(*range(self.output_count))
-        names = [f"x{i}" if value else "" for i, value in enumerate(self.inputs)]
-        outputs = [f"y{i}" for i in range(self.output_count)]
-        node.input[:], node.output[:] = names, outputs
-        opset = onnx.helper.make_opsetid(node.domain, self.opset)
-        inputs = [name for name in names if name]
-        return onnx.helper.make_function(node.domain, "alone", inputs, outputs, [node], [opset])
+        return as_function(node, self.opset)
 
     def refuse(self, problem: str) -> ModelError:
         """Return the error that says what of this node is not supported."""

@@ -22,7 +22,7 @@ from onnxscript.rewriter.rules import common as rules
 from compressor.graph.layers import layer_name
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import lookups_of
-from compressor.graph.values import all_nodes, constant_of, sole_reader, static_shape
+from compressor.graph.values import all_nodes, as_function, constant_of, sole_reader, static_shape
 from compressor.passes.fuse.draft import Draft, node_graph
 from compressor.types.tensors import Array
 
@@ -238,24 +238,13 @@ def _evaluation(
     ``opset`` is the model's: branches and bodies have none, and the library's rewriter notes
     version 1 for those that it changes.
     """
-    inputs = [
-        None if tensor is None else ir.Value(name=f"i{index}", type=ir.TensorType(tensor.dtype))
-        for index, tensor in enumerate(tensors)
-    ]
-    attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    copy = ir.node(node.op_type, inputs, attributes, num_outputs=len(node.outputs))
-    for index, (made, output) in enumerate(zip(copy.outputs, node.outputs, strict=True)):
-        made.name, made.type = f"o{index}", output.type
-    present = [value for value in inputs if value is not None]
-    graph = ir.Graph(
-        present, copy.outputs, nodes=[copy], opset_imports={"": opset}, name="expression"
-    )
-    model = ir.serde.serialize_model(ir.Model(graph, ir_version=10))
+    function = as_function(node, opset)
 
     @cache
     def results() -> list[Array]:
-        feeds = {f"i{i}": np.asarray(t.numpy()) for i, t in enumerate(tensors) if t is not None}
-        return [np.asarray(r) for r in ReferenceEvaluator(model).run(None, feeds)]
+        feeds = {f"x{i}": np.asarray(t.numpy()) for i, t in enumerate(tensors) if t is not None}
+        computed: Any = ReferenceEvaluator(function).run(None, feeds, attributes={})
+        return [np.asarray(result) for result in computed]
 
     return results
 
