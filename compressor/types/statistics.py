@@ -10,11 +10,13 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
+from compressor.errors import DataError
 from compressor.types.layers import WeightCodes
 from compressor.types.options import Options
 
 StateT = TypeVar("StateT")
 ResultT = TypeVar("ResultT")
+FoundT = TypeVar("FoundT")
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,29 @@ class Request:
         given = ",".join(f"{k}={v}" for k, v in sorted(self.options.items()))
         place = self.tensor if self.where is None else f"{self.tensor}[{self.where}>0]"
         return f"{place}|{self.observer}({given})"
+
+
+def found_about(
+    layer: str, request: Request, statistics: Mapping[str, Any], kind: type[FoundT], otherwise: str
+) -> FoundT:
+    """Return what calibration found about a layer's input.
+
+    Args:
+        layer: the layer's name.
+        kind: the type of the result.
+        otherwise: what the user can do besides skipping the layer.
+
+    Raises:
+        DataError: it found nothing.
+    """
+    found = statistics.get(request.key)
+    if not isinstance(found, kind):
+        raise DataError(
+            f"layer {layer!r}",
+            f"calibration found nothing about its input {request.tensor!r}",
+            f"skip the layer, or {otherwise}",
+        )
+    return found
 
 
 class Block(Protocol):

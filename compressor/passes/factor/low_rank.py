@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field, model_validator
 
-from compressor.errors import DataError, SpecError, listed
+from compressor.errors import SpecError, listed
 from compressor.graph.costs import size_notes
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
@@ -34,7 +34,7 @@ from compressor.types.data import calibration_batch
 from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import check_finite, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
-from compressor.types.statistics import Blocks, Moments, Request
+from compressor.types.statistics import Blocks, Moments, Request, found_about
 from compressor.types.tensors import Batch
 
 _GOALS = ("rank", "energy", "target")
@@ -311,11 +311,5 @@ class Factoring:
 
 
 def _moment(candidate: Candidate, request: Request, statistics: Mapping[str, Any]) -> torch.Tensor:
-    moments = statistics.get(request.key)
-    if not isinstance(moments, Moments):
-        raise DataError(
-            f"layer {candidate.layer.name!r}",
-            f"calibration found nothing about its input {request.tensor!r}",
-            "skip the layer, or leave weighted out",
-        )
-    return moments.second[0]
+    name = candidate.layer.name
+    return found_about(name, request, statistics, Moments, "leave weighted out").second[0]

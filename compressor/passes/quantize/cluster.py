@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 import torch
 from pydantic import Field
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
 from compressor.models.layer_uses import inner_layers, input_moments, kept_tables, recurrences
 from compressor.passes.quantize.maths.floating import shortened
@@ -20,7 +20,7 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor, ScaleType, Scheme
 from compressor.types.passes import LayerRule, Outcome, PassContext
-from compressor.types.statistics import Request
+from compressor.types.statistics import Request, found_about
 
 Bits = Annotated[int, Field(ge=1, le=8)]
 _UNSEEN = "all its weights count alike: its input is not a value that calibration sees"
@@ -169,12 +169,6 @@ def _importance(
     """Return the squared norm of what each weight is multiplied with, ``[rows, columns]``."""
     if request is None:
         return None
-    norms = statistics.get(request.key)
-    if not isinstance(norms, torch.Tensor):
-        raise DataError(
-            f"layer {layer.name!r}",
-            f"calibration found nothing about its input {request.tensor!r}",
-            "skip the layer, or leave out importance",
-        )
+    norms = found_about(layer.name, request, statistics, torch.Tensor, "leave out importance")
     squares = norms.to(torch.float64).square()
     return squares.repeat_interleave(layer.rows // len(squares), 0)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import SpecError
 from compressor.models.layer_uses import observed_inputs
 from compressor.passes.prune.maths.masked import solve_kept
 from compressor.passes.prune.sparse.layers import input_channels, positions
@@ -25,7 +25,7 @@ from compressor.passes.prune.sparse.sparsegpt import Curvature, curvature, spars
 from compressor.run.weight_pass import WeightRows
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer
-from compressor.types.statistics import Moments, Request
+from compressor.types.statistics import Moments, Request, found_about
 
 Criterion: TypeAlias = Literal["magnitude", "wanda", "sparsegpt"]
 
@@ -105,14 +105,10 @@ class Pruner:
         if request is None:
             pruned = _masked(ordered, torch.abs, pattern)
         else:
-            observed = statistics.get(request.key)
-            kind = Tensor if self.criterion == "wanda" and not self.solves else Moments
-            if not isinstance(observed, kind):
-                raise DataError(
-                    f"layer {layer.name!r}",
-                    f"calibration found nothing about its input {request.tensor!r}",
-                    "skip the layer, or prune by magnitude",
-                )
+            kind: type[Tensor | Moments] = (
+                Tensor if self.criterion == "wanda" and not self.solves else Moments
+            )
+            observed = found_about(layer.name, request, statistics, kind, "prune by magnitude")
             parts = ordered.chunk(layer.groups)
             made = [self._group(x, observed, n, order, pattern) for n, x in enumerate(parts)]
             pruned = made[0] if len(made) == 1 else torch.cat(made)

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import SpecError
 from compressor.models.layer_uses import observed_inputs
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
@@ -22,7 +22,7 @@ from compressor.run.weight_pass import Changes, Choice, Treatment, compared
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.passes import PassContext
-from compressor.types.statistics import Block, Moments, Request
+from compressor.types.statistics import Block, Moments, Request, found_about
 
 _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which moments are found
 _FEW_BITS, _SWEEPS = 3, 8  # steps are so wide that a code that moves leaves others to be moved
@@ -39,14 +39,7 @@ def observed(layer: Layer, request: Request, block: Block) -> Moments:
     Raises:
         DataError: calibration did not find them.
     """
-    moments = block.statistics.get(request.key)
-    if not isinstance(moments, Moments):
-        raise DataError(
-            f"layer {layer.name!r}",
-            f"calibration found nothing about its input {request.tensor!r}",
-            "skip the layer, or use method rtn",
-        )
-    return moments
+    return found_about(layer.name, request, block.statistics, Moments, "use method rtn")
 
 
 def _sweeps(scheme: Scheme) -> int:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.run.weight_pass import Changes, Choice, Treatment
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, Scheme, WeightCodes
 from compressor.types.rounded_inputs import InputScheme
-from compressor.types.statistics import Block, Range, Request
+from compressor.types.statistics import Block, Range, Request, found_about
 
 COMPRESSED_TENSORS = "compressed-tensors"
 _OBSERVER = "min-max"
@@ -110,13 +110,8 @@ def with_input_scales(changes: Changes, choice: Choice, block: Block) -> Changes
         if inputs is None:
             continue
         if treatment.span is not None:
-            found = block.statistics.get(treatment.span.key)
-            if not isinstance(found, Range):
-                raise DataError(
-                    f"layer {name!r}",
-                    f"calibration found nothing about its input {treatment.span.tensor!r}",
-                    "skip the layer, or use a format with a scale for each token",
-                )
+            remedy = "use a format with a scale for each token"
+            found = found_about(name, treatment.span, block.statistics, Range, remedy)
             inputs = replace(inputs, largest=max(-found.low, found.high))
         changes.weights[weight] = replace(change, inputs=inputs)
         outcome = changes.outcomes[name]
