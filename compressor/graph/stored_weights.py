@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import INTEGER_CODES, all_nodes, static_shape
+from compressor.graph.values import INTEGER_CODES, all_nodes, sole_reader, static_shape
 from compressor.types.tensors import Array
 
 _WEIGHTS = {
@@ -84,6 +84,26 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
             return looked_up(node), swapped
         value = node.inputs[0]
     return value, swapped
+
+
+def sole_path(node: ir.Node) -> list[ir.Node] | None:
+    """Return the nodes that move a layer's weight on its way to its node, in order.
+
+    ``None`` if the weight is computed in another way, or read by others as well.
+    """
+    path: list[ir.Node] = []
+    value = node.inputs[1]
+    while value is not None:
+        if sole_reader(value) is None:
+            return None
+        if value.is_initializer():
+            return path[::-1]
+        maker = value.producer()
+        if maker is None or operator(maker).moves not in ("same", "order"):
+            return None
+        path.append(maker)
+        value = maker.inputs[0]
+    return None
 
 
 def _written_out(node: ir.Node) -> ir.Value | None:

@@ -16,7 +16,7 @@ from compressor.graph.costs import node_macs
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
-from compressor.graph.values import sole_reader
+from compressor.graph.stored_weights import sole_path
 from compressor.run.weight_pass import FLOATS
 from compressor.types.carrier import Carrier
 from compressor.types.layer_rules import resolve_rules, skip_reason
@@ -174,26 +174,6 @@ def factor_names(layer: str, taken: Collection[str]) -> tuple[str, str]:
         number += 1
         mark = f"_{number}"
     return f"{layer}.down{mark}", f"{layer}.up{mark}"
-
-
-def sole_path(node: ir.Node, index: int = 1) -> list[ir.Node] | None:
-    """Return the views between a layer's weight and its node, the weight's first.
-
-    ``None`` if the weight is computed in another way, or read by others as well.
-    """
-    path: list[ir.Node] = []
-    value = node.inputs[index]
-    while value is not None:
-        if sole_reader(value) is None:
-            return None
-        if value.is_initializer():
-            return path[::-1]
-        maker = value.producer()
-        if maker is None or operator(maker).moves not in ("same", "order"):
-            return None
-        path.append(maker)
-        value = maker.inputs[0]
-    return None
 
 
 def factored(model: ir.Model, factors: Sequence[Factors]) -> tuple[ir.Model, tuple[str, ...]]:

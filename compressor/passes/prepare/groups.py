@@ -20,6 +20,7 @@ from compressor.graph.channels.analysis import analyse
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of, layers_with_nodes
 from compressor.graph.operators import operator, operator_named
+from compressor.graph.stored_weights import sole_path
 from compressor.graph.values import constant_array, constant_of, sole_reader
 from compressor.passes.prepare.scales import (
     ChannelVector,
@@ -239,14 +240,7 @@ class _Walk:
 
     def _owned(self, layer: Layer, node: ir.Node) -> bool:
         """Whether a layer's weight can be changed, and nothing else reads it."""
-        value = node.inputs[1]
-        while value is not None and not value.is_initializer():
-            maker = value.producer()
-            moves = operator(maker).moves
-            if maker is None or moves not in ("same", "order") or sole_reader(value) is None:
-                return False
-            value = maker.inputs[0]
-        once = value is not None and sole_reader(value) is not None
+        once = sole_path(node) is not None
         plain = node.attributes.get_int("transA", 0) == 0
         return once and plain and self._uses[layer.weight] == 1 and self._may(layer.weight)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from compressor.graph.costs import macs, node_macs
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.stored_weights import sole_path
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.factor.decomposition import decompose
 from compressor.passes.factor.factored_graph import (
@@ -19,7 +20,6 @@ from compressor.passes.factor.factored_graph import (
     factored,
     full_rank,
     most_saving,
-    sole_path,
 )
 from compressor.types.tensors import Array
 from tests.compressor.passes.factor.factor_graphs import WEIGHT, normal, one_layer, output
