@@ -98,6 +98,12 @@ class ModelError(InputError):
     """A checkpoint, module or graph is unusable."""
 
 
+def run_failure(subject: str, reason: str) -> ModelError:
+    """Return the error for a model that a runtime has opened and fails to run."""
+    remedy = "check the inputs' shapes and dtypes in the spec"
+    return ModelError(subject, f"does not run ({reason})", remedy)
+
+
 class DataError(InputError):
     """Calibration, evaluation or training data is unusable."""
 

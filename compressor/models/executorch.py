@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compressor.errors import ArtifactError, ModelError, last_line
+from compressor.errors import ArtifactError, last_line, run_failure
 from compressor.models.litert import without_greeting
 from compressor.models.threads import usual_threads
 from compressor.progress import quiet_libraries
@@ -103,8 +103,4 @@ class ExecutorchRunner:
             given = [torch.from_numpy(np.ascontiguousarray(x)) for x in arrays]
             return [x.numpy() for x in self._method(given)]
         except (RuntimeError, ValueError, TypeError) as error:
-            raise ModelError(
-                self._subject,
-                f"does not run ({last_line(error)})",
-                "check the inputs' shapes and dtypes in the spec",
-            ) from error
+            raise run_failure(self._subject, last_line(error)) from error

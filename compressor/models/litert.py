@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import ArtifactError, ModelError, last_line
+from compressor.errors import ArtifactError, last_line, run_failure
 from compressor.models.threads import usual_threads
 from compressor.types.tensors import Batch, TensorSpec
 
@@ -62,11 +62,7 @@ class LitertRunner:
                 )
             interpreter.invoke()
         except (RuntimeError, ValueError) as error:
-            raise ModelError(
-                self._subject,
-                f"does not run ({last_line(error)})",
-                "check the inputs' shapes and dtypes in the spec",
-            ) from error
+            raise run_failure(self._subject, last_line(error)) from error
         return {x["name"]: interpreter.get_tensor(x["index"]) for x in self._outputs}
 
     @property

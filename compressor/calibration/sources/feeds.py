@@ -14,7 +14,7 @@ import numpy as np
 
 from compressor.calibration.sources.arrays import NpzSource
 from compressor.calibration.sources.file_source import native
-from compressor.calibration.sources.user_functions import check_feed, iterate
+from compressor.calibration.sources.user_functions import check_feed, check_fields, iterate
 from compressor.errors import DataError
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch, Feed, TensorSpec
@@ -156,11 +156,6 @@ class FeedFactory:
         return whole.hexdigest()
 
     def _renamed(self, feed: Feed) -> Feed:
-        for stored in self.fields.values():
-            if stored not in feed:
-                there = ", ".join(map(repr, sorted(feed)))
-                raise DataError(
-                    self.subject, f"yielded a feed without {stored!r}", f"it has {there}"
-                )
+        check_fields(self.subject, "feed", self.fields, feed)
         taken = {name: name for name in self.also if name in feed} | dict(self.fields)
         return Feed((name, feed[stored]) for name, stored in taken.items()) if self.fields else feed

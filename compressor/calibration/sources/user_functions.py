@@ -198,14 +198,18 @@ class FactorySource:
     def _renamed(self, batch: Batch) -> Batch:
         if not self.fields:
             return batch
-        for stored in self.fields.values():
-            if stored not in batch:
-                raise DataError(
-                    self.subject,
-                    f"yielded a batch without {stored!r}",
-                    f"it has {', '.join(map(repr, sorted(batch)))}",
-                )
+        check_fields(self.subject, "batch", self.fields, batch)
         return {name: batch[stored] for name, stored in self.fields.items()}
+
+
+def check_fields(
+    subject: str, what: str, fields: Mapping[str, str], arrays: Mapping[str, Any]
+) -> None:
+    """Raise ``DataError`` where a function yielded a ``what`` without one of its fields' arrays."""
+    for stored in fields.values():
+        if stored not in arrays:
+            remedy = f"it has {', '.join(map(repr, sorted(arrays)))}"
+            raise DataError(subject, f"yielded a {what} without {stored!r}", remedy)
 
 
 def _form_text(form: _Form) -> str:

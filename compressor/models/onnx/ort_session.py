@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import ModelError
+from compressor.errors import ModelError, run_failure
 from compressor.models.threads import usual_threads
 from compressor.types.tensors import Array, Batch, TensorSpec
 
@@ -149,11 +149,7 @@ class OrtRunner:
             run = _run_without_numpy() if self._bfloat16 else type(self._session).run
             results = run(self._session, self._outputs, feed)
         except failures() as error:
-            raise ModelError(
-                self._subject,
-                f"does not run ({_first_line(error)})",
-                "check the inputs' shapes and dtypes in the spec",
-            ) from error
+            raise run_failure(self._subject, _first_line(error)) from error
         return dict(zip(self._outputs, results, strict=True))
 
     @property

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from compressor.errors import ModelError, last_line
+from compressor.errors import ModelError, last_line, run_failure
 from compressor.models.onnx.ort_session import PROVIDERS, OrtRunner, probe
 from compressor.models.threads import usual_threads
 from compressor.types.tensors import Batch, TensorSpec
@@ -172,11 +172,7 @@ class OpenVinoRunner:
         try:
             results = self._request.infer(feed)
         except RuntimeError as error:
-            raise ModelError(
-                self._subject,
-                f"does not run ({last_line(error)})",
-                "check the inputs' shapes and dtypes in the spec",
-            ) from error
+            raise run_failure(self._subject, last_line(error)) from error
         # The next run overwrites the request's buffers.
         return {name: np.array(results[name]) for name in self._outputs}
 
