@@ -132,7 +132,6 @@ def collect_statistics(
         Portions(lambda part: ({**part, **runner.run(part)},), [carrier], most),
         batches,
         requests,
-        make_observer,
         progress,
         ranks,
     )
@@ -142,7 +141,6 @@ def collect(
     run: Portions | Callable[[Batch], Batch],
     batches: Iterable[Batch],
     requests: Sequence[Request],
-    make_observer: Callable[[str, dict[str, Any]], AnyObserver],
     progress: Callable[[int], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
@@ -159,7 +157,6 @@ def collect(
             in portions.
         batches: the calibration data, or this process's share of it.
         requests: what to observe; equal requests are observed once.
-        make_observer: returns the observer of a name with these options.
         progress: called after each batch with the number of samples so far.
 
     Raises:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.errors import DataError
 from compressor.files import staging
 from compressor.graph.blocks import GraphBlock, extract_block, partition
@@ -32,11 +32,9 @@ from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
 from compressor.types.layers import WeightCodes
-from compressor.types.statistics import Observer, Request
+from compressor.types.statistics import Request
 from compressor.types.tensors import Array, Batch, samples_in
 from compressor.types.tensors import Feed as WholeFeed
-
-MakeObserver: TypeAlias = Callable[[str, Mapping[str, Any]], Observer[Any, Any]]
 
 _IN_MEMORY = 512 << 20  # bytes of activations between blocks; more than that lies in files
 
@@ -59,7 +57,7 @@ def block_run(
         workspace.progress.stage(f"{label}: block by block", total) as advance,
     ):
         batches = data.unrolled(carrier, share(data.batches(), workspace.ranks))
-        feed = Feed(batches, make_observer, folder, advance, workspace.ranks)
+        feed = Feed(batches, folder, advance, workspace.ranks)
         yield GraphBlocks(graph, blocks, requests, feed)
 
 
@@ -69,14 +67,12 @@ class Feed:
 
     Attributes:
         batches: the calibration data, or this process's share of it; read once.
-        make_observer: returns the observer of a name with these options.
         folder: an empty one on a disk with room for the activations between two blocks.
         advance: called with how many samples have been run through a block, of as many as there
             are samples for each block.
     """
 
     batches: Iterable[Batch]
-    make_observer: MakeObserver
     folder: Path
     advance: Advance = nobody_watches
     ranks: Ranks = ALONE
@@ -211,7 +207,6 @@ class GraphBlocks:
             lambda batch: batch if runner is None else {**batch, **runner.run(batch)},
             self._counted(index, given),
             requests,
-            self._feed.make_observer,
             None,
             self._feed.ranks,
         )

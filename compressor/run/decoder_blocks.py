@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.errors import DataError
 from compressor.files import disk_errors
 from compressor.models.checkpoint.meanings import mapped
@@ -274,7 +274,7 @@ class DecoderStage:
         for each in experts:
             each.reset()
         found: Mapping[str, Any] = collect(
-            outputs, run.batches(self.opened.index), requests, make_observer, None, ranks
+            outputs, run.batches(self.opened.index), requests, None, ranks
         )
         return_freed_memory()  # what is done to layers takes most
         return found

@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.exporters.archive import ArchiveExporter
 from compressor.exporters.archive.coder import threads
 from compressor.exporters.archive.exporter import pack
@@ -76,7 +76,6 @@ def statically(carrier: Carrier) -> Carrier:
         lambda batch: {**batch, **runner.run(batch)},
         batches({"image": held, "label": held}),
         requests,
-        make_observer,
     )
     return declared.apply(carrier, PLAIN, found).carrier
 

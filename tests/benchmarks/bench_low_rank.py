@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from compressor import catalog
-from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.graph.costs import macs, parameters
 from compressor.models.torch.carrier import TorchCarrier
@@ -49,7 +48,7 @@ def factored(carrier: Carrier, target: float, weighted: bool, folder: Path) -> C
     data = images("cifar10_train4000.npz")
     some = batches({name: array[:CALIBRATION] for name, array in data.items()})
     folder.mkdir()
-    feed = Feed(some, make_observer, folder)
+    feed = Feed(some, folder)
     blocks = GraphBlocks(carrier.graph(), partition(carrier.graph()), survey.requests, feed)
     return step.apply(carrier, replace(context, blocks=blocks), {}).carrier
 

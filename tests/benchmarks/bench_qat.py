@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
@@ -82,7 +82,6 @@ def statically(carrier: Carrier, options: dict[str, Any]) -> Carrier:
         lambda batch: {**batch, **runner.run(batch)},
         First().batches(),
         requests,
-        make_observer,
     )
     return declared.apply(fused, CONTEXT, found).carrier
 

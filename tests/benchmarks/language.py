@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.run.blockwise import Feed, GraphBlocks
@@ -90,7 +89,7 @@ def compressed(setting: Setting, declared: Pass, folder: Path) -> Outcome:
     if not declared.by_block:
         return declared.apply(setting.carrier, context, {})
     graph = setting.carrier.graph()
-    feed = Feed(setting.calibration, make_observer, folder)
+    feed = Feed(setting.calibration, folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
     samples = Given(setting.calibration)
     return declared.apply(setting.carrier, replace(context, blocks=blocks, samples=samples), {})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.types.data import ALONE, ValueT
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
@@ -43,7 +43,7 @@ def batches(sizes: Sequence[int]) -> list[Batch]:
 
 
 def alone(sizes: Sequence[int], requests: Sequence[Request]) -> dict[str, object]:
-    return collect(dict, iter(batches(sizes)), requests, make_observer, None, ALONE)
+    return collect(dict, iter(batches(sizes)), requests, None, ALONE)
 
 
 def together(
@@ -54,7 +54,7 @@ def together(
     def one(rank: int) -> dict[str, object]:
         own = islice(batches(sizes), rank, None, count)
         ranks = Threads(rank, count, barrier, table)
-        return collect(dict, own, requests, make_observer, None, ranks)
+        return collect(dict, own, requests, None, ranks)
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(one, range(count)))
@@ -102,6 +102,6 @@ def test_one_process_stops_when_it_has_enough():
             taken.append(1)
             yield batch
 
-    found = collect(dict, counted(), [moments(4)], make_observer)
+    found = collect(dict, counted(), [moments(4)])
     assert found[moments(4).key].rows == 24
     assert len(taken) <= 5  # three, and what was run ahead

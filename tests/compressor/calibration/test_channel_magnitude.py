@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.calibration.observers.channels import ChannelMagnitude
 from compressor.errors import DataError
 from compressor.types.statistics import Request
@@ -64,8 +64,8 @@ def test_what_it_refuses():
 def test_collection_finds_it_by_name_and_names_a_bad_tensor():
     request = Request("x", "channel-magnitude", {"axis": 1})
     batches = [{"x": torch.ones(2, 3).numpy()}, {"x": -2 * torch.ones(1, 3).numpy()}]
-    found = collect(dict, batches, [request], make_observer)
+    found = collect(dict, batches, [request])
     assert found[request.key].tolist() == [4 / 3] * 3
     bad = [{"x": torch.full((2, 3), math.inf).numpy()}]
     with pytest.raises(DataError, match=r"tensor 'x'.*not finite"):
-        collect(dict, bad, [request], make_observer)
+        collect(dict, bad, [request])

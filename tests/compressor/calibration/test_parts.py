@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.calibration.parts import Parts
 from compressor.types.statistics import Request
 
@@ -22,7 +22,7 @@ def test_results_are_those_of_a_pass_over_the_parts(some: set[int], seed: int):
     for part, batch in enumerate(batches):
         parts.add(part, {"x": batch})
     chosen = [{"x": batches[part]} for part in sorted(some)]
-    wanted = collect(lambda batch: batch, chosen, REQUESTS, make_observer)
+    wanted = collect(lambda batch: batch, chosen, REQUESTS)
     for _ in range(2):  # results do not change the states
         assert parts.results(some) == wanted
     assert parts.results(some, ["min-max"]) == {REQUESTS[1].key: wanted[REQUESTS[1].key]}

@@ -8,7 +8,7 @@ import torch
 from onnx import TensorProto, helper
 from onnx_ir import from_proto
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.calibration.portions import Portions
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.statistics import Request
@@ -128,8 +128,8 @@ def test_values_that_do_not_depend_on_the_batch_come_once():
 @pytest.mark.parametrize("most", [1, 300, 1 << 20])
 def test_statistics_do_not_depend_on_portions(most: int):
     batches = [samples(count) for count in (7, 12, 5, 1)]
-    whole = collect(lambda batch: run(batch)[0], batches, REQUESTS, make_observer)
-    parts = collect(Portions(run, [carrier()], most), batches, REQUESTS, make_observer)
+    whole = collect(lambda batch: run(batch)[0], batches, REQUESTS)
+    parts = collect(Portions(run, [carrier()], most), batches, REQUESTS)
     for request in REQUESTS:
         one, other = whole[request.key], parts[request.key]
         if request.observer == "second-moment":

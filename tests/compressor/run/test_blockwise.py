@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.errors import DataError
 from compressor.graph.blocks import partition
 from compressor.graph.layers import graph_layers
@@ -60,14 +60,12 @@ def requests(model: Carrier) -> tuple[Request, ...]:
 def whole(model: Carrier, given: list[Batch]) -> dict[str, Any]:
     asked = requests(model)
     runner = model.runner([r.tensor for r in asked if r.tensor != "x"])
-    return collect(lambda b: {**b, **runner.run(b)}, given, asked, make_observer)
+    return collect(lambda b: {**b, **runner.run(b)}, given, asked)
 
 
 def blocks_of(model: Carrier, folder: Path, given: list[Batch], **feed: Any) -> GraphBlocks:
     graph = model.graph()
-    return GraphBlocks(
-        graph, partition(graph), requests(model), Feed(given, make_observer, folder, **feed)
-    )
+    return GraphBlocks(graph, partition(graph), requests(model), Feed(given, folder, **feed))
 
 
 def same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.factor.low_rank import LowRank
@@ -82,7 +81,7 @@ def applied(step: LowRank, model: Carrier, folder: Path) -> Outcome:
     if not step.by_block:
         assert not survey.requests
         return step.apply(model, CONTEXT, {})
-    feed = Feed([{"image": pixels(seed=s)} for s in range(6)], make_observer, folder)
+    feed = Feed([{"image": pixels(seed=s)} for s in range(6)], folder)
     graph = model.graph()
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
     return step.apply(model, replace(CONTEXT, blocks=blocks), {})

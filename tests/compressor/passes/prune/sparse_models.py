@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.run.blockwise import Feed, GraphBlocks
@@ -100,7 +99,7 @@ def applied(declared: Pass, model: TorchCarrier, folder: Path) -> Outcome:
         return declared.apply(model, ANY, {})
     graph = model.graph()
     (spec,) = model.inputs
-    feed = Feed(batches(spec), make_observer, folder)
+    feed = Feed(batches(spec), folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
     return declared.apply(model, replace(ANY, blocks=blocks), {})
 

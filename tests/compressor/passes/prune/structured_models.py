@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.structured import clock
 from compressor.passes.prune.structured.structured import PruneStructured
@@ -139,7 +139,7 @@ def pruned(
     if survey.requests:
         assert given is not None
         runner = model.runner(list(dict.fromkeys(r.tensor for r in survey.requests)))
-        statistics = collect(runner.run, given.batches(), survey.requests, make_observer)
+        statistics = collect(runner.run, given.batches(), survey.requests)
     samples = given or RunSamples(model.inputs, None, seed)
     return step.apply(model, replace(context, samples=samples), statistics)
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 import torch
 from torch import nn
 
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
@@ -119,7 +119,7 @@ def statistics(
     inputs = {i.name for i in model.inputs}
     taps = list(dict.fromkeys(t for r in requests for t in r.tensors if t not in inputs))
     runner = model.runner(taps)
-    return collect(lambda b: {**b, **runner.run(b)}, batches, requests, make_observer)
+    return collect(lambda b: {**b, **runner.run(b)}, batches, requests)
 
 
 def quantized(

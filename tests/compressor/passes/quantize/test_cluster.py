@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from compressor import catalog
-from compressor.calibration.collect import collect, make_observer
+from compressor.calibration.collect import collect
 from compressor.errors import ModelError, SpecError
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import layer_bytes, model_bytes, model_parameters
@@ -294,7 +294,7 @@ def test_important_inputs_count_more() -> None:
     survey = step.survey(source, PLAIN)
     assert {request.observer for request in survey.requests} == {"column-norm"}
     runner = source.runner([request.tensor for request in survey.requests])
-    found = collect(runner.run, [tokens()], survey.requests, make_observer, lambda _: None)
+    found = collect(runner.run, [tokens()], survey.requests, lambda _: None)
     weighted = step.apply(source, PLAIN, found).carrier
     plain = applied(source, bits=2).carrier
     assert parity_db(source, weighted, tokens()) > parity_db(source, plain, tokens())
@@ -309,7 +309,6 @@ def test_a_convolution_is_weighted_patch_by_patch() -> None:
         lambda batch: {**batch, **runner.run(batch)},
         [images(64)],
         survey.requests,
-        make_observer,
         lambda _: None,
     )
     weighted = step.apply(source, PLAIN, found).carrier

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.calibration.collect import make_observer
 from compressor.errors import DataError
 from compressor.graph.blocks import partition
 from compressor.models.onnx.carrier import OnnxCarrier
@@ -56,9 +55,7 @@ def test_each_block_sees_the_quantized_one_before_it(language, tmp_path):
     declared = weights(method="gptq", bits=2, group=32)
     survey = declared.survey(language, ANY)
     graph = language.graph()
-    blocks = GraphBlocks(
-        graph, partition(graph), survey.requests, Feed(batches(), make_observer, tmp_path)
-    )
+    blocks = GraphBlocks(graph, partition(graph), survey.requests, Feed(batches(), tmp_path))
     seen = {}
 
     class Watched:

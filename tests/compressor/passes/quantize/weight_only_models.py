@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from compressor.calibration.collect import make_observer
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weights.weights import QuantizeWeights
@@ -118,7 +117,7 @@ def quantized(
         return declared.apply(model, context, {})
     graph = model.graph()
     data = data or batches()
-    feed = Feed(data, make_observer, folder)
+    feed = Feed(data, folder)
     blocks = GraphBlocks(graph, partition(graph), survey.requests, feed)
     return declared.apply(model, replace(context, blocks=blocks, samples=Given(data)), {})
 

@@ -262,7 +262,7 @@ def test_later_passes_take_the_result(tmp_path: Path, left: str) -> None:
 
 
 def _static(carrier: Carrier, done: set[str]) -> Carrier:
-    from compressor.calibration.collect import collect, make_observer
+    from compressor.calibration.collect import collect
 
     declared = QuantizeStatic()
     survey = declared.survey(carrier, CONTEXT)
@@ -274,7 +274,7 @@ def _static(carrier: Carrier, done: set[str]) -> Carrier:
     def run(batch: Batch) -> Batch:
         return {**batch, **runner.run(batch)}
 
-    found = collect(run, [{"x": SmallData(64).images}], survey.requests, make_observer)
+    found = collect(run, [{"x": SmallData(64).images}], survey.requests)
     return declared.apply(carrier, CONTEXT, found).carrier
 
 
