@@ -25,7 +25,7 @@ from compressor.models.checkpoint.meanings import mapped
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
-from compressor.models.transformers.block_stages import Given, Stage
+from compressor.models.transformers.block_stages import BlockArguments, Stage
 from compressor.models.transformers.decoder import KEYS, VALUES, observing
 from compressor.models.transformers.single_experts import experts_of
 from compressor.progress import Advance
@@ -190,7 +190,7 @@ class OpenBlock:
     def run(self, batch: Batch) -> torch.Tensor:
         """Return what flows out of it."""
         decoder = self._run.carrier.decoder
-        given: Given = decoder.given(torch.from_numpy(batch[_TOKENS]))[self.index]
+        given: BlockArguments = decoder.given(torch.from_numpy(batch[_TOKENS]))[self.index]
         return decoder.run(self.module, _tensor(batch[_HIDDEN]), given)
 
     @property

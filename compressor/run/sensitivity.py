@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compressor.models.resident_memory import return_freed_memory
-from compressor.models.transformers.block_stages import usable
+from compressor.models.transformers.block_stages import differentiable
 from compressor.run.decoder_blocks import DecoderBlocks, OpenBlock
 from compressor.run.flow import Flow
 from compressor.types.data import Ranks
@@ -101,10 +101,9 @@ class Sensitivity:
         """Yield the gradients for what enters a block."""
         opened, decoder = OpenBlock(self._blocks, index), self._blocks.carrier.decoder
         for number, tokens in enumerate(self._tokens):
-            (given,) = usable([decoder.given(tokens)[index]])
+            (given,) = differentiable([decoder.given(tokens)[index]])
             hidden = self._entering(index, number).requires_grad_()
-            done = opened.module(hidden, *given.args, **given.kwargs)
-            out = done if isinstance(done, Tensor) else done[0]
+            out = given.call(opened.module, hidden)
             behind = torch.from_numpy(self._gradients.read(index + 1, number).copy())
             (gradient,) = torch.autograd.grad(out, hidden, behind)
             yield gradient.numpy()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from compressor.models.resident_memory import return_freed_memory
-from compressor.models.transformers.block_stages import Given, Stage
+from compressor.models.transformers.block_stages import BlockArguments, Stage
 from compressor.run.decoder_blocks import DecoderBlocks, DecoderStage, OpenBlock
 from compressor.run.flow import Flow
 from compressor.run.sensitivity import Sensitivity
@@ -43,7 +43,7 @@ class Crossing:
 
     entering: Tensor
     target: Tensor
-    given: Given
+    given: BlockArguments
 
 
 class WholeBlock:
@@ -58,7 +58,7 @@ class WholeBlock:
         self._run = run
         self._index = index
         self._opened = OpenBlock(run.blocks, index)
-        self._givens: list[Given] = []
+        self._givens: list[BlockArguments] = []
         self.path = self._opened.path
         self.samples = [len(tokens) for tokens in run.tokens]
 
@@ -91,7 +91,7 @@ class WholeBlock:
             entering = self._run.entering(flow, self._index, number)
             yield self._opened.run({_TOKENS: tokens.numpy(), _HIDDEN: entering.numpy()}).numpy()
 
-    def _given(self) -> Iterator[Given]:
+    def _given(self) -> Iterator[BlockArguments]:
         """Yield what it is called with; tensors that are equal for batches are one."""
         before: list[Any] = []
         for tokens in self._run.tokens:
@@ -101,7 +101,7 @@ class WholeBlock:
                 _same(leaf, before[i] if i < len(before) else None) for i, leaf in enumerate(leaves)
             ]
             args, kwargs = tree_unflatten(before, form)
-            yield Given(torch.empty(0), args, kwargs)  # what enters is in files
+            yield BlockArguments(torch.empty(0), args, kwargs)  # what enters is in files
 
 
 class WholeBlocks:

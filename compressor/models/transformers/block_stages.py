@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -17,22 +18,41 @@ from compressor.models.transformers.cached_attention import change_cache, keeps_
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a block is called with besides the values that flow through it."""
+class BlockArguments:
+    """What a block is called with.
+
+    Attributes:
+        hidden: the values that flow through the network, as the first block gets them.
+        args: further positional arguments.
+        kwargs: arguments by name.
+    """
 
     hidden: Tensor
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    def call(
+        self, block: nn.Module, hidden: Tensor, parameters: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Return what flows out of a block, perhaps with some other parameters in it."""
+        args, kwargs = (hidden, *self.args), dict(self.kwargs)
+        if parameters is None:
+            result = block(*args, **kwargs)
+        else:
+            result = functional_call(block, dict(parameters), args, kwargs)
+        out: Tensor = result if isinstance(result, Tensor) else result[0]
+        return out
 
-def usable(given: Sequence[Given]) -> list[Given]:
+
+def differentiable(arguments: Sequence[BlockArguments]) -> list[BlockArguments]:
     """Return copies through which gradients can be found; what was one tensor still is."""
     copies: dict[int, Tensor] = {}
 
     def copied(value: Any) -> Any:
         return copies.setdefault(id(value), value.clone()) if isinstance(value, Tensor) else value
 
-    return [Given(*tree_map(copied, (each.hidden, each.args, dict(each.kwargs)))) for each in given]
+    parts = ((each.hidden, each.args, dict(each.kwargs)) for each in arguments)
+    return [BlockArguments(*tree_map(copied, part)) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,7 @@ def stages_of(path: str, found: Sequence[Sequence[tuple[str, int]]]) -> Iterator
 
     Args:
         path: where the block is in the network.
-        found: what :meth:`Followed.stages` returns.
+        found: what :meth:`OperatorTrace.stages` returns.
     """
     for layers in found:
         names: dict[int, str] = {}
@@ -63,41 +83,39 @@ def stages_of(path: str, found: Sequence[Sequence[tuple[str, int]]]) -> Iterator
         yield Stage(paths, {f"{path}.{name}": names[value] for name, value in layers})
 
 
-class Alone(nn.Module):
-    """A block with everything it is given besides the values that flow through it.
+class StandaloneBlock(nn.Module):
+    """A block with all arguments besides the values that flow through it.
 
     Attributes:
         block: the block itself.
     """
 
-    def __init__(self, block: nn.Module, given: Given):
+    def __init__(self, block: nn.Module, arguments: BlockArguments):
         super().__init__()
         self.block = block
-        self._given = given
+        self._arguments = arguments
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the values that it is given for."""
-        return tuple(self._given.hidden.shape)
+        """The shape of the values that it is called with."""
+        return tuple(self._arguments.hidden.shape)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return what flows out."""
-        done = self.block(hidden, *self._given.args, **self._given.kwargs)
-        out: Tensor = done if isinstance(done, Tensor) else done[0]
-        return out
+        return self._arguments.call(self.block, hidden)
 
 
-def alone(module: nn.Module, given: Given) -> Alone:
+def standalone(module: nn.Module, arguments: BlockArguments) -> StandaloneBlock:
     """Return a block by itself, all of its weights zero, which take no memory."""
     empty = {id(p): _empty(p) for p in module.parameters()}
-    return Alone(deepcopy(module, empty), given)
+    return StandaloneBlock(deepcopy(module, empty), arguments)
 
 
 def _empty(parameter: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.zeros(()).expand(parameter.shape), requires_grad=False)
 
 
-class Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are its methods
+class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are its methods
     """Every operator of a block, and where its linear layers are among them."""
 
     def __init__(self, hidden: Tensor):
@@ -143,20 +161,20 @@ class Followed(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so are it
         return [stage for stage in stages if stage]
 
 
-def follow(module: nn.Module, given: Given) -> Followed:
+def trace(module: nn.Module, arguments: BlockArguments) -> OperatorTrace:
     """Run a block on the ``meta`` device, where nothing is computed, and note its operators."""
     copy = _weightless(module)
-    followed = Followed(torch.empty_like(given.hidden, device="meta", dtype=torch.float32))
+    traced = OperatorTrace(torch.empty_like(arguments.hidden, device="meta", dtype=torch.float32))
     for name, part in copy.named_modules():
         if isinstance(part, nn.Linear):
-            part.register_forward_hook(partial(followed.after, name))
-    with followed:
-        done = _run_on_meta(copy, given, followed.hidden)
-    followed.tuples = not isinstance(done, Tensor)
-    return followed
+            part.register_forward_hook(partial(traced.after, name))
+    with traced:
+        done = _run_on_meta(copy, arguments, traced.hidden)
+    traced.tuples = not isinstance(done, Tensor)
+    return traced
 
 
-def caches(module: nn.Module, given: Given) -> tuple[str, ...]:
+def caches(module: nn.Module, arguments: BlockArguments) -> tuple[str, ...]:
     """Return the paths of the attention in a block whose keys and values can be seen."""
     copy, found = _weightless(module), list[str]()
 
@@ -167,7 +185,9 @@ def caches(module: nn.Module, given: Given) -> tuple[str, ...]:
     for name, part in copy.named_modules():
         if keeps_cache(part):
             change_cache(part, partial(seen, name))
-    _run_on_meta(copy, given, torch.empty_like(given.hidden, device="meta", dtype=torch.float32))
+    _run_on_meta(
+        copy, arguments, torch.empty_like(arguments.hidden, device="meta", dtype=torch.float32)
+    )
     return tuple(dict.fromkeys(found))
 
 
@@ -177,8 +197,8 @@ def _weightless(module: nn.Module) -> nn.Module:
     return deepcopy(module, {id(t): _on_meta(t) for t in tensors})
 
 
-def _run_on_meta(module: nn.Module, given: Given, hidden: Tensor) -> Any:
-    args, kwargs = tree_map(_on_meta, (given.args, dict(given.kwargs)))
+def _run_on_meta(module: nn.Module, arguments: BlockArguments, hidden: Tensor) -> Any:
+    args, kwargs = tree_map(_on_meta, (arguments.args, dict(arguments.kwargs)))
     with torch.no_grad():
         return module(hidden, *args, **kwargs)
 

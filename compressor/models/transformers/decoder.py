@@ -22,13 +22,13 @@ from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.meanings import mapped_floats
 from compressor.models.transformers.around_blocks import widen
 from compressor.models.transformers.block_stages import (
-    Alone,
-    Given,
+    BlockArguments,
     Stage,
-    alone,
+    StandaloneBlock,
     caches,
-    follow,
     stages_of,
+    standalone,
+    trace,
 )
 from compressor.models.transformers.cached_attention import change_cache
 from compressor.models.transformers.classes import silent
@@ -37,7 +37,7 @@ from compressor.models.transformers.networks import reason_of
 KEYS, VALUES = ".keys", ".values"
 """What the names of the values end in that attention keeps; before it is the attention's path."""
 
-_PROBED = 8  # tokens that are followed through the blocks without any computing
+_PROBED = 8  # tokens that are traced through the blocks without any computing
 _REMEDY = "write a spec with model.factory, which runs the whole model in memory"
 
 
@@ -60,7 +60,7 @@ class Decoder:
         network: a class of ``transformers`` with mapped weights.
 
     Raises:
-        SpecError: it has no list of blocks, or they cannot be followed.
+        SpecError: it has no list of blocks, or they cannot be traced.
     """
 
     def __init__(self, network: Any):
@@ -118,13 +118,13 @@ class Decoder:
         """Bytes of the block with most parameters, in float32."""
         return max(4 * sum(p.numel() for p in m.parameters()) for m in self._modules)
 
-    def given(self, tokens: Tensor) -> list[Given]:
+    def given(self, tokens: Tensor) -> list[BlockArguments]:
         """Return what each block is called with; values that flow are right for the first only.
 
         Args:
             tokens: ``[batch, sequence]``.
         """
-        noted: list[Given] = []
+        noted: list[BlockArguments] = []
         with torch.inference_mode(), self._noting(noted, len(self._modules)), suppress(_Reached):
             self._network(input_ids=tokens, use_cache=False)
         return noted
@@ -164,13 +164,13 @@ class Decoder:
                 )
         return opened
 
-    def weightless(self, index: int) -> Alone:
+    def weightless(self, index: int) -> StandaloneBlock:
         """Return a block as a module of one input, all of its weights zero, which take no memory.
 
         It is what the block's graph is found on.
         """
         tokens = torch.zeros((1, _PROBED), dtype=torch.int64)
-        return alone(self._modules[index], self.given(tokens)[index])
+        return standalone(self._modules[index], self.given(tokens)[index])
 
     def replace(
         self,
@@ -200,20 +200,20 @@ class Decoder:
             out: Tensor = self._network(input_ids=tokens, use_cache=False).logits
         return out
 
-    def run(self, module: nn.Module, hidden: Tensor, given: Given) -> Tensor:
+    def run(self, module: nn.Module, hidden: Tensor, given: BlockArguments) -> Tensor:
         """Return what flows out of a block."""
         with torch.inference_mode():
-            done = module(hidden, *given.args, **given.kwargs)
-        out: Tensor = done if isinstance(done, Tensor) else done[0]
-        return out
+            return given.call(module, hidden)
 
     @contextmanager
-    def _noting(self, noted: list[Given], count: int, last: Tensor | None = None) -> Iterator[None]:
+    def _noting(
+        self, noted: list[BlockArguments], count: int, last: Tensor | None = None
+    ) -> Iterator[None]:
         """Let blocks note what they are given; the last one ends it, or gives ``last``."""
 
         def note(hidden: Any = None, *args: Any, **kwargs: Any) -> Any:
             hidden = kwargs.pop("hidden_states") if hidden is None else hidden
-            noted.append(Given(hidden, args, kwargs))
+            noted.append(BlockArguments(hidden, args, kwargs))
             if len(noted) == count and last is None:
                 raise _Reached
             hidden = last if last is not None and len(noted) == count else hidden
@@ -230,20 +230,20 @@ class Decoder:
 
     def _found(self, path: str) -> tuple[DecoderBlock, ...]:
         tokens = torch.zeros((1, _PROBED), dtype=torch.int64)
-        first: list[Given] = []
+        first: list[BlockArguments] = []
         with torch.inference_mode(), self._noting(first, 1), suppress(_Reached):
             self._network(input_ids=tokens, use_cache=False)
-        self._tuples = follow(self._modules[0], first[0]).tuples
-        followed: dict[str, list[list[tuple[str, int]]]] = {}
+        self._tuples = trace(self._modules[0], first[0]).tuples
+        traced: dict[str, list[list[tuple[str, int]]]] = {}
         blocks = []
         for index, (module, given) in enumerate(
             zip(self._modules, self.given(tokens), strict=True)
         ):
             form = str(module)
-            if form not in followed:
-                followed[form] = follow(module, given).stages()
+            if form not in traced:
+                traced[form] = trace(module, given).stages()
             here = f"{path}.{index}"
-            blocks.append(DecoderBlock(here, tuple(stages_of(here, followed[form]))))
+            blocks.append(DecoderBlock(here, tuple(stages_of(here, traced[form]))))
         return tuple(blocks)
 
 

@@ -154,10 +154,6 @@ class _Task:
         return sum(float(self._error(x, values)) for x in crossings) / len(held)
 
     def _error(self, found: Crossing, values: Mapping[str, Tensor]) -> Tensor:
-        arguments = (found.entering, *found.given.args)
-        done = torch.func.functional_call(
-            self.block.module, dict(values), arguments, dict(found.given.kwargs)
-        )
-        out = done if isinstance(done, Tensor) else done[0]
+        out = found.given.call(self.block.module, found.entering, values)
         error = (out - found.target).flatten(0, -2)
         return ((error @ self.block.felt) * error).sum() / (2 * len(error))
