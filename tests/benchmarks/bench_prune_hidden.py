@@ -27,7 +27,7 @@ from torch import Tensor
 from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, open_blocks
 from compressor.models.transformers.carrier import open_pretrained
-from compressor.passes.prepare.turned_decoder import untied
+from compressor.passes.prepare.rotated_decoder import untied
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext

@@ -35,10 +35,10 @@ from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpo
 from compressor.models.rounded_inputs import rounded_inputs
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, open_blocks
 from compressor.models.transformers.cached_attention import change_cache, keeps_cache
-from compressor.passes.prepare.learned_turns import Recipe, learned
+from compressor.passes.prepare.learned_rotations import Recipe, learned
 from compressor.passes.prepare.maths.orthogonal import Rounding
 from compressor.passes.prepare.maths.rotation import rotation
-from compressor.passes.prepare.turned_decoder import Turns, random_turns, turned, untied
+from compressor.passes.prepare.rotated_decoder import Rotations, random_rotations, rotated, untied
 from compressor.passes.quantize.weights.layers import Preset
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.report.run import run_spec
@@ -139,9 +139,9 @@ def trained(folder: Path, tokens: Tensor, kind: str = "qwen3") -> Path:
     return folder
 
 
-def saved(carrier: BlockCheckpoint, turns: Turns | None, folder: Path) -> Path:
+def saved(carrier: BlockCheckpoint, rotations: Rotations | None, folder: Path) -> Path:
     """Write a turned checkpoint, or one as it is."""
-    made = carrier if turns is None else turned(carrier, turns)
+    made = carrier if rotations is None else rotated(carrier, rotations)
     assert isinstance(made, CheckpointCarrier)
     folder.mkdir()
     tensors = {name: tensor.read().clone() for name, tensor in made.tensors().items()}
@@ -268,7 +268,7 @@ def variants(network: nn.Module, folder: Path, wanted: str) -> Iterator[tuple[st
                 yield title, cached(network, bits, turned=turn)
 
 
-def learned_for(carrier: BlockCheckpoint, start: Turns, wanted: str, text: Texts) -> Turns:
+def learned_for(carrier: BlockCheckpoint, start: Rotations, wanted: str, text: Texts) -> Rotations:
     """Return matrices that are learned for a preset, or for integers."""
     integers = wanted == INTEGERS
     recipe = Integers("int4-g32", STEPS) if integers else Recipe(cast("Preset", wanted), STEPS)
@@ -276,7 +276,7 @@ def learned_for(carrier: BlockCheckpoint, start: Turns, wanted: str, text: Texts
     found = learned(carrier, start, recipe, PassContext(samples=text))
     seconds = time.process_time() - begun
     print(f"{wanted}: {found.note}, {seconds:.0f} s of the processor", flush=True)
-    return found.turns
+    return found.rotations
 
 
 @pytest.mark.benchmark
@@ -303,7 +303,7 @@ def test_rotate(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     text = Texts(tokens_of(SAMPLE / "calibration.txt"))
     carrier = untied(open_blocks(source))
     assert isinstance(carrier, BlockCheckpoint)
-    start = random_turns(carrier, 0, heads=True)
+    start = random_rotations(carrier, 0, heads=True)
     rows: dict[str, list[str]] = {}
     reference = torch.zeros(())
 
@@ -323,10 +323,10 @@ def test_rotate(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     with capsys.disabled():
         measure(saved(carrier, None, tmp_path / "plain"))
         measure(saved(carrier, start, tmp_path / "seed-0"))
-        measure(saved(carrier, random_turns(carrier, 1, heads=True), tmp_path / "seed-1"))
+        measure(saved(carrier, random_rotations(carrier, 1, heads=True), tmp_path / "seed-1"))
         for wanted in LEARNED[name]:
-            turns = learned_for(carrier, start, wanted, text)
-            measure(saved(carrier, turns, tmp_path / "learned"), wanted)
+            rotations = learned_for(carrier, start, wanted, text)
+            measure(saved(carrier, rotations, tmp_path / "learned"), wanted)
         print(f"\n{name}: float {reference.mean():.5f} nats a character, {len(windows)} windows")
         names = ["as it is", "seed 0", "seed 1", "learned from seed 0"]
         print(f"{'':42}" + "".join(f"{each:>20}" for each in names))

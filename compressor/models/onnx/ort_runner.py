@@ -16,7 +16,7 @@ from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.ort_session import OrtRunner, products_are_exact
-from compressor.models.onnx.turned_weights import turn_weights
+from compressor.models.onnx.transposed_weights import transpose_weights
 from compressor.models.resident_memory import forget_pages, return_freed_memory
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
@@ -50,7 +50,7 @@ def _graph_opener(
     """Return what starts sessions as :func:`graph_runner` does, any number of them."""
     model = _tapped(model, taps)
     shared = detached_weights(model, _KEPT)
-    turn_weights(model, shared)
+    transpose_weights(model, shared)
     size = sum(
         v.const_value.nbytes
         for v in model.graph.initializers.values()

@@ -22,7 +22,7 @@ _FROM = 1 << 24  # bytes of transposed weights, together, that are worth a file
 _ALIGNED = 64  # bytes
 
 
-def turn_weights(model: ir.Model, detached: dict[str, Array]) -> None:
+def transpose_weights(model: ir.Model, detached: dict[str, Array]) -> None:
     """Replace weights that nodes transpose by transposed ones, mapped from a file without a name.
 
     Nothing is done where they are small, and where the disk has no room.
@@ -31,7 +31,7 @@ def turn_weights(model: ir.Model, detached: dict[str, Array]) -> None:
         model: changed in place; its nodes have no branches.
         detached: values of its external initializers by name, changed in place.
     """
-    turned = list(_turned(model, detached))
+    turned = list(_transposes(model, detached))
     if sum(array.nbytes for _, array in turned) < _FROM:
         return
     with suppress(OSError), tempfile.TemporaryFile() as stream:
@@ -47,7 +47,7 @@ def turn_weights(model: ir.Model, detached: dict[str, Array]) -> None:
             _replace(model, node, content.reshape(array.shape), detached)
 
 
-def _turned(model: ir.Model, detached: dict[str, Array]) -> Iterator[tuple[ir.Node, Array]]:
+def _transposes(model: ir.Model, detached: dict[str, Array]) -> Iterator[tuple[ir.Node, Array]]:
     """Yield the nodes that transpose a weight, and views of what they give."""
     for node in model.graph:
         source = input_of(node, 0)

@@ -1,4 +1,4 @@
-"""Learn the matrices that a decoder is turned by, for what rounding costs it.
+"""Learn the matrices that a decoder is rotated by, for what rounding costs it.
 
 What is made small is the Kullback-Leibler divergence of the rounded network from the float one on
 calibration text. A network in floats computes the same whatever the matrices are, so that all of
@@ -22,16 +22,16 @@ from torch.utils.checkpoint import checkpoint
 from compressor.errors import DataError
 from compressor.models.rounded_inputs import rounded_inputs
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
-from compressor.models.transformers.block_stages import Given, usable
+from compressor.models.transformers.block_stages import BlockArguments, differentiable
 from compressor.passes.prepare.maths.orthogonal import OrthogonalDescent, Rounding
 from compressor.passes.prepare.maths.rotation import DenseRotation
-from compressor.passes.prepare.turned_decoder import (
+from compressor.passes.prepare.rotated_decoder import (
     NORMS,
-    Turn,
-    Turns,
+    AnyRotation,
+    Rotations,
     norm_before,
-    turned_bias,
-    turned_weight,
+    rotated_bias,
+    rotated_weight,
 )
 from compressor.passes.quantize.maths.floating import round_to_nearest
 from compressor.passes.quantize.weights.layers import PRESETS, Preset
@@ -40,7 +40,7 @@ from compressor.types.passes import PassContext
 from compressor.types.rounded_inputs import InputScheme
 
 _TOKENS = "input_ids"
-_ANGLE = 0.05  # radians that axes are turned by in the first step; none in the last
+_ANGLE = 0.05  # radians that axes are rotated by in the first step; none in the last
 _TOKENS_IN_A_STEP = 2048
 _HELD_BACK = 8  # one batch of so many judges
 _KEPT_EVERY = 10  # steps
@@ -80,12 +80,12 @@ class Learned:
     """What was found.
 
     Attributes:
-        turns: the matrices: the learned ones, or those at the start where they are as good.
+        rotations: the matrices: the learned ones, or those at the start where they are as good.
         before: divergence at the start on what was held back, in nats a token.
         after: that of the learned ones.
     """
 
-    turns: Turns
+    rotations: Rotations
     before: float
     after: float
 
@@ -98,12 +98,12 @@ class Learned:
 
 
 def learned(
-    carrier: BlockCheckpoint, start: Turns, recipe: Recipe, context: PassContext
+    carrier: BlockCheckpoint, start: Rotations, recipe: Recipe, context: PassContext
 ) -> Learned:
     """Learn matrices from given ones.
 
     Args:
-        carrier: the decoder as it is before it is turned.
+        carrier: the decoder as it is before it is rotated.
         context: with the text, and a place for what is found on the way, from which a run that was
             killed goes on.
 
@@ -113,27 +113,27 @@ def learned(
     batches = _batches(context)
     held = _grouped(batches[::_HELD_BACK])
     groups = _grouped([b for i, b in enumerate(batches) if i % _HELD_BACK]) or held
-    network = TurnedNetwork(carrier, recipe)
+    network = RotatedNetwork(carrier, recipe)
     kept = context.kept_tensors
     state = _State.restored(start, {} if kept is None else kept.read())
     order = torch.Generator().manual_seed(context.seed)
     places = [p for _ in range(-(-recipe.steps // len(groups))) for p in _mixed(groups, order)]
     with context.progress.stage("learn the rotation", recipe.steps) as advance:
         for step in range(state.step, recipe.steps):
-            value, gradients = network.gradients(groups[places[step]], state.turns)
+            value, gradients = network.gradients(groups[places[step]], state.rotations)
             state.follow(gradients, _ANGLE * (1 - step / recipe.steps))
             if kept is not None and (state.step % _KEPT_EVERY == 0 or state.step == recipe.steps):
                 kept.write(state.tensors())
             advance(state.step, f"{value:.4f} nats")
-    before, after = (network.mean_loss(held, turns) for turns in (start, state.turns))
-    return Learned(state.turns if after < before else start, before, after)
+    before, after = (network.mean_loss(held, rotations) for rotations in (start, state.rotations))
+    return Learned(state.rotations if after < before else start, before, after)
 
 
-class TurnedNetwork:
-    """A decoder whose weights are turned and rounded as it runs, in the memory of one block.
+class RotatedNetwork:
+    """A decoder whose weights are rotated and rounded as it runs, in the memory of one block.
 
     Args:
-        carrier: the decoder as it is before it is turned.
+        carrier: the decoder as it is before it is rotated.
         recipe: how it is rounded.
     """
 
@@ -146,19 +146,19 @@ class TurnedNetwork:
             for index, block in enumerate(carrier.decoder.blocks)
         }
 
-    def loss(self, tokens: Tensor, turns: Turns) -> float:
+    def loss(self, tokens: Tensor, rotations: Rotations) -> float:
         """Return the mean divergence from the float network, in nats a token."""
         with torch.no_grad():
-            return self._divergence(tokens, self._hidden(tokens, _narrow(turns)))
+            return self._divergence(tokens, self._hidden(tokens, _narrow(rotations)))
 
-    def mean_loss(self, groups: Sequence[Tensor], turns: Turns) -> float:
+    def mean_loss(self, groups: Sequence[Tensor], rotations: Rotations) -> float:
         """Return the mean over all tokens of some groups of texts."""
-        summed = sum(tokens.numel() * self.loss(tokens, turns) for tokens in groups)
+        summed = sum(tokens.numel() * self.loss(tokens, rotations) for tokens in groups)
         return summed / sum(tokens.numel() for tokens in groups)
 
-    def gradients(self, tokens: Tensor, turns: Turns) -> tuple[float, list[Tensor]]:
+    def gradients(self, tokens: Tensor, rotations: Rotations) -> tuple[float, list[Tensor]]:
         """Return the divergence, and its gradients by the matrices: the stream's, then heads'."""
-        narrow = _narrow(turns)
+        narrow = _narrow(rotations)
         leaves = [each.matrix.requires_grad_() for each in _all(narrow)]
         hidden = self._hidden(tokens, narrow)
         above = hidden.detach().requires_grad_()
@@ -167,39 +167,37 @@ class TurnedNetwork:
         torch.autograd.backward(hidden, above.grad)
         return value, [_gradient(leaf) for leaf in leaves]
 
-    def _hidden(self, tokens: Tensor, turns: Turns) -> Tensor:
-        """Return what flows out of the last block, turned back."""
+    def _hidden(self, tokens: Tensor, rotations: Rotations) -> Tensor:
+        """Return what flows out of the last block, rotated back."""
         decoder = self._carrier.decoder
-        given = usable(decoder.given(tokens))
-        hidden = turns.residual.times(given[0].hidden)
+        given = differentiable(decoder.given(tokens))
+        hidden = rotations.residual.times(given[0].hidden)
         for index, each in enumerate(given):
-            arguments = (partial(self._block, index, each, turns), hidden)
+            arguments = (partial(self._block, index, each, rotations), hidden)
             hidden = checkpoint(*arguments, use_reentrant=False, preserve_rng_state=False)
-        assert isinstance(turns.residual, DenseRotation)
-        return hidden @ turns.residual.matrix.T
+        assert isinstance(rotations.residual, DenseRotation)
+        return hidden @ rotations.residual.matrix.T
 
-    def _block(self, index: int, given: Given, turns: Turns, hidden: Tensor) -> Tensor:
+    def _block(
+        self, index: int, given: BlockArguments, rotations: Rotations, hidden: Tensor
+    ) -> Tensor:
         module = opened_block(self._carrier, index)
         path = self._carrier.decoder.blocks[index].path
         values = {f"{path}.{name}": value for name, value in module.named_parameters()}
         changed = {n: torch.ones_like(v) for n, v in values.items() if n.endswith(NORMS)}
         for layer in self._layers[index]:
             scale = norm_before(layer.name, self._tensors)
-            weight = turned_weight(layer.name, turns, scale, values[layer.weight])
+            weight = rotated_weight(layer.name, rotations, scale, values[layer.weight])
             rounding = self._recipe.of_weight(layer)
             changed[layer.weight] = weight if rounding is None else rounding(weight)
-            bias, heads = f"{layer.name}.bias", turns.of_block(layer.name)
+            bias, heads = f"{layer.name}.bias", rotations.of_block(layer.name)
             if bias in values and heads is not None and layer.name.endswith("v_proj"):
-                changed[bias] = turned_bias(values[bias], heads)
+                changed[bias] = rotated_bias(values[bias], heads)
             inputs = self._recipe.of_inputs(layer)
             if inputs is not None:
                 _round_inputs(module.get_submodule(layer.name.removeprefix(f"{path}.")), inputs)
         inside = {name.removeprefix(f"{path}."): value for name, value in changed.items()}
-        done = torch.func.functional_call(
-            module, inside, (hidden, *given.args), dict(given.kwargs), strict=False
-        )
-        out: Tensor = done if isinstance(done, Tensor) else done[0]
-        return out
+        return given.call(module, hidden, inside)
 
     def _divergence(self, tokens: Tensor, hidden: Tensor) -> float:
         """Return the divergence, and find its gradient for ``hidden``, one text at a time."""
@@ -229,13 +227,13 @@ class TurnedNetwork:
 class _State:
     """Where the descent is."""
 
-    def __init__(self, start: Turns, step: int, descents: Sequence[OrthogonalDescent]):
+    def __init__(self, start: Rotations, step: int, descents: Sequence[OrthogonalDescent]):
         self._start = start
         self.step = step
         self._descents = tuple(descents)
 
     @classmethod
-    def restored(cls, start: Turns, tensors: Mapping[str, Tensor]) -> _State:
+    def restored(cls, start: Rotations, tensors: Mapping[str, Tensor]) -> _State:
         """Return the state that was kept, or the first one."""
         if _STEP in tensors:
             kept = [
@@ -243,7 +241,7 @@ class _State:
                 for i in range(1 + len(start.heads))
             ]
             return cls(start, int(tensors[_STEP]), kept)
-        first = [OrthogonalDescent(_matrix(turn)) for turn in (start.residual, *start.heads)]
+        first = [OrthogonalDescent(_matrix(each)) for each in (start.residual, *start.heads)]
         return cls(start, 0, first)
 
     def follow(self, gradients: Sequence[Tensor], angle: float) -> None:
@@ -253,10 +251,10 @@ class _State:
         self.step += 1
 
     @property
-    def turns(self) -> Turns:
+    def rotations(self) -> Rotations:
         """The matrices as they are now."""
         residual, *heads = (DenseRotation(descent.matrix) for descent in self._descents)
-        return Turns(residual, tuple(heads))
+        return Rotations(residual, tuple(heads))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all that has to be kept."""
@@ -269,7 +267,7 @@ class _State:
 def memory_of(carrier: BlockCheckpoint, context: PassContext) -> int:
     """Return about how many bytes learning takes.
 
-    A block is there as it is, turned, rounded, and with gradients; so are the values in it and
+    A block is there as it is, rotated, rounded, and with gradients; so are the values in it and
     those of the output layer for one text; what enters each block waits until the way back.
     """
     decoder = carrier.decoder
@@ -292,7 +290,7 @@ def _batches(context: PassContext) -> list[Tensor]:
 def _grouped(batches: Sequence[Tensor]) -> list[Tensor]:
     """Join batches of one length until a step has enough tokens.
 
-    Most of a step's time is that of turning the weights, however many tokens there are.
+    Most of a step's time is that of rotating the weights, however many tokens there are.
     """
     groups: list[Tensor] = []
     for batch in batches:
@@ -309,21 +307,21 @@ def _mixed(groups: Sequence[Tensor], order: torch.Generator) -> list[int]:
     return places
 
 
-def _narrow(turns: Turns) -> Turns:
+def _narrow(rotations: Rotations) -> Rotations:
     """Return matrices in float32, each of a block its own."""
-    every = (_matrix(turn).to(torch.float32) for turn in (turns.residual, *turns.heads))
+    every = (_matrix(each).to(torch.float32) for each in (rotations.residual, *rotations.heads))
     residual, *heads = map(DenseRotation, every)
-    return Turns(residual, tuple(heads))
+    return Rotations(residual, tuple(heads))
 
 
-def _matrix(turn: Turn) -> Tensor:
-    return turn.times(torch.eye(len(turn), dtype=torch.float64))
+def _matrix(rotation: AnyRotation) -> Tensor:
+    return rotation.times(torch.eye(len(rotation), dtype=torch.float64))
 
 
-def _all(turns: Turns) -> Iterator[DenseRotation]:
-    for turn in (turns.residual, *turns.heads):
-        assert isinstance(turn, DenseRotation)
-        yield turn
+def _all(rotations: Rotations) -> Iterator[DenseRotation]:
+    for each in (rotations.residual, *rotations.heads):
+        assert isinstance(each, DenseRotation)
+        yield each
 
 
 def _gradient(leaf: Tensor) -> Tensor:

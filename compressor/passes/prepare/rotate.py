@@ -10,12 +10,12 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
-from compressor.passes.prepare.learned_turns import Recipe, learned, memory_of
-from compressor.passes.prepare.turned_decoder import (
+from compressor.passes.prepare.learned_rotations import Recipe, learned, memory_of
+from compressor.passes.prepare.rotated_decoder import (
     added_by_untying,
     parts_of,
-    random_turns,
-    turned,
+    random_rotations,
+    rotated,
     untied,
 )
 from compressor.passes.quantize.weights.layers import Preset
@@ -86,12 +86,12 @@ class Rotate(GraphPass):
         """Rotate it; of a checkpoint that is streamed, as its weights are read."""
         carrier = untied(carrier)
         outcomes = tuple(LayerOutcome(x.name, x.dtype) for x in carrier.layers())
-        start = random_turns(carrier, context.seed, heads=self.heads)
+        start = random_rotations(carrier, context.seed, heads=self.heads)
         if self.learn is not None:
             found = learned(_with_blocks(carrier), start, Recipe(self.learn, self.steps), context)
-            return Outcome(turned(carrier, found.turns), outcomes, (found.note,))
-        again = partial(_turned, seed=context.seed, heads=self.heads)
-        return Outcome(turned(carrier, start), outcomes, rescale=again)
+            return Outcome(rotated(carrier, found.rotations), outcomes, (found.note,))
+        again = partial(_rotated, seed=context.seed, heads=self.heads)
+        return Outcome(rotated(carrier, start), outcomes, rescale=again)
 
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
@@ -100,8 +100,8 @@ class Rotate(GraphPass):
         return untied(carrier)
 
 
-def _turned(carrier: Carrier, seed: int, *, heads: bool) -> Carrier:
-    return turned(carrier, random_turns(carrier, seed, heads=heads))
+def _rotated(carrier: Carrier, seed: int, *, heads: bool) -> Carrier:
+    return rotated(carrier, random_rotations(carrier, seed, heads=heads))
 
 
 def _with_blocks(carrier: Carrier) -> BlockCheckpoint:

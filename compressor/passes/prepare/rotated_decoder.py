@@ -31,29 +31,29 @@ _BIASES = ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.b
 _HEAD_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _BUFFERS = "rotary_emb.inv_freq"
 
-Turn = Rotation | DenseRotation
+AnyRotation = Rotation | DenseRotation
 
 
 @dataclass(frozen=True, eq=False)
-class Turns:
-    """The matrices that a decoder is turned by.
+class Rotations:
+    """The matrices that a decoder is rotated by.
 
     Attributes:
         residual: what flows between the blocks.
         heads: what the heads of each block mix; none where that is left as it is.
     """
 
-    residual: Turn
-    heads: tuple[Turn, ...] = ()
+    residual: AnyRotation
+    heads: tuple[AnyRotation, ...] = ()
 
-    def of_block(self, name: str) -> Turn | None:
+    def of_block(self, name: str) -> AnyRotation | None:
         """Return the matrix for the heads of the block that a tensor is in."""
         parts = name.split(".")
         inside = parts[:2] == ["model", "layers"]
         return self.heads[int(parts[2])] if inside and self.heads else None
 
 
-def random_turns(carrier: Carrier, seed: int, *, heads: bool) -> Turns:
+def random_rotations(carrier: Carrier, seed: int, *, heads: bool) -> Rotations:
     """Return randomized Hadamard matrices, the same one for all heads.
 
     Raises:
@@ -61,13 +61,13 @@ def random_turns(carrier: Carrier, seed: int, *, heads: bool) -> Turns:
     """
     residual = rotation(parts_of(carrier)[TABLE].shape[1], seed)
     if not heads:
-        return Turns(residual)
+        return Rotations(residual)
     inner = rotation(_head_width(carrier), seed + 1)
-    return Turns(residual, (inner,) * blocks_of(carrier))
+    return Rotations(residual, (inner,) * blocks_of(carrier))
 
 
-def turned(carrier: Carrier, turns: Turns) -> Carrier:
-    """Return a decoder that computes the same with its residual stream and heads turned.
+def rotated(carrier: Carrier, rotations: Rotations) -> Carrier:
+    """Return a decoder that computes the same with its residual stream and heads rotated.
 
     Raises:
         SpecError: as :func:`parts_of`.
@@ -75,8 +75,8 @@ def turned(carrier: Carrier, turns: Turns) -> Carrier:
     parts, tensors = parts_of(carrier), carrier.tensors()
     changes, vectors = {}, {}
     for name, layer in parts.items():
-        heads = turns.of_block(name)
-        compute = partial(_rows, name, turns, norm_before(name, tensors))
+        heads = rotations.of_block(name)
+        compute = partial(_rows, name, rotations, norm_before(name, tensors))
         if name.endswith(("o_proj", "down_proj")):
             multiple = None
         else:
@@ -85,18 +85,18 @@ def turned(carrier: Carrier, turns: Turns) -> Carrier:
         bias = tensors.get(f"{name}.bias")
         if heads is not None and bias is not None and name.endswith("v_proj"):
             value = bias.read()
-            vectors[bias.name] = turned_bias(value, heads).to(value.dtype)
+            vectors[bias.name] = rotated_bias(value, heads).to(value.dtype)
     for name, tensor in tensors.items():
         if name.endswith((*NORMS, LAST_NORM)):
             vectors[name] = torch.ones(tensor.shape, dtype=tensor.dtype)
     return carrier.with_changes(changes).with_weights(vectors)
 
 
-def _rows(name: str, turns: Turns, scale: Tensor | None, matrix: Tensor, _: int) -> Tensor:
-    return turned_weight(name, turns, scale, matrix).to(matrix.dtype).contiguous()
+def _rows(name: str, rotations: Rotations, scale: Tensor | None, matrix: Tensor, _: int) -> Tensor:
+    return rotated_weight(name, rotations, scale, matrix).to(matrix.dtype).contiguous()
 
 
-def turned_weight(name: str, turns: Turns, scale: Tensor | None, matrix: Tensor) -> Tensor:
+def rotated_weight(name: str, rotations: Rotations, scale: Tensor | None, matrix: Tensor) -> Tensor:
     """Return what rows of a layer's weight become, in the dtype of the matrices.
 
     Args:
@@ -105,24 +105,24 @@ def turned_weight(name: str, turns: Turns, scale: Tensor | None, matrix: Tensor)
         matrix: ``[rows, columns]``: all rows of a layer that writes to the residual stream, and of
             `v_proj` all of some heads.
     """
-    heads, wide = turns.of_block(name), matrix.to(turns.residual.dtype)
+    heads, wide = rotations.of_block(name), matrix.to(rotations.residual.dtype)
     if name.endswith(("o_proj", "down_proj")):
         if heads is not None and name.endswith("o_proj"):
             wide = _each_head(heads, wide)
-        return turns.residual.turned_rows(wide)
-    read = turns.residual.times(wide if scale is None else wide * scale.to(wide.dtype))
+        return rotations.residual.rotated_rows(wide)
+    read = rotations.residual.times(wide if scale is None else wide * scale.to(wide.dtype))
     if heads is not None and name.endswith("v_proj"):
         return _each_head(heads, read.T).T
     return read
 
 
-def turned_bias(bias: Tensor, heads: Turn) -> Tensor:
+def rotated_bias(bias: Tensor, heads: AnyRotation) -> Tensor:
     """Return what the bias of `v_proj` becomes, ``[rows]``, in the dtype of the matrix."""
     return _each_head(heads, bias[None].to(heads.dtype))[0]
 
 
-def _each_head(heads: Turn, rows: Tensor) -> Tensor:
-    """Turn each head's part of rows ``[n, heads * width]``."""
+def _each_head(heads: AnyRotation, rows: Tensor) -> Tensor:
+    """Rotate each head's part of rows ``[n, heads * width]``."""
     return heads.times(rows.reshape(-1, len(heads))).reshape(rows.shape)
 
 
@@ -144,7 +144,7 @@ def untied(carrier: Carrier) -> Carrier:
     """Return a carrier whose output layer has a weight of its own, where that can be said of it.
 
     The scales of the last norm go into the output layer. With the table's weight they would go into
-    the table, too, and what it gives to the first block would not be the turned stream.
+    the table, too, and what it gives to the first block would not be the rotated stream.
     """
     if not isinstance(carrier, CheckpointCarrier) or not is_tied(carrier):
         return carrier
@@ -173,10 +173,10 @@ def is_tied(carrier: Carrier) -> bool:
 
 
 def parts_of(carrier: Carrier) -> dict[str, Layer]:
-    """Return the layers that are turned, by name.
+    """Return the layers that are rotated, by name.
 
     Raises:
-        SpecError: the model is not one that can be turned without changing what it computes.
+        SpecError: the model is not one that can be rotated without changing what it computes.
     """
     kind = model_type(carrier)
     if kind not in FAMILIES:

@@ -51,7 +51,7 @@ class Rotation:
         turned = rows.to(torch.float64).reshape(-1, size // width, width) @ self.small.T
         return sylvester(turned).reshape(rows.shape) * self.signs
 
-    def turned_rows(self, matrix: Tensor) -> Tensor:
+    def rotated_rows(self, matrix: Tensor) -> Tensor:
         """Return ``R.T @ matrix``, float64, for a matrix ``[n, columns]``."""
         return self.times(matrix.T).T
 
@@ -79,7 +79,7 @@ class DenseRotation:
         """Return ``rows @ R``, ``[..., n]``."""
         return rows.to(self.dtype) @ self.matrix
 
-    def turned_rows(self, matrix: Tensor) -> Tensor:
+    def rotated_rows(self, matrix: Tensor) -> Tensor:
         """Return ``R.T @ matrix``, for a matrix ``[n, columns]``."""
         return self.matrix.T @ matrix.to(self.dtype)
 

@@ -19,16 +19,16 @@ from torch import Tensor
 from compressor.errors import DataError, ModelError, SpecError
 from compressor.graph.channels.analysis import map_channels
 from compressor.passes.prepare.maths.rotation import DenseRotation, principal_components
-from compressor.passes.prepare.turned_decoder import (
+from compressor.passes.prepare.rotated_decoder import (
     FAMILIES,
     LAST_NORM,
     NORMS,
     TABLE,
-    Turns,
+    Rotations,
     is_tied,
     model_type,
     parts_of,
-    turned,
+    rotated,
 )
 from compressor.passes.prune.criteria import Scores
 from compressor.passes.prune.structured.consumers import Consumer, possible_consumers
@@ -75,7 +75,7 @@ class RmsStream:
 
     def turned(self, carrier: Carrier, turn: DenseRotation) -> Carrier:
         """Return a decoder that computes the same; the scales of norms go into what reads them."""
-        return turned(carrier, Turns(turn))
+        return rotated(carrier, Rotations(turn))
 
     def components(self, moment: Tensor) -> tuple[DenseRotation, Tensor]:
         """Return the turn to principal components, and each channel's share of the power then."""

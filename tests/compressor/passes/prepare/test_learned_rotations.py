@@ -15,12 +15,12 @@ import torch
 from compressor.errors import SpecError
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, open_blocks
-from compressor.passes.prepare import learned_turns
-from compressor.passes.prepare.learned_turns import Recipe, TurnedNetwork, learned
+from compressor.passes.prepare import learned_rotations
+from compressor.passes.prepare.learned_rotations import Recipe, RotatedNetwork, learned
 from compressor.passes.prepare.maths.orthogonal import Rounding
 from compressor.passes.prepare.maths.rotation import DenseRotation
 from compressor.passes.prepare.rotate import Rotate
-from compressor.passes.prepare.turned_decoder import Turns, random_turns, turned, untied
+from compressor.passes.prepare.rotated_decoder import Rotations, random_rotations, rotated, untied
 from compressor.passes.quantize.weights.layers import Preset
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.passes import PassContext
@@ -77,8 +77,11 @@ def opened(path: Path, kind: str) -> BlockCheckpoint:
     return carrier
 
 
-def matrices(turns: Turns) -> list[torch.Tensor]:
-    return [t.times(torch.eye(len(t), dtype=torch.float64)) for t in (turns.residual, *turns.heads)]
+def matrices(rotations: Rotations) -> list[torch.Tensor]:
+    return [
+        t.times(torch.eye(len(t), dtype=torch.float64))
+        for t in (rotations.residual, *rotations.heads)
+    ]
 
 
 class Unrounded(Recipe):
@@ -95,8 +98,8 @@ class Unrounded(Recipe):
 @pytest.mark.parametrize("heads", [True, False])
 def test_nothing_is_lost_in_floats(kind: str, heads: bool, tmp_path: Path) -> None:
     carrier = opened(tmp_path, kind)
-    lossless = TurnedNetwork(carrier, Unrounded("int8", 1))
-    assert abs(lossless.loss(TOKENS, random_turns(carrier, 3, heads=heads))) < 1e-6
+    lossless = RotatedNetwork(carrier, Unrounded("int8", 1))
+    assert abs(lossless.loss(TOKENS, random_rotations(carrier, 3, heads=heads))) < 1e-6
 
 
 @pytest.mark.parametrize("preset", ["int2-g32", "int8-w8a8", "mxfp4-w4a4"])
@@ -105,15 +108,15 @@ def test_the_loss_is_that_of_the_network_that_is_written(
     preset: Preset, kind: str, tmp_path: Path
 ) -> None:
     carrier = opened(tmp_path, kind)
-    turns = random_turns(carrier, 3, heads=True)
-    rotated = turned(carrier, turns)
+    rotations = random_rotations(carrier, 3, heads=True)
+    after = rotated(carrier, rotations)
     context = PassContext(targets=frozenset({"compressed-tensors"}))
-    rounded = QuantizeWeights(preset=preset).apply(rotated, context, {}).carrier
+    rounded = QuantizeWeights(preset=preset).apply(after, context, {}).carrier
     assert isinstance(rounded, BlockCheckpoint)
     wanted, got = (by_blocks(c).log_softmax(-1) for c in (carrier, rounded))
     divergence = (wanted.exp() * (wanted - got)).sum(-1).mean()
     assert divergence > 1e-5
-    loss = TurnedNetwork(carrier, Recipe(preset, 1)).loss(TOKENS, turns)
+    loss = RotatedNetwork(carrier, Recipe(preset, 1)).loss(TOKENS, rotations)
     assert loss == pytest.approx(float(divergence), rel=0.02)
 
 
@@ -138,74 +141,74 @@ def _shared(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_gradients_are_those_of_differences(kind: str, tmp_path: Path) -> None:
     carrier = opened(tmp_path, kind)
-    bent = TurnedNetwork(carrier, Shared("int8", 1))
-    turns = Turns(*_dense(random_turns(carrier, 3, heads=True)))
-    value, gradients = bent.gradients(TOKENS, turns)
-    assert value == pytest.approx(bent.loss(TOKENS, turns), rel=1e-5)
+    bent = RotatedNetwork(carrier, Shared("int8", 1))
+    rotations = Rotations(*_dense(random_rotations(carrier, 3, heads=True)))
+    value, gradients = bent.gradients(TOKENS, rotations)
+    assert value == pytest.approx(bent.loss(TOKENS, rotations), rel=1e-5)
     generator = torch.Generator().manual_seed(0)
-    for place, matrix in enumerate(matrices(turns)):
+    for place, matrix in enumerate(matrices(rotations)):
         skew = torch.randn(matrix.shape, generator=generator, dtype=torch.float64)
         skew = (skew - skew.T) / skew.norm()
         losses = []
         for size in (0.003, -0.003):  # beyond that, other values become the greatest
-            moved = matrices(turns)
+            moved = matrices(rotations)
             moved[place] = torch.linalg.matrix_exp(size * skew) @ matrix
             residual, *heads = map(DenseRotation, moved)
-            losses.append(bent.loss(TOKENS, Turns(residual, tuple(heads))))
+            losses.append(bent.loss(TOKENS, Rotations(residual, tuple(heads))))
         difference = (losses[0] - losses[1]) / 0.006
         wanted = float((gradients[place].double() * (skew @ matrix)).sum())
         assert wanted == pytest.approx(difference, rel=0.02, abs=4e-5)
 
 
-def _dense(turns: Turns) -> tuple[DenseRotation, tuple[DenseRotation, ...]]:
-    residual, *heads = map(DenseRotation, matrices(turns))
+def _dense(rotations: Rotations) -> tuple[DenseRotation, tuple[DenseRotation, ...]]:
+    residual, *heads = map(DenseRotation, matrices(rotations))
     return residual, tuple(heads)
 
 
 def test_learned_matrices_lose_less_and_the_function_stays(tmp_path: Path) -> None:
     carrier = opened(tmp_path, "qwen2")
-    start = random_turns(carrier, 3, heads=True)
+    start = random_rotations(carrier, 3, heads=True)
     found = learned(carrier, start, Recipe("int2-g32", 12), CONTEXT)
     assert found.after < 0.98 * found.before
     assert f"{found.before:.4f} nats a token" in found.note
-    for matrix in matrices(found.turns):
+    for matrix in matrices(found.rotations):
         one = torch.eye(len(matrix), dtype=torch.float64)
         assert torch.allclose(matrix @ matrix.T, one, atol=1e-12)
-    error = (by_blocks(turned(carrier, found.turns)) - by_blocks(carrier)).abs().max()
+    error = (by_blocks(rotated(carrier, found.rotations)) - by_blocks(carrier)).abs().max()
     assert error < 1e-5 * by_blocks(carrier).abs().max()
     again = learned(carrier, start, Recipe("int2-g32", 12), CONTEXT)
-    assert all(map(torch.equal, matrices(found.turns), matrices(again.turns)))
+    assert all(map(torch.equal, matrices(found.rotations), matrices(again.rotations)))
 
 
 def test_what_is_no_better_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_turns, "_ANGLE", -0.3)  # uphill
+    monkeypatch.setattr(learned_rotations, "_ANGLE", -0.3)  # uphill
     carrier = opened(tmp_path, "qwen3")
-    start = random_turns(carrier, 3, heads=True)
+    start = random_rotations(carrier, 3, heads=True)
     found = learned(carrier, start, Recipe("int2-g32", 4), CONTEXT)
     assert found.after > found.before
-    assert found.turns is start
+    assert found.rotations is start
     assert "the random ones stay" in found.note
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learned_turns, "_KEPT_EVERY", 2)
+    monkeypatch.setattr(learned_rotations, "_KEPT_EVERY", 2)
     carrier = opened(tmp_path, "qwen3")
-    run = partial(learned, carrier, random_turns(carrier, 3, heads=True), Recipe("int4-g32", 5))
+    run = partial(learned, carrier, random_rotations(carrier, 3, heads=True), Recipe("int4-g32", 5))
     whole = run(replace(CONTEXT, kept_tensors=Kept()))
     kept = Kept(last=2)
     with pytest.raises(KeyboardInterrupt):
         run(replace(CONTEXT, kept_tensors=kept))
     seen = []
-    follow = learned_turns._State.follow
+    follow = learned_rotations._State.follow
 
     def counted(state: Any, *given: Any) -> None:
         seen.append(state.step)
         follow(state, *given)
 
-    monkeypatch.setattr(learned_turns._State, "follow", counted)
+    monkeypatch.setattr(learned_rotations._State, "follow", counted)
     resumed = run(replace(CONTEXT, kept_tensors=kept))
     assert seen == [4], "four steps were kept"
-    assert all(map(torch.equal, matrices(whole.turns), matrices(resumed.turns)))
+    assert all(map(torch.equal, matrices(whole.rotations), matrices(resumed.rotations)))
     seen.clear()
     finished = run(replace(CONTEXT, kept_tensors=kept))
     assert not seen
@@ -237,12 +240,12 @@ def test_a_spec_that_was_killed_while_it_learned_ends_in_the_same_bytes(
         options = {"passes": list(passes), "limits": ANY}
         return ran(spec(tmp_path, "float32", {}, tmp_path / name, **options))
 
-    monkeypatch.setattr(learned_turns, "_KEPT_EVERY", 2)
+    monkeypatch.setattr(learned_rotations, "_KEPT_EVERY", 2)
     report = run("whole", learns, quantizes)
     (note,) = (n for n in report["passes"][0]["notes"] if "judged on text held back" in n)
     assert "random ones stay" not in note
     seen = []
-    follow = learned_turns._State.follow
+    follow = learned_rotations._State.follow
 
     def counted(state: Any, *given: Any) -> None:
         seen.append(state.step)
@@ -250,7 +253,7 @@ def test_a_spec_that_was_killed_while_it_learned_ends_in_the_same_bytes(
             raise KeyboardInterrupt
         follow(state, *given)
 
-    monkeypatch.setattr(learned_turns._State, "follow", counted)
+    monkeypatch.setattr(learned_rotations._State, "follow", counted)
     with pytest.raises(KeyboardInterrupt):
         run("killed", learns, quantizes)
     run("killed", learns, quantizes)

@@ -104,5 +104,5 @@ def test_a_dense_rotation_is_its_matrix() -> None:
     made, rows = rotation(12, 0), torch.randn(5, 12, dtype=torch.float64)
     dense = DenseRotation(made.times(torch.eye(12)))
     torch.testing.assert_close(dense.times(rows), made.times(rows))
-    torch.testing.assert_close(dense.turned_rows(rows.T), made.turned_rows(rows.T))
+    torch.testing.assert_close(dense.rotated_rows(rows.T), made.rotated_rows(rows.T))
     assert len(dense) == len(made) == 12

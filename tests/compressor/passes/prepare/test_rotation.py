@@ -37,7 +37,7 @@ def test_rotations_are_orthogonal(size: int, seed: int) -> None:
     matrix = made.times(one)
     assert torch.allclose(matrix @ matrix.T, one, atol=1e-12)
     assert torch.allclose(made.back(one), matrix.T, atol=1e-12)
-    assert torch.allclose(made.turned_rows(one), matrix.T, atol=1e-12)
+    assert torch.allclose(made.rotated_rows(one), matrix.T, atol=1e-12)
     assert torch.equal(made.back(one.to(torch.float32)), made.back(one))
 
 

@@ -179,8 +179,8 @@ def test_a_turn_that_changes_outputs_is_an_error(
         turned = right(carrier, turns)
         return turned.with_weights({name: 2 * turned.tensors()[name].read()})
 
-    right = principal.turned
-    monkeypatch.setattr(principal, "turned", wrong)
+    right = principal.rotated
+    monkeypatch.setattr(principal, "rotated", wrong)
     with pytest.raises(ModelError, match=f"criterion {CRITERION}.*outputs differ by"):
         pruned(step(), subspace, texts())
 
