@@ -21,7 +21,7 @@ import torch
 from compressor.calibration.collect import collect
 from compressor.errors import DataError
 from compressor.files import disk_errors
-from compressor.models.checkpoint.meanings import mapped
+from compressor.models.checkpoint.dequantized import mapped
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block

@@ -21,9 +21,9 @@ from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
 from compressor.models.onnx.module import file_runner
 from compressor.models.torch.carrier import TorchCarrier, open_module
-from compressor.models.torch.given_module import given_digest, open_given
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import check_checkpoint
+from compressor.models.torch.program_module import open_program_module, program_module_digest
 from compressor.models.transformers.block_checkpoint import open_blocks
 from compressor.models.transformers.carrier import (
     auto_class_name,
@@ -216,7 +216,7 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
     with located(where), importable([spec.folder]):
         function = spec.symbol(factory, "model.factory")
         if isinstance(function, torch.nn.Module):
-            return _open_given(spec, function)
+            return _open_program_module(spec, function)
         torch.manual_seed(spec.seed)
         carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
     made = {"factory": factory, "config": dict(spec.model.config), "code": code_digest(function)}
@@ -245,15 +245,15 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
     return OpenedModel(carrier, files, digest, spec.checkpoint, where, graph=graph)
 
 
-def _open_given(spec: Spec, module: torch.nn.Module) -> OpenedModel:
-    carrier = open_given(module, spec.inputs, "model.factory")
+def _open_program_module(spec: Spec, module: torch.nn.Module) -> OpenedModel:
+    carrier = open_program_module(module, spec.inputs, "model.factory")
 
     def digest() -> str:
         return result_key(
             "torch",
             "",
             code=code_digest(type(module)),
-            module=given_digest(carrier),
+            module=program_module_digest(carrier),
             inputs=[str(i) for i in spec.inputs],
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.calibration.collected import Collected
+from compressor.calibration.statistics_cache import StatisticsCache
 from compressor.graph.costs import batch_macs, cannot_run
 from compressor.graph.output_parts import OutputParts
 from compressor.models.resident_memory import return_freed_memory
@@ -71,7 +71,7 @@ class Workspace:
     proves: bool = True
     loop: OwnLoop | None = None
     callbacks: Sequence[Callable[[TrainingStep], None]] = ()
-    collected: Collected = field(default_factory=lambda: Collected(most=0))
+    collected: StatisticsCache = field(default_factory=lambda: StatisticsCache(most=0))
     _loaded: bool = field(default=False, init=False)
     _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
     _alike: dict[str, str] = field(default_factory=dict, init=False)

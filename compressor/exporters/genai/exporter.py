@@ -29,8 +29,8 @@ from compressor.exporters.safetensors.code_layouts import caches_of
 from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS
 from compressor.files import disk_errors
 from compressor.models.checkpoint.carrier import CheckpointCarrier
+from compressor.models.checkpoint.dequantized import dequantized
 from compressor.models.checkpoint.folder import CONFIG, companions
-from compressor.models.checkpoint.meanings import meant
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER
 from compressor.models.torch.carrier import TorchCarrier
@@ -134,7 +134,8 @@ class GenaiExporter(Exporter):
             return (Check(OUTPUTS, why, known=False),)
         _, network = describe(carrier)
         weights = {
-            name: meant(tensor).to(torch.float32) for name, tensor in carrier.tensors().items()
+            name: dequantized(tensor).to(torch.float32)
+            for name, tensor in carrier.tensors().items()
         }
         reference, _ = loaded(type(network), network.config, weights, torch.float32)
         for attention, scheme in caches_of(carrier).items():

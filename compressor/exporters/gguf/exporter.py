@@ -15,7 +15,7 @@ from compressor.exporters.gguf.file import FilePlan, Floats, PlannedTensor, plan
 from compressor.exporters.gguf.reading import GgufFile, GgufRunner, network_of
 from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS, compare
 from compressor.files import disk_errors
-from compressor.models.checkpoint.meanings import meant
+from compressor.models.checkpoint.dequantized import dequantized
 from compressor.models.transformers.reading import float_class_of
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.exporter import USUAL, Check, ExportContext, Exporter
@@ -122,7 +122,7 @@ class GgufExporter(Exporter):
         if network is None:
             return (Check(OUTPUTS, f"not compared: {why}", known=False),)
         file = GgufFile(path)
-        weights = {name: meant(tensor) for name, tensor in carrier.tensors().items()}
+        weights = {name: dequantized(tensor) for name, tensor in carrier.tensors().items()}
         return (compare(network_of(file), weights, network, file.subject, {}),)
 
     def remarks(self, carrier: Carrier) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def _compare(tensor: PlannedTensor, file: GgufFile) -> None:
             expected = torch.cat(list(tensor.pieces(source)))
             same = torch.equal(file.raw(tensor.name, index), expected)
         else:
-            values = meant(source)
+            values = dequantized(source)
             values = values if tensor.order is None else values[tensor.order]
             same = torch.equal(file.read(tensor.name, index), values)
         if not same:

@@ -23,9 +23,9 @@ from compressor.errors import ArtifactError, listed
 from compressor.exporters.safetensors.code_layouts import COMPRESSED_TENSORS, caches_of
 from compressor.exporters.safetensors.stream_plan import StreamPlan, cache_scales
 from compressor.exporters.safetensors.transformers_runner import FAILURES, by_itself, load_directory
+from compressor.models.checkpoint.dequantized import dequantized
 from compressor.models.checkpoint.folder import CONFIG
-from compressor.models.checkpoint.meanings import meant
-from compressor.models.checkpoint.stacked_experts import together
+from compressor.models.checkpoint.stacked_experts import restacked
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.classes import saved_class, silent
@@ -202,9 +202,9 @@ def _compare_outputs(
     """Compare the outputs of a directory with those of its class with dequantized weights."""
     subject = f"artifact {directory.name!r}"
     written, loading = load_directory(directory, subject)
-    weights = {name: meant(tensor).to(tensor.dtype) for name, tensor in tensors.items()}
+    weights = {name: dequantized(tensor).to(tensor.dtype) for name, tensor in tensors.items()}
     return compare(
-        written, together(weights, network.config.to_dict()), network, subject, loading, rounding
+        written, restacked(weights, network.config.to_dict()), network, subject, loading, rounding
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from compressor.calibration.collected import Collected
+from compressor.calibration.statistics_cache import StatisticsCache
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.costs import model_bytes
 from compressor.lab.explain.by_sqnr import FinishedRun, suspects
@@ -44,7 +44,7 @@ class Variants:
 
     workspace: Workspace
     steps: Sequence[Step]
-    _collected: Collected = field(default_factory=lambda: Collected(math.inf))
+    _collected: StatisticsCache = field(default_factory=lambda: StatisticsCache(math.inf))
 
     def key(self, changes: Sequence[Change]) -> str:
         """Return the key of a variant, without making it: the same that a run would give it.

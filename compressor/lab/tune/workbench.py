@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.calibration.collected import Collected
+from compressor.calibration.statistics_cache import StatisticsCache
 from compressor.errors import SpecError
 from compressor.graph.costs import layer_bytes
 from compressor.lab.tune.answer import Objective
@@ -132,7 +132,7 @@ class Workbench:
     watch: Watch = field(default_factory=Watch)
     made: dict[str, Candidate] = field(default_factory=dict)
     evaluations: int = 0
-    collected: Collected = field(default_factory=Collected)
+    collected: StatisticsCache = field(default_factory=StatisticsCache)
 
     @cached_property
     def base(self) -> Workspace:

@@ -29,7 +29,7 @@ _AXES = 3
 _PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-def apart(carrier: CheckpointCarrier) -> CheckpointCarrier:
+def unstacked(carrier: CheckpointCarrier) -> CheckpointCarrier:
     """Return a checkpoint whose experts are layers of their own; the same one if none are stacked.
 
     Nothing is read before it is asked for. Each layer belongs to the shard of its stack.
@@ -53,10 +53,10 @@ def apart(carrier: CheckpointCarrier) -> CheckpointCarrier:
     )
 
 
-def together(
+def restacked(
     weights: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 ) -> Mapping[str, torch.Tensor]:
-    """Return the weights of :func:`apart` under the names of the checkpoint, stacked again.
+    """Return the weights of :func:`unstacked` under the names of the checkpoint, stacked again.
 
     Args:
         config: the content of ``config.json``. Those of other models are returned as they are.

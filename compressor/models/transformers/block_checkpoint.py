@@ -12,9 +12,9 @@ import torch
 
 from compressor.errors import ModelError, SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
+from compressor.models.checkpoint.dequantized import mapped_dequantized
 from compressor.models.checkpoint.folder import Checkpoint
-from compressor.models.checkpoint.meanings import mapped_meaning
-from compressor.models.checkpoint.stacked_experts import apart
+from compressor.models.checkpoint.stacked_experts import unstacked
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
@@ -87,11 +87,11 @@ class BlockCheckpoint(CheckpointCarrier):
         changes = Changed(self, names)
         return self._decoder.with_changes(changes, untied=self.source.untied)
 
-    def apart(self) -> BlockCheckpoint:
+    def unstacked(self) -> BlockCheckpoint:
         """Return a carrier whose stacked experts are layers of their own, also in its blocks."""
         if self._single is None:
             return self
-        made, before = apart(self), self.tensors()
+        made, before = unstacked(self), self.tensors()
         after = made.tensors()
         changed = any(self._is_other(n, before[n]) for n in before.keys() - after.keys())
         new = {} if changed else {n: t for n, t in after.items() if n not in before}
@@ -202,7 +202,7 @@ class Changed(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return one of them: what codes mean, or what a pass has made of floats."""
         if name not in self._found:
-            self._found[name] = mapped_meaning(self._tensors[name], self._folder)
+            self._found[name] = mapped_dequantized(self._tensors[name], self._folder)
         return self._found[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -242,7 +242,7 @@ def open_blocks(path: Path) -> BlockCheckpoint:
             "write a spec with model.factory, which runs the whole model in memory",
         )
     module = open_pretrained(_CAUSAL, carrier.folder, {}, ()).module
-    tensors, singles = carrier.tensors(), apart(carrier)
+    tensors, singles = carrier.tensors(), unstacked(carrier)
     reading = reading_of(singles)
     if reading is not None:
         rows = partial(_first_row, tensors)

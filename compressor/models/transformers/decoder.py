@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.errors import ModelError, SpecError
-from compressor.models.checkpoint.meanings import mapped_floats
+from compressor.models.checkpoint.dequantized import mapped_floats
 from compressor.models.transformers.around_blocks import widen
 from compressor.models.transformers.block_stages import (
     BlockArguments,

@@ -68,12 +68,12 @@ def test_a_router_as_codes_is_found(
 def test_other_outputs_are_found(
     experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    genuine = proof.meant
+    genuine = proof.dequantized
 
     def wrong(tensor: StoredTensor) -> torch.Tensor:
         return genuine(tensor) * (1.1 if "q_proj" in tensor.name else 1.0)
 
-    monkeypatch.setattr(proof, "meant", wrong)
+    monkeypatch.setattr(proof, "dequantized", wrong)
     done = quantize(experts, tmp_path / "out")
     assert done.exit_code == 4
     assert "dB from those of the dequantized weights" in done.stderr

@@ -22,7 +22,7 @@ from compressor.calibration.sources.random_access import RandomAccess
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, ModelError, SpecError
 from compressor.front.spec import checked
-from compressor.models.torch.given_module import given_digest, open_given
+from compressor.models.torch.program_module import open_program_module, program_module_digest
 from compressor.run.plan import make_plan
 from compressor.run.training import RunTrainingData
 from compressor.spec.user_code import load_symbol
@@ -138,7 +138,10 @@ def test_the_same_module_and_data_are_known_again(result: RunResult, loader: Dat
 
 def test_a_change_that_only_the_graph_shows_is_another_module():
     inputs = (TensorSpec("image", ("batch", 8), "float32"),)
-    digests = [given_digest(open_given(Scaled(factor), inputs, "model")) for factor in (2.0, 3.0)]
+    digests = [
+        program_module_digest(open_program_module(Scaled(factor), inputs, "model"))
+        for factor in (2.0, 3.0)
+    ]
     assert digests[0] != digests[1]
 
 

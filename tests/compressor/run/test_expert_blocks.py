@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_blocks_compute_what_the_network_computes(folder: Path, name: str):
-    decoder = open_blocks(folder / name).apart().decoder
+    decoder = open_blocks(folder / name).unstacked().decoder
     tokens = torch.from_numpy(TOKENS[:2])
     given = decoder.given(tokens)
     hidden = given[0].hidden

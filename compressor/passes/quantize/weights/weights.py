@@ -14,7 +14,7 @@ from pydantic import Field
 from compressor.errors import SpecError
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.checkpoint.rows import all_rows
-from compressor.models.checkpoint.stacked_experts import apart
+from compressor.models.checkpoint.stacked_experts import unstacked
 from compressor.models.layer_uses import computed_weights
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.passes.quantize.block_codes import BY_BLOCK
@@ -168,9 +168,9 @@ class QuantizeWeights(WeightPass):
         if isinstance(carrier, CheckpointCarrier) and GGUF in context.targets:
             return carrier
         if isinstance(carrier, BlockCheckpoint):
-            return carrier.apart()
+            return carrier.unstacked()
         if isinstance(carrier, CheckpointCarrier):
-            return apart(carrier)
+            return unstacked(carrier)
         if carrier.kind != "onnx" or not context.targets & _WITHOUT_BF16:
             return carrier
         return in_single(carrier, (ir.DataType.BFLOAT16,))

@@ -17,12 +17,12 @@ from torch import Tensor
 from compressor.errors import DataError
 from compressor.files import json_text
 from compressor.models.torch.lowering import NamedModule
+from compressor.passes.train.archive.code_assignment import CodeAssignment
 from compressor.passes.train.archive.coded_network import (
     CodedNetwork,
     coded_network,
     float_network,
 )
-from compressor.passes.train.archive.codes_taken import CodesTaken
 from compressor.passes.train.archive.coding import first_coding, price_for, relaxed
 from compressor.passes.train.archive.first_step import gentle_rate
 from compressor.passes.train.archive.rounds import Round, Step, next_step, verdicts
@@ -168,7 +168,7 @@ class Search:
             network.code({name: relaxed(coding, price) for name, coding in codings.items()})
         else:
             price = self._read(step.start).price
-        taken = CodesTaken(network, felt, few, price, step.target, course.steps)
+        taken = CodeAssignment(network, felt, few, price, step.target, course.steps)
         job = Job(
             name=f"{options.name}, round {number + 1}",
             module=network.module,

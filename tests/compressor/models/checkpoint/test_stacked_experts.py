@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
 from compressor.models.checkpoint.rows import read_rows
-from compressor.models.checkpoint.stacked_experts import apart, together
+from compressor.models.checkpoint.stacked_experts import restacked, unstacked
 
 EXPERTS, HIDDEN, INNER = 3, 8, 5
 PATH = "model.layers.0.feed_forward"
@@ -51,7 +51,7 @@ def opened(folder: Path, model_type: str) -> CheckpointCarrier:
 
 @pytest.mark.parametrize("model_type", ["llama4", "llama4_text"])
 def test_an_expert_is_three_linear_layers(model_type: str, tmp_path: Path) -> None:
-    carrier = apart(opened(tmp_path, model_type))
+    carrier = unstacked(opened(tmp_path, model_type))
     parts = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
     expected = {
         f"{PATH}.experts.{expert}.{part}": shape
@@ -70,10 +70,10 @@ def test_an_expert_is_three_linear_layers(model_type: str, tmp_path: Path) -> No
 
 
 def test_layers_together_are_the_stacks(tmp_path: Path) -> None:
-    carrier = apart(opened(tmp_path, "llama4"))
+    carrier = unstacked(opened(tmp_path, "llama4"))
     single = {name: tensor.read() for name, tensor in carrier.tensors().items()}
-    assert together(single, {"model_type": "qwen3_moe"}) is single  # its files have single experts
-    found = together(single, carrier.config)
+    assert restacked(single, {"model_type": "qwen3_moe"}) is single  # its files have single experts
+    found = restacked(single, carrier.config)
     wanted = weights()
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
@@ -81,7 +81,7 @@ def test_layers_together_are_the_stacks(tmp_path: Path) -> None:
 
 
 def test_layers_stay_in_the_shard_of_their_stack(tmp_path: Path) -> None:
-    carrier = apart(opened(tmp_path, "llama4"))
+    carrier = unstacked(opened(tmp_path, "llama4"))
     first, second = carrier.source.shards
     assert set(first.tensors) == SHAPES.keys() - STACKS.keys()
     assert set(second.tensors) == {n for n in carrier.tensors() if ".experts." in n}
@@ -89,4 +89,4 @@ def test_layers_stay_in_the_shard_of_their_stack(tmp_path: Path) -> None:
 
 def test_other_models_keep_their_stacks(tmp_path: Path) -> None:
     carrier = opened(tmp_path, "gpt_oss")
-    assert apart(carrier) is carrier
+    assert unstacked(carrier) is carrier

@@ -17,7 +17,7 @@ from compressor.errors import SpecError
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.graph.costs import model_bytes
 from compressor.models.checkpoint.carrier import CheckpointCarrier, open_checkpoint
-from compressor.models.checkpoint.meanings import meant
+from compressor.models.checkpoint.dequantized import dequantized
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.block_checkpoint import (
     BlockCheckpoint,
@@ -152,7 +152,7 @@ def test_tables_as_codes_are_run_as_they_are_meant(kind: str, tmp_path: Path) ->
     step = QuantizeWeights(preset="int4-g32", embeddings=True)
     after = step.apply(open_blocks(folder), CONTEXT, {}).carrier
     assert isinstance(after, BlockCheckpoint)
-    state = {name: meant(tensor) for name, tensor in after.tensors().items()}
+    state = {name: dequantized(tensor) for name, tensor in after.tensors().items()}
     module = network(folder).module
     module.load_state_dict(state, strict=False)
     assert after.tensors()["model.embed_tokens.weight"].codes is not None
@@ -221,7 +221,7 @@ def test_rotated_tables_that_were_one_are_codes_of_their_own(tmp_path: Path) -> 
     assert not [name for name in kept if "norm" not in name]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    state = {name: meant(tensor) for name, tensor in after.tensors().items()}
+    state = {name: dequantized(tensor) for name, tensor in after.tensors().items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     want = logits(network(folder).module)
     torch.testing.assert_close(by_blocks(after), want, rtol=1e-4, atol=1e-5)

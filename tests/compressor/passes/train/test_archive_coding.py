@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.passes.train.archive import coding as archive_coding
+from compressor.passes.train.archive.code_assignment import CodeAssignment
 from compressor.passes.train.archive.coded_network import Decoder, coded_network
-from compressor.passes.train.archive.codes_taken import CodesTaken
 from compressor.passes.train.archive.coding import (
     Coding,
     assigned,
@@ -325,10 +325,10 @@ def test_bytes_fall_to_the_target_and_the_price_outlives_the_process() -> None:
     measured.measure(map(micro, range(8)), lambda _: None)
     start = price_for(network.codings(measured.of), 0.9 * begin)
 
-    def taken() -> CodesTaken:
+    def taken() -> CodeAssignment:
         felt = Sensitivities(network)
         felt.measure(map(micro, range(8)), lambda _: None)
-        return CodesTaken(network, felt, micro, start, target, 200)
+        return CodeAssignment(network, felt, micro, start, target, 200)
 
     ours = taken()
     wanted = [ours.wanted(step) for step in (0, 40, 80, 200)]

@@ -1,4 +1,4 @@
-"""What a stored tensor means: its floats, or what its codes stand for."""
+"""What a stored tensor stands for: its floats, or its codes dequantized."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ELEMENTS = 4 << 20  # that are found at once
 _MATRIX = 2
 
 
-def meant(tensor: StoredTensor) -> torch.Tensor:
-    """Return a tensor's values, in its stored shape; codes as float32."""
+def dequantized(tensor: StoredTensor) -> torch.Tensor:
+    """Return a tensor in its stored shape; codes as the floats that they stand for, in float32."""
     value = tensor.read()
     return value if tensor.codes is None else _dequantized(tensor, value)
 
 
-def mapped_meaning(tensor: StoredTensor, folder: Path | None = None) -> torch.Tensor:
+def mapped_dequantized(tensor: StoredTensor, folder: Path | None = None) -> torch.Tensor:
     """Return the same; a matrix in a mapped file without a name, found some rows at a time.
 
     Args:
@@ -33,7 +33,7 @@ def mapped_meaning(tensor: StoredTensor, folder: Path | None = None) -> torch.Te
         InputError: the disk is full.
     """
     if len(tensor.shape) != _MATRIX:
-        return meant(tensor)
+        return dequantized(tensor)
     dtype = tensor.dtype if tensor.codes is None else torch.float32
     return mapped((rows.to(dtype) for rows in _parts(tensor)), tensor.shape, dtype, folder)
 
@@ -83,7 +83,7 @@ def mapped(
 def _parts(tensor: StoredTensor) -> Iterator[torch.Tensor]:
     read, by_rows = tensor.read, tensor.codes is None or tensor.codes.by_rows
     if not isinstance(read, RowReader) or not by_rows:
-        yield meant(tensor)
+        yield dequantized(tensor)
         return
     rows = tensor.shape[0]
     step = max(1, _ELEMENTS * rows // tensor.elements // read.multiple) * read.multiple

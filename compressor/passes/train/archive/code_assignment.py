@@ -21,7 +21,7 @@ _MOST_DEARER = 2.0  # times the price before
 _PRICE = "price"
 
 
-class CodesTaken(Regulator):
+class CodeAssignment(Regulator):
     """Lets weights take other values while they are trained, ever fewer bytes of them.
 
     The logarithm of the bytes falls, fast at first, to that of what the round aims at. Every time

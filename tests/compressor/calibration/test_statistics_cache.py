@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compressor.calibration.collected import Collected
+from compressor.calibration.statistics_cache import StatisticsCache
 from compressor.types.statistics import ChannelSpans, Moments, Range, Request
 
 
@@ -28,7 +28,7 @@ FIRST, SECOND = Request("first", "min-max"), Request("second", "min-max")
 
 
 def test_only_what_is_missing_is_gathered():
-    gather, collected = Gathering(first=Range(0, 1), second=Range(0, 2)), Collected()
+    gather, collected = Gathering(first=Range(0, 1), second=Range(0, 2)), StatisticsCache()
     assert collected.of("model", [FIRST], gather) == {FIRST.key: Range(0, 1)}
     both = collected.of("model", [SECOND, FIRST], gather)
     assert list(both.items()) == [(SECOND.key, Range(0, 2)), (FIRST.key, Range(0, 1))]
@@ -37,7 +37,7 @@ def test_only_what_is_missing_is_gathered():
 
 
 def test_models_and_observers_share_nothing():
-    gather, collected = Gathering(first=Range(0, 1)), Collected()
+    gather, collected = Gathering(first=Range(0, 1)), StatisticsCache()
     for model in ("one", "other"):
         collected.of(model, [FIRST], gather)
     collected.of("one", [Request("first", "mse")], gather)
@@ -53,7 +53,7 @@ def test_what_exceeds_the_memory_is_gathered_again():
     }
     requests = [Request(name, "min-max") for name in held]
     for most, again in ((160, ["array"]), (159, ["large"]), (79, ["small", "large"])):
-        gather, collected = Gathering(**held), Collected(most)
+        gather, collected = Gathering(**held), StatisticsCache(most)
         for _ in range(2):
             assert collected.of("model", requests, gather).keys() == {r.key for r in requests}
         assert gather.asked == [list(held), again], most

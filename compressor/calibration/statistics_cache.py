@@ -14,7 +14,7 @@ from compressor.types.statistics import Moments, Request
 _MOST = 256 << 20
 
 
-class Collected:
+class StatisticsCache:
     """Keeps statistics by the model and the request that they are of.
 
     Args:

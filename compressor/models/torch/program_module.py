@@ -17,7 +17,7 @@ from compressor.models.torch.saved_module import without_weights
 from compressor.types.tensors import TensorSpec
 
 
-def open_given(module: nn.Module, inputs: Sequence[TensorSpec], key: str) -> TorchCarrier:
+def open_program_module(module: nn.Module, inputs: Sequence[TensorSpec], key: str) -> TorchCarrier:
     """Return a carrier of a copy of a module, which shares tensors in the host's memory.
 
     Args:
@@ -55,7 +55,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return moved
 
 
-def given_digest(carrier: TorchCarrier) -> str:
+def program_module_digest(carrier: TorchCarrier) -> str:
     """Return a SHA-256 of a module: its structure, its weights, and the graph that it computes.
 
     The graph holds what neither structure nor weights show, such as numbers in its ``forward``.
