@@ -16,7 +16,7 @@ CHUNK = 1 << 17
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch compute in the calling thread alone; that of other threads stays as it is."""
+    """Limit torch to the calling thread inside the block; other threads keep their settings."""
     usual = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

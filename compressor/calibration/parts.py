@@ -56,7 +56,7 @@ class Parts:
     def results(
         self, parts: Collection[int], observers: Collection[str] | None = None
     ) -> dict[str, Any]:
-        """Return what was found in some parts by ``Request.key``, but where nothing was observed.
+        """Return the results of some parts by ``Request.key``, except those without observations.
 
         Args:
             observers: names of those whose results are wanted; all if left out.

@@ -94,7 +94,7 @@ def extract_block(
 
 
 def block_outputs(model: ir.Model, block: GraphBlock) -> list[str]:
-    """Return what a block is to reproduce: its exit, or what the last one gives of the model's.
+    """Return the values that a block is to reproduce: its exit, or the last block's model outputs.
 
     In place of outputs that are as long as their values decide, such as boxes above a threshold,
     it is what these are chosen from and by: lists of two lengths cannot be compared.
@@ -131,7 +131,7 @@ def _floats(
     reached: Collection[ir.Value],
     types: Mapping[str, ir.DataType | None],
 ) -> list[ir.Value]:
-    """Return those of some values that are floats, or what others are made of."""
+    """Return the values that are floats, and for others the floats that they are computed from."""
     found: list[ir.Value] = []
     for value in values:
         if value is None or value not in reached or (node := value.producer()) is None:

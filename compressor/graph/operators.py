@@ -74,7 +74,7 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """What the code needs to know of one operator.
+    """All facts about one operator that other code needs.
 
     Attributes:
         name: the ``op_type`` of its nodes.

@@ -23,7 +23,7 @@ def counts_beyond(node: ir.Node | None) -> bool:
 
 
 def count_no_padding(model: ir.Model) -> None:
-    """Let averages not count padding where there is none, in place: that changes no result."""
+    """Clear ``count_include_pad`` where nothing is padded, in place; no result changes."""
     for node in all_nodes(model.graph):
         if not counts_beyond(node):
             continue

@@ -287,7 +287,7 @@ _ONE_AXIS = 13  # the first whose softmax and its kind are along one axis, not o
 
 
 def _state_places(model: ir.Model) -> None:
-    """Let images be resized as before opset 11; the converter leaves them the default of later."""
+    """State how ``Resize`` placed pixels before opset 11; the converter takes the later default."""
     for node in all_nodes(model.graph):
         if node.op_type != "Resize" or node.domain not in DEFAULT_DOMAINS:
             continue

@@ -11,7 +11,7 @@ DENSE = ""
 
 @dataclass(frozen=True)
 class SparseKernels:
-    """What a target has for weights with zeros.
+    """A target's kernels for weights with zeros.
 
     Attributes:
         runtime: its name in messages.
@@ -48,7 +48,7 @@ SPARSE_KERNELS = MappingProxyType(
 
 
 def sparse_notes(targets: Collection[str], patterns: Collection[str]) -> tuple[str, ...]:
-    """Return what pruned weights will gain where a model is exported for, a sentence each.
+    """Return what pruned weights gain on each target, one sentence each.
 
     >>> sparse_notes(["tensorrt"], ["1:4"])
     ('TensorRT has sparse kernels for 2:4 only; it computes 1:4 densely',)

@@ -86,7 +86,7 @@ def natural_type(dtype: torch.dtype) -> ir.DataType:
 
 
 def widened(operator: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let an arithmetic operator take ``uint16``, ``uint32`` and ``uint64``.
+    """Make an arithmetic operator accept ``uint16``, ``uint32`` and ``uint64``.
 
     Torch has these types but next to no arithmetic on them, so they are computed in ``int64`` and
     brought back. Values of ``uint64`` from 2**63 on compare and divide as negative numbers.
@@ -157,7 +157,7 @@ def from_numpy(tensor: ir.TensorProtocol) -> torch.Tensor:
 
 
 def tensor_of(value: ir.Value) -> torch.Tensor:
-    """Return what an initializer holds; see :func:`from_numpy`."""
+    """Return an initializer as a torch tensor; see :func:`from_numpy`."""
     assert value.const_value is not None
     return from_numpy(value.const_value)
 

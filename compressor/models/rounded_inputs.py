@@ -59,7 +59,7 @@ def rounded_cache(kept: Tensor, scheme: CacheScheme, part: Part) -> Tensor:
 
 
 def input_tensor_scale(scheme: InputScheme) -> Tensor:
-    """Return what the scales of nvfp4's groups are multiplied with, float32 ``[1]``.
+    """Return the factor of the scales of nvfp4's groups, float32 ``[1]``.
 
     It is that of the greatest magnitude, rounded up to a power of two: inputs up to twice as large
     as any that calibration saw still have a scale.
@@ -75,7 +75,7 @@ def input_tensor_scale(scheme: InputScheme) -> Tensor:
 
 
 def round_inputs_of(layer: nn.Module, scheme: InputScheme) -> None:
-    """Let a linear layer round what it reads from now on."""
+    """Make a linear layer round its inputs from now on."""
 
     def rounded(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (rounded_inputs(args[0], scheme), *args[1:])

@@ -16,7 +16,7 @@ def usual_threads() -> int | None:
 
 @contextmanager
 def on_threads(count: int | None) -> Iterator[None]:
-    """Let models that are opened and run inside compute on so many threads.
+    """Make models that are opened and run inside the block compute on this many threads.
 
     It reaches all runtimes on the processor, also where another exporter's code opens them.
 
@@ -36,7 +36,7 @@ def on_threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def sessions_on_threads(count: int | None) -> Iterator[None]:
-    """Do the same for all runtimes but PyTorch, which is not imported for it."""
+    """Do the same without PyTorch, which is then not imported."""
     token = _COUNT.set(count)
     try:
         yield

@@ -235,7 +235,7 @@ class ChannelMagnitude(Sum[MagnitudeSums, torch.Tensor]):
 
 @dataclass(frozen=True, eq=False)
 class SpanSums:
-    """What was seen of channels; peaks are of the low ends, sign turned, and of the high."""
+    """Statistics of channels; peaks are those of the negated low ends and of the high ends."""
 
     highest: torch.Tensor  # the greatest peak of all samples, float64 `[2, channels]`
     total: torch.Tensor  # sum of the samples' peaks
@@ -309,7 +309,7 @@ class ChannelSpan(Sum[SpanSums, ChannelSpans]):
         return first + second
 
     def result(self, state: SpanSums | None) -> ChannelSpans | None:
-        """Return what was seen; raises ``ValueError`` where nothing was."""
+        """Return the spans; raises ``ValueError`` if nothing was observed."""
         sums = observed(state)
         return ChannelSpans(
             sums.highest.to(torch.float32),

@@ -304,7 +304,7 @@ class Peaks:
 
 @dataclass(frozen=True)
 class PeakSums:
-    """What was seen of both ends."""
+    """Peaks of both ends."""
 
     samples: int = 0  # how many samples
     high: Peaks = Peaks()  # sums over the samples' greatest values

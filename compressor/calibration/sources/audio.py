@@ -83,8 +83,8 @@ class WavFolderSource(ClassFolderSource):
         batch = self._arrays(items[0][0], silent=True)
         return {n: Header((len(items), *a.shape[1:]), a.dtype) for n, a in batch.items()}
 
-    def way(self) -> tuple[Any, str]:
-        """Return what makes the arrays, and in words."""
+    def preparation(self) -> tuple[Any, str]:
+        """Return the settings that make the arrays, and a description of them."""
         rate = f"{self._rate:,} samples a second"
         if self.preprocessor is not None:
             file = extractor_file(self.preprocessor)

@@ -43,8 +43,8 @@ class ClassFolderSource(IndexedFileSource):
         """Return how those arrays are read."""
 
     @abstractmethod
-    def way(self) -> tuple[Any, str]:
-        """Return how files become arrays: what determines it, and in words."""
+    def preparation(self) -> tuple[Any, str]:
+        """Return how files become arrays: the settings, and a description of them."""
 
     def headers(self) -> dict[str, Header]:
         """Return the headers of arrays and labels, from the names of the files."""
@@ -74,11 +74,11 @@ class ClassFolderSource(IndexedFileSource):
             named = ((name.encode() + b"\0", path) for name, path in self.files())
             content = self.hashed({"path", "classes", *self.says_how}, named)
             numbers = sorted(self._numbers.items())
-        return json_sha256([content, self.way()[0], numbers])
+        return json_sha256([content, self.preparation()[0], numbers])
 
     def described(self) -> str:
         """Return in one line what becomes of the files."""
-        parts = [self.way()[1]]
+        parts = [self.preparation()[1]]
         if self._folders:
             numbers = sorted(self._numbers.items(), key=lambda entry: entry[1])
             parts.append(f"{len(numbers)} classes: {listed([name for name, _ in numbers], 3)}")

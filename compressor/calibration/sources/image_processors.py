@@ -28,7 +28,7 @@ _LEVIT = 256 / 224
 
 @dataclass(frozen=True)
 class _Family:
-    """What a processor of ``transformers`` does where its file says nothing.
+    """Defaults of a processor of ``transformers``, for what its file leaves out.
 
     Attributes:
         resample: Pillow's number of the interpolation.
@@ -91,7 +91,7 @@ def _of_images(path: Path) -> bool:
 
 
 def processor_steps(place: Path) -> ImageSteps:
-    """Return what a model's own file does to images.
+    """Return the image steps that a model's own file describes.
 
     Args:
         place: the file, or the folder that has it.

@@ -21,7 +21,7 @@ UNIT = 1 / 255
 
 @dataclass(frozen=True)
 class Resized:
-    """How an image gets its size before it is cropped.
+    """Resizing of an image, before it is cropped.
 
     Attributes:
         way: ``cover``: scaled to cover ``size``, and the rest is cut off on both sides;
@@ -57,7 +57,7 @@ class Resized:
 
 @dataclass(frozen=True)
 class ImageSteps:
-    """What is done to each image, in this order.
+    """The steps that prepare an image, in this order.
 
     Attributes:
         crop: height and width that are cut out of the centre; an image that is smaller gets black

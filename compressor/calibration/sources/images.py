@@ -167,8 +167,8 @@ class ImageFolderSource(ClassFolderSource):
         """Return the header of the images."""
         return {"image": Header((len(items), *self.steps.shape), self.steps.dtype)}
 
-    def way(self) -> tuple[Any, str]:
-        """Return the steps, and in words."""
+    def preparation(self) -> tuple[Any, str]:
+        """Return the steps, and a description of them."""
         read = "" if self.preprocessor is None else f"as {processor_file(self.preprocessor)} has it"
         return asdict(self.steps), "; ".join(filter(None, (self.steps.words(), read)))
 

@@ -105,7 +105,7 @@ def program_batches(
     *,
     complete: bool,
 ) -> ProgramBatches:
-    """Return what a program gave as data as batches for a model.
+    """Return a program's data as batches for a model.
 
     Args:
         items: as :func:`reader` takes them.
@@ -254,7 +254,7 @@ class _RandomState:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Let the block draw from these, and leave those of the program as they are."""
+        """Use these states inside the block, and restore the program's own afterwards."""
         with random_numbers_kept():
             _set_states(self._states)
             try:

@@ -22,7 +22,7 @@ _RATES = range(100, 10_000_001)  # samples a second: from slow sensors to ultras
 
 @dataclass(frozen=True)
 class WaveForm:
-    """What the header of a WAV file says.
+    """The header of a WAV file.
 
     Attributes:
         rate: samples a second.
@@ -163,7 +163,7 @@ def resampled(sound: Array, rate: int, wanted: int) -> Array:
 
 
 def _weights(fractions: Array, cut: float, reach: int) -> Array:
-    """Return what the samples around count, ``[fractions, 2 * reach + 1]``."""
+    """Return the weights of the surrounding samples, ``[fractions, 2 * reach + 1]``."""
     offsets = fractions[:, None] - np.arange(-reach, reach + 1)
     places = np.clip(offsets * cut, -_CROSSINGS, _CROSSINGS)
     window = np.cos(places * np.pi / (2 * _CROSSINGS)) ** 2

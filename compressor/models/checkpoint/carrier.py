@@ -227,12 +227,12 @@ def _weights_only(what: str) -> NoReturn:
 
 
 def numpy_name(dtype: torch.dtype) -> str:
-    """Return what numpy (with ``ml_dtypes``) calls a torch dtype."""
+    """Return numpy's name (with ``ml_dtypes``) for a torch dtype."""
     return natural_type(dtype).numpy().name
 
 
 def code_name(scheme: Scheme) -> str:
-    """Return what numpy (with ``ml_dtypes``) calls the codes of a scheme."""
+    """Return numpy's name (with ``ml_dtypes``) for the codes of a scheme."""
     if scheme.element == "int":
         return f"{'int' if scheme.signed else 'uint'}{scheme.bits}"
     return "float8_e4m3fn" if scheme.element == "e4m3" else "float4_e2m1fn"

@@ -25,7 +25,7 @@ Buffer = bytearray | mmap.mmap
 
 
 def subject_of(header: ShardHeader) -> str:
-    """Return what a file of weights is called in messages."""
+    """Return the name of a file of weights in messages."""
     return f"weights {str(header.path)!r}"
 
 

@@ -202,7 +202,7 @@ Reader: TypeAlias = Callable[[Node], Any]
 
 
 class Operator:
-    """What runs the nodes of one operator: a function of tensors and attributes.
+    """The implementation of an operator: a function of tensors and attributes.
 
     Positional parameters are the inputs; those annotated ``Host`` are read in Python. Parameters
     that are keywords only are the attributes of these names: of the type annotated, or of the
@@ -252,7 +252,7 @@ class Operator:
         self._train = None if train is None else Operator(train)
 
     def prepared(self, node: Node) -> tuple[Op, Op | None]:
-        """Return what runs a node, and what does so in training if that is something else.
+        """Return the function that runs a node, and the one for training if it differs.
 
         Raises:
             ModelError: the node has what the operator does not take.

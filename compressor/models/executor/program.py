@@ -89,7 +89,7 @@ class Program:
         return frozenset(host - other)
 
     def with_lifetimes(self) -> Program:
-        """Let each step free what is read last by it, and drop outputs that nobody reads."""
+        """Make each step free the values that it reads last, and drop outputs without readers."""
         alive = {ABSENT, *self.outputs}
         steps: list[Step] = []
         for step in reversed(self.steps):

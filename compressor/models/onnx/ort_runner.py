@@ -47,7 +47,7 @@ def graph_runner(
 def _graph_opener(
     model: ir.Model, taps: Sequence[str], subject: str, *, arena: bool = True, optimize: bool = True
 ) -> Callable[[], OrtRunner]:
-    """Return what starts sessions as :func:`graph_runner` does, any number of them."""
+    """Return a function that starts sessions as :func:`graph_runner` does."""
     model = _tapped(model, taps)
     shared = detached_weights(model, _KEPT)
     transpose_weights(model, shared)
@@ -136,7 +136,7 @@ def runner_of(model: ir.Model, taps: Sequence[str], *, arena: bool = True) -> Ru
 def opener_of(
     model: ir.Model, taps: Sequence[str] = (), *, arena: bool = True
 ) -> Callable[[], Runner]:
-    """Return what starts runtimes as :func:`runner_of` does; the graph is written out once."""
+    """Return a function that starts runtimes as :func:`runner_of`; the graph is serialized once."""
     if not computes_in_bfloat16(model):
         return _graph_opener(model, taps, "model", arena=arena)
     return lambda: TorchRunner(GraphModule(_tapped(model, taps)).eval(), "the graph")

@@ -40,7 +40,7 @@ EXECUTED = "executed.onnx"
 
 @contextmanager
 def exact_products(wanted: bool) -> Iterator[None]:
-    """Let graphs that are opened inside multiply what codes stand for, as ``exact`` does.
+    """Make graphs that are opened inside the block multiply dequantized values; see ``exact``.
 
     Files are not meant: each is opened as its own target computes.
     """
@@ -52,7 +52,7 @@ def exact_products(wanted: bool) -> Iterator[None]:
 
 
 def products_are_exact() -> bool:
-    """Whether a graph that is opened now multiplies what codes stand for."""
+    """Whether a graph that is opened now multiplies dequantized values."""
     return _EXACT.get()
 
 

@@ -51,7 +51,7 @@ def with_originals(
 def originals(
     module: nn.Module, graph: ir.Model, weights: Collection[str]
 ) -> dict[str, Tensor] | None:
-    """Return what parametrizations compute a smaller graph's weights of, by parameter.
+    """Return the originals from which parametrizations compute a smaller graph's weights.
 
     Args:
         weights: names of initializers, of which :func:`with_originals` knows the parameters.

@@ -33,7 +33,7 @@ def recurrences() -> Mapping[Callable[..., Any], Callable[..., Value]]:
 
 @contextmanager
 def whole_recurrences() -> Iterator[None]:
-    """Let recurrent layers be traced as one operator each, for sequences of any length.
+    """Make tracing record each recurrent layer as one operator, for sequences of any length.
 
     The exporter does so for LSTM and GRU for as long as it traces; what PyTorch remembers of its
     usual rules would unroll the second layer that is lowered.
@@ -144,7 +144,7 @@ def _lstm(
 def _projected(
     op: Any, x: Value, weights: Sequence[Sequence[Value]], cell: Value
 ) -> tuple[Value, Value]:
-    """Return what a layer gives, ``[steps, directions, batch, projected]``, and its last cells.
+    """Return a layer's outputs, ``[steps, directions, batch, projected]``, and its last cells.
 
     Args:
         weights: for each direction those of the input, of the state, two biases if there are

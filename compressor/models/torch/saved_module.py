@@ -50,7 +50,7 @@ def system_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Alterations:
-    """How a module differs from what factory and checkpoint made.
+    """Differences between a module and the one that factory and checkpoint made.
 
     Attributes:
         tensors: names of the parameters and buffers that changed.
@@ -70,7 +70,7 @@ class Alterations:
     planned: bool = False
 
     def adding(self, tensors: Iterable[str], attributes: Attributes | None = None) -> Alterations:
-        """Return these alterations and later ones together."""
+        """Return these alterations followed by later ones."""
         changed, merged = self.tensors.union(tensors), self.attributes
         if attributes is not None:
             before = self.attributes or {}

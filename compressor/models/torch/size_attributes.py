@@ -189,7 +189,7 @@ def _around(module: nn.Module, path: str) -> dict[str, Tensor]:
 
 
 def _configuration(part: nn.Module) -> dict[str, object]:
-    """Return what may be sizes in the configuration of a module, by ``config.NAME``."""
+    """Return the entries of a module's configuration that may be sizes, by ``config.NAME``."""
     values = getattr(getattr(part, CONFIG[:-1], None), "__dict__", {})
     named = {n: v for n, v in values.items() if _CONFIGURED.search(n) and not _OTHERS.search(n)}
     return {CONFIG + name: value for name, value in named.items()}

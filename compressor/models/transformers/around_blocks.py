@@ -23,7 +23,7 @@ _TABLE, _OUTPUT = "table", "output"
 
 @dataclass
 class Around:
-    """What lies around the blocks of a network.
+    """The parts of a network outside its blocks.
 
     Attributes:
         network: a class of ``transformers``.
@@ -41,7 +41,7 @@ class Around:
 
     @contextmanager
     def changed(self, values: Mapping[str, Tensor], *, untied: bool) -> Iterator[None]:
-        """Let other parameters be in place for a while; the last of two names of one is it.
+        """Use other parameters inside the block; where two names are of one, the last counts.
 
         Args:
             values: by their names in the network.
@@ -89,7 +89,7 @@ def wide(parameter: Tensor) -> nn.Parameter:
 
 
 def widen(network: Any, blocks: str) -> Around:
-    """Let what lies around the blocks compute in float32, and return it.
+    """Make the parts outside the blocks compute in float32, and return them.
 
     Args:
         network: a class of ``transformers`` with mapped weights.

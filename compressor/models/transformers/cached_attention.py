@@ -37,7 +37,7 @@ def keeps_cache(module: nn.Module) -> bool:
 
 
 def change_cache(attention: nn.Module, change: ChangeCache) -> Callable[[], None]:
-    """Let the keys and values of attention be changed before it reads them.
+    """Make a function change the keys and values of attention before it reads them.
 
     It sees the tokens at hand only: the network is run without a cache of its own.
 
@@ -55,7 +55,7 @@ def change_cache(attention: nn.Module, change: ChangeCache) -> Callable[[], None
 
 
 def round_cache_of(attention: nn.Module, scheme: CacheScheme) -> None:
-    """Let attention keep rounded keys and values from now on."""
+    """Make attention keep rounded keys and values from now on."""
 
     def rounded(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return rounded_cache(keys, scheme, "keys"), rounded_cache(values, scheme, "values")
@@ -70,11 +70,11 @@ class _Changing:
         self._change = change
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Return what attention is to read."""
+        """Return the keys and values that attention reads."""
         return self._change(keys, values)
 
 
 def _argument(module: nn.Module) -> str:
-    """Return what a module calls its cache; empty where it takes none."""
+    """Return the name of a module's cache argument; empty if it takes none."""
     takes = inspect.signature(module.forward).parameters
     return next((name for name in _CACHES if name in takes), "")

@@ -119,7 +119,7 @@ class Decoder:
         return max(4 * sum(p.numel() for p in m.parameters()) for m in self._modules)
 
     def given(self, tokens: Tensor) -> list[BlockArguments]:
-        """Return what each block is called with; values that flow are right for the first only.
+        """Return the arguments of each block; their hidden values are right for the first only.
 
         Args:
             tokens: ``[batch, sequence]``.
@@ -209,7 +209,7 @@ class Decoder:
     def _noting(
         self, noted: list[BlockArguments], count: int, last: Tensor | None = None
     ) -> Iterator[None]:
-        """Let blocks note what they are given; the last one ends it, or gives ``last``."""
+        """Make blocks record their arguments; the last one ends the run, or returns ``last``."""
 
         def note(hidden: Any = None, *args: Any, **kwargs: Any) -> Any:
             hidden = kwargs.pop("hidden_states") if hidden is None else hidden
@@ -292,7 +292,7 @@ Observe = Callable[[str, Tensor], None]
 def observing(
     module: nn.Module, path: str, stage: Stage, attention: Iterable[str], observe: Observe
 ) -> Iterator[None]:
-    """Let each value that the layers of a stage read be seen once as the block runs.
+    """Show each value that the layers of a stage read, once, as the block runs.
 
     Args:
         path: where the module is in the network.

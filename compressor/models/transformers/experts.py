@@ -23,7 +23,7 @@ _ROWS = ("w1", "v1", "w2", "ffn_hidden_size", "activation_fn")
 
 @contextmanager
 def plain_experts(module: nn.Module) -> Iterator[None]:
-    """Let each expert of a module see all tokens, one expert after the other.
+    """Run every expert of a module on all tokens, one expert after the other.
 
     The results are those of the library, up to the order of sums.
     """
@@ -39,7 +39,7 @@ def plain_experts(module: nn.Module) -> Iterator[None]:
 
 
 def plain_forward(module: Any) -> Callable[..., Tensor] | None:
-    """Return what computes all experts of a block, one after the other; ``None`` for others."""
+    """Return a function that runs all experts of a module in turn; ``None`` for other modules."""
     if all(hasattr(module, mark) for mark in _MARKS):
         return partial(every_expert, module)
     part = getattr(module, "mlp", None)

@@ -115,14 +115,14 @@ class SortedExperts(Experts):
 
 
 class _Elsewhere(nn.Module):
-    """What is called in place of experts that lie at another path of their block."""
+    """Calls experts that lie at another path of their block."""
 
     def __init__(self, experts: SingleExperts):
         super().__init__()
         self._experts = (experts,)  # in a tuple, it is no part of this module
 
     def forward(self, *given: Tensor) -> Tensor:
-        """Return what they give."""
+        """Return the experts' outputs."""
         out: Tensor = self._experts[0](*given)
         return out
 

@@ -46,7 +46,7 @@ class SizeTarget(OneOf):
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a layer loses and costs at each of its ranks."""
+    """Loss and cost of a layer at each of its ranks."""
 
     losses: Values  # at rank 1, 2, ... up to the highest that is cheaper than the whole layer
     unit: float  # cost of a rank
@@ -187,7 +187,7 @@ class Budget:
         return {c.layer.name: c.rank or max(1, int(share * c.most)) for c in self._candidates}
 
     def _cost(self, ranks: Mapping[str, int | None]) -> float:
-        """Return what the model costs where some layers have become two."""
+        """Return the cost of the model with some layers split in two."""
         cost = float(self._whole)
         for candidate in self._candidates:
             rank = ranks.get(candidate.layer.name)
@@ -197,6 +197,6 @@ class Budget:
         return cost
 
     def _costs(self, candidate: Candidate) -> tuple[float, float]:
-        """Return what one rank of a layer costs, and what the layer costs as it is."""
+        """Return the cost of a layer for each unit of its rank, and as it is."""
         layer, times = candidate.layer, candidate.positions if self._macs else 1
         return float(times * (layer.rows + layer.columns)), float(times * layer.parameters)

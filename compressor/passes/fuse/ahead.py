@@ -79,7 +79,7 @@ def _add_to_bias(step: Step, target: Target, draft: Draft) -> None:
 
 
 def _turn_around(step: Step, target: Target, draft: Draft) -> bool:
-    """Let a factor before a term go into the layer: ``a x + b`` is ``a (x + b / a)``."""
+    """Move a factor behind a term, so that it can be folded: ``a x + b`` is ``a (x + b / a)``."""
     before = _step_before(step.source, step.node)
     if before is None or not before.scales:
         return False

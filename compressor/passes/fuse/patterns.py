@@ -298,7 +298,7 @@ def _normalized(node: ir.Node) -> tuple[ir.Value, float] | None:
 
 
 def _mean_of(value: ir.Value | None) -> ir.Value | None:
-    """Return what a value is the mean of, over the last axis, which is kept."""
+    """Return the input of the mean over the last axis, which is kept, that gives a value."""
     node = maker(value, "ReduceMean")
     if node is None or not node.attributes.get_int("keepdims", 1):
         return None

@@ -26,7 +26,7 @@ _WORTH_A_NODE = 2.0  # dB
 
 @dataclass(frozen=True)
 class Rounding:
-    """What is going to be quantized, and how finely.
+    """What will be quantized, and how finely.
 
     Attributes:
         values: of each value, the number of its steps, and whether its range is symmetric.
@@ -48,7 +48,7 @@ class ScaledGroup:
 
 @dataclass(frozen=True, eq=False)
 class Balance:
-    """What becomes of a model.
+    """Scaled channels of a model, with the predicted gains.
 
     Attributes:
         weights: the parameters that change, in stored shape and their own dtype.
@@ -150,7 +150,7 @@ def _request(value: str, axis: int) -> Request:
 def balance(
     carrier: Carrier, scales: ScaleMap, rounding: Rounding, statistics: Mapping[str, object]
 ) -> Balance:
-    """Return what scaling each group makes of a model, where the predicted error falls.
+    """Scale each group of a model's channels if its predicted error falls.
 
     Args:
         carrier: the model; it is not modified.
@@ -234,7 +234,7 @@ class _Parameters:
 
 
 class _Work:
-    """What is known of a model as its groups are scaled one after the other."""
+    """The state of a model while its groups are scaled one after the other."""
 
     def __init__(
         self,

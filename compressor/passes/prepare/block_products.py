@@ -46,7 +46,7 @@ class BlockScales:
     requests: Mapping[str, Request]
 
     def outside(self, name: str) -> str:
-        """Return what the network calls a parameter or layer of the block."""
+        """Return the network's name for a parameter or layer of the block."""
         return f"{self.path}.{name.removeprefix(BLOCK)}"
 
 
@@ -160,7 +160,7 @@ class _Weights:
         self._tensors = tensors
 
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Return them."""
+        """Return the parameters."""
         return self._tensors
 
 

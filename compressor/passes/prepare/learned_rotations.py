@@ -50,7 +50,7 @@ _WEIGHTS, _VALUES, _LOGITS = 6, 46, 6  # copies of a block, of values in it, of 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is learned for, and how long.
+    """The rounding that matrices are learned for, and the number of steps.
 
     Attributes:
         preset: what weights, and inputs of layers, are rounded to.
@@ -77,7 +77,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Learned:
-    """What was found.
+    """The matrices, and the loss with the first ones and with the learned ones.
 
     Attributes:
         rotations: the matrices: the learned ones, or those at the start where they are as good.
@@ -225,7 +225,7 @@ class RotatedNetwork:
 
 
 class _State:
-    """Where the descent is."""
+    """State of the descent."""
 
     def __init__(self, start: Rotations, step: int, descents: Sequence[OrthogonalDescent]):
         self._start = start

@@ -30,7 +30,7 @@ from compressor.types.tensors import Array
 def with_product_groups(
     scales: ScaleMap, model: ir.Model, layers: Collection[str], parameters: Collection[str]
 ) -> ScaleMap:
-    """Return what can be scaled, with what can be in front of the layers that nothing scales yet.
+    """Extend a scale map by the inputs of layers that it does not scale yet.
 
     Args:
         scales: what is known already.

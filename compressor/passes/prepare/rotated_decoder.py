@@ -97,7 +97,7 @@ def _rows(name: str, rotations: Rotations, scale: Tensor | None, matrix: Tensor,
 
 
 def rotated_weight(name: str, rotations: Rotations, scale: Tensor | None, matrix: Tensor) -> Tensor:
-    """Return what rows of a layer's weight become, in the dtype of the matrices.
+    """Return rows of a layer's weight, rotated, in the dtype of the matrices.
 
     Args:
         name: the layer.
@@ -117,7 +117,7 @@ def rotated_weight(name: str, rotations: Rotations, scale: Tensor | None, matrix
 
 
 def rotated_bias(bias: Tensor, heads: AnyRotation) -> Tensor:
-    """Return what the bias of `v_proj` becomes, ``[rows]``, in the dtype of the matrix."""
+    """Return the bias of `v_proj`, rotated, ``[rows]``, in the dtype of the matrix."""
     return _each_head(heads, bias[None].to(heads.dtype))[0]
 
 
@@ -155,7 +155,7 @@ def untied(carrier: Carrier) -> Carrier:
 
 
 def added_by_untying(carrier: Carrier) -> tuple[str, ...]:
-    """Return what an output layer of its own costs, as a note; none where it always had one."""
+    """Return a note on what untying the output layer costs; none if it was not tied."""
     if not (isinstance(carrier, CheckpointCarrier) and carrier.source.untied):
         return ()
     size = carrier.tensors()[f"{OUTPUT}.weight"].float_nbytes
@@ -211,7 +211,7 @@ def parts_of(carrier: Carrier) -> dict[str, Layer]:
 
 
 def model_type(carrier: Carrier) -> str:
-    """Return what its configuration says that it is; ``None`` in letters where there is none."""
+    """Return the model type by the configuration; the text ``None`` without one."""
     return str(_config(carrier).get("model_type"))
 
 

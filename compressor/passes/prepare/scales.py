@@ -67,7 +67,7 @@ class ScaleGroup:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """How errors go on in one node: from its inputs to its output, through a layer or without."""
+    """How errors propagate through one node, a layer or another, from its inputs to its output."""
 
     output: str
     inputs: tuple[str, ...]

@@ -170,7 +170,7 @@ class Ranking:
         return len(self._owners)
 
     def removed(self, length: int) -> Flags:
-        """Return what goes with the first ``length`` units of the order."""
+        """Return the units that go with the first ``length`` ones of the order."""
         counts = np.bincount(self._owners[:length], minlength=len(self.queues))
         flags = np.zeros(self.count, dtype=bool)
         flags[self.gone] = True
@@ -195,7 +195,7 @@ class Ranking:
         return high
 
     def needed(self, cost: Callable[[Flags], float], target: float) -> Flags:
-        """Return what goes with :meth:`cut`, but for units that the target does not need.
+        """Return the units that go with :meth:`cut`, except those that the target does not need.
 
         The last unit of the order may save much more than was missing, such as a head of
         attention. Then units of other groups stay, those of the greatest values first.

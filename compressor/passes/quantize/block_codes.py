@@ -94,7 +94,7 @@ def _made(
     recipe: Recipe,
     seed: int,
 ) -> Changes:
-    """Return what training makes of a block's codes."""
+    """Train the codes of a block; return the changes."""
     made = Changes()
     if not layers:
         return made

@@ -46,7 +46,7 @@ _OF_WEIGHTS = 8  # what is trained, its gradient, Adam's two, and what it stands
 
 @dataclass(frozen=True)
 class JointCodes:
-    """What became of the weights.
+    """The weights, and the divergence before and after training.
 
     Attributes:
         weights: by the layer's name; those at first if others are no better.

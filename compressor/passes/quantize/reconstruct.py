@@ -43,7 +43,7 @@ from compressor.types.tensors import Array, Batch
 
 @dataclass(frozen=True)
 class Reconstructed:
-    """What has been trained.
+    """The trained weights and activations.
 
     Attributes:
         weights: by the layer's name.
@@ -60,7 +60,7 @@ class Reconstructed:
 
 @dataclass(frozen=True)
 class Start:
-    """What training starts from.
+    """The model and the codes that training starts from.
 
     Attributes:
         model: a graph in which nothing is quantized yet.

@@ -1,4 +1,4 @@
-"""Graphs in which activations are rounded as they will be, and left out of it at random."""
+"""Graphs whose activations are rounded as they will be; in training, not for random samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Drop:
         self._active = False
 
     def __call__(self, exact: Tensor, rounded: Tensor) -> Tensor:
-        """Return both, mixed; what is rounded alone where it is not active."""
+        """Return a mixture of both while active, else the rounded values."""
         return mixed(exact, rounded, _SHARE, self._random) if self._active else rounded
 
     @contextmanager

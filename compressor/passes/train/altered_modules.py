@@ -1,4 +1,4 @@
-"""What is changed in a module while it is trained: what it keeps for backward, and whose batch."""
+"""Changes to a module while it is trained: activation checkpointing and synchronized norms."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _SumOfProcesses(torch.autograd.Function):
 
 
 def synchronize_norms(module: nn.Module) -> None:
-    """Let a module's batch norms take their statistics over all processes, in place.
+    """Make a module's batch norms take their statistics over all processes, in place.
 
     Raises:
         SpecError: it has none.

@@ -66,7 +66,7 @@ class Average(Regulator):
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Let the module have the averaged weights inside the block."""
+        """Use the averaged weights inside the block."""
         before, averaged = self._live(), self.weights()
         with torch.no_grad():
             self._copy(averaged)

@@ -80,7 +80,7 @@ def train(job: Job, course: Course) -> Trained:
 
 
 def _handed(job: Job, course: Course) -> Handed:
-    """Return what a program is to train itself.
+    """Return the job for a program that trains it in its own loop.
 
     Raises:
         SpecError: what is done depends on the number of steps, which is not given.
@@ -267,7 +267,7 @@ class _Loop:
         return Average(self._accelerator.unwrap_model(self._model), decay)
 
     def _weights(self) -> dict[str, Tensor]:
-        """Return what has been trained so far: the average, if one is kept."""
+        """Return the weights trained so far: their average, if one is kept."""
         return self._prepared.weights() if self._average is None else self._average.weights()
 
     def _record(self, step: int) -> TrainingStep:

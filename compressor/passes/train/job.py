@@ -186,7 +186,7 @@ def read_steps(steps: Steps, start: int, stop: int, workers: int) -> Iterator[tu
 
 
 class Objective(Protocol):
-    """What training minimizes."""
+    """The loss that training minimizes."""
 
     def losses(self, outputs: Mapping[str, Tensor], micro: Micro, step: int) -> dict[str, Tensor]:
         """Return the weighted terms of the loss by name, ``[N]``, one value a sample for each.
@@ -209,7 +209,7 @@ class Regulator:
         """Act once the weights have been moved."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what has to be saved."""
+        """Return the tensors to save."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

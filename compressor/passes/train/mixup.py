@@ -17,7 +17,7 @@ _DRAWN = 0x313  # sets these random numbers apart from those of the transform
 
 @dataclass(frozen=True)
 class Mixed:
-    """What samples have been blended with.
+    """The partners that samples have been blended with.
 
     Attributes:
         share: of each sample itself, 0 to 1; its partner has the rest.

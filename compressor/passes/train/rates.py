@@ -20,7 +20,7 @@ def rate_factor(
     warm_up: int = 0,
     milestones: Sequence[float] = MILESTONES,
 ) -> float:
-    """Return what the learning rate is multiplied with at a step.
+    """Return the factor of the learning rate at a step.
 
     It rises linearly over the first ``warm_up`` steps, and then falls along half a cosine
     (I. Loshchilov and F. Hutter, SGDR, 2017, arXiv:1608.03983, equation 5, without restarts), along

@@ -196,7 +196,7 @@ class Recipe(TrainPass):
         return self
 
     def course(self, training: Training, inputs: Sequence[TensorSpec], seed: int) -> Course:
-        """Return what a model with these inputs is trained with.
+        """Return the course of training a model with these inputs.
 
         Raises:
             SpecError: the batch does not divide among the processes, or is not the model's.
@@ -303,7 +303,7 @@ class Recipe(TrainPass):
         return "" if self.prune is None else f", {100 * self.prune.target:g} % zero"
 
     def pruned_notes(self, context: PassContext) -> tuple[str, ...]:
-        """Return what the weights that are zeroed while training will gain."""
+        """Return notes on what weights that are zeroed in training will gain."""
         return () if self.prune is None else sparse_notes(context.targets, [""])
 
     def freeze(self, carrier: Carrier, module: nn.Module) -> None:
@@ -326,7 +326,7 @@ class Recipe(TrainPass):
             )
 
     def regulators(self, carrier: Carrier, module: nn.Module, steps: int) -> tuple[Regulator, ...]:
-        """Return what keeps zeros zero, and what prunes gradually."""
+        """Return the regulators that keep zeros zero and prune gradually."""
         parameters = dict(module.named_parameters())
         weights = {
             PREFIX + layer.weight: layer

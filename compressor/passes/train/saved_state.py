@@ -38,7 +38,7 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is trained, as the accelerator has prepared it."""
+    """The trained module and optimizer, as the accelerator has prepared them."""
 
     accelerator: Accelerator
     model: nn.Module

@@ -61,7 +61,7 @@ _GROWN = 1.5
 
 
 def divergence(loss: float, before: Sequence[float]) -> str:
-    """Return what is wrong with a step's loss; empty if nothing is.
+    """Return the problem of a step's loss; empty if there is none.
 
     A loss diverges if it is not finite, or a thousand times the median of the last hundred.
     """

@@ -115,7 +115,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float, float], Tensor], tuple[fl
 
 @dataclass(frozen=True)
 class _Weights:
-    """What multiplies the states of one direction; the gates lie below each other.
+    """The weights of one direction, with the gates stacked as rows.
 
     Attributes:
         recurrent: ``[gates * hidden, hidden]``.

@@ -18,7 +18,7 @@ _Evaluate: TypeAlias = "Callable[..., tuple[Tensor, ...]]"
 
 
 def _evaluator(node: Node, _: str) -> _Evaluate:
-    """Return what evaluates the node alone, on NumPy arrays."""
+    """Return a function that evaluates the node alone, on NumPy arrays."""
     from onnx.reference import ReferenceEvaluator
 
     function = node.alone()

@@ -84,7 +84,7 @@ _FORM = one_of("DCR", "CRD")
 
 
 def _swapped(x: Tensor, outer: int) -> Tensor:
-    """Let the outer of two factors of the channels, of this length, be the inner one."""
+    """Swap two factors of the channels: the outer one, of this length, becomes the inner one."""
     return x.reshape(x.shape[0], outer, -1, *x.shape[2:]).transpose(1, 2).flatten(1, 2)
 
 

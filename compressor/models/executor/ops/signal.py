@@ -42,7 +42,7 @@ _NEAREST = one_of("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 @dataclass(frozen=True)
 class _Method:
-    """What the attributes of ``Resize`` say."""
+    """The attributes of ``Resize``."""
 
     mode: str = _MODE
     coordinate_transformation_mode: str = _COORDINATES

@@ -66,7 +66,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What goes of one weight."""
+    """The units of one weight that go."""
 
     cut: ranking.Cut  # which units
     gone: int  # how many

@@ -108,7 +108,7 @@ class _State:
         )
 
     def part(self, units: Tensor) -> _State:
-        """Return what decides among some units."""
+        """Return the part of the state that decides among some units."""
         columns = self.columns[units]
         used, places = torch.unique(columns, return_inverse=True)
         return _State(self.weight[:, used], self.inverse[used][:, used], places)

@@ -25,7 +25,7 @@ _DEAD = 1e-12  # of the largest input power: what has less is taken to be always
 
 @dataclass(frozen=True)
 class Window:
-    """What a convolution sees of its input, a number for each spatial axis.
+    """The window of a convolution, one number for each spatial axis.
 
     Attributes:
         pads: zeros before and after, as ONNX orders them: all beginnings, then all ends.
@@ -41,7 +41,7 @@ class Window:
 def pairs(
     inputs: Tensor, outputs: Sequence[Tensor], window: Window | None, wanted: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return what a layer multiplies its weight with, and what belongs to its outputs there.
+    """Return the vectors that a layer multiplies its weight with, and the outputs at these places.
 
     They are looked at on an even grid, for neighbours are almost the same.
 

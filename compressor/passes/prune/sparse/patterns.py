@@ -99,7 +99,7 @@ def _highest(scores: Tensor, count: int) -> Tensor:
 
 
 def _first_ranks(scores: Tensor, count: int) -> Tensor:
-    """Do as :func:`_highest`, by comparing every column with every other."""
+    """Do the same as :func:`_highest`, by comparing every column with every other."""
     columns = scores.T.contiguous().unbind()
     ranks = torch.zeros(len(columns), len(scores), dtype=torch.uint8)
     for right, score in enumerate(columns):

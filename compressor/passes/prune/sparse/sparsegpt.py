@@ -20,7 +20,7 @@ _DEAD = 1e-12  # what the score of a weight without input is multiplied with
 
 @dataclass(frozen=True, eq=False)
 class Curvature:
-    """What a layer's inputs say of its weights; the same for all weights that read them."""
+    """Curvature of a layer's squared error, which all weights with the same inputs share."""
 
     factor: Tensor  # upper triangular `U` with `Uᵀ U = (M + d I)⁻¹`, `[columns, columns]`
     alive: Tensor  # columns whose input was not always zero, `[columns]`

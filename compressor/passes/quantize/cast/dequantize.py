@@ -65,7 +65,7 @@ def dequantize(model: ir.Model) -> frozenset[str]:
 
 
 class _Tables:
-    """Rows that are looked up in codes are looked up in floats."""
+    """Makes lookups read rows of floats instead of codes."""
 
     def __init__(self, model: ir.Model):
         self._model = model
@@ -123,7 +123,7 @@ def _lookup(value: ir.Value) -> ir.Node | None:
 
 
 class _Weights:
-    """What is computed of codes alone becomes an initializer of floats."""
+    """Folds what is computed of codes alone into initializers of floats."""
 
     def __init__(self, model: ir.Model, unpacked: Mapping[ir.Value, str]):
         self._model = model

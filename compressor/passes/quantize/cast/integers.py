@@ -35,7 +35,7 @@ _LSTM_INPUTS = 8
 
 @dataclass(frozen=True)
 class _Form:
-    """How an operator on codes is one on floats, whose name is part of its own.
+    """The float form of an operator on codes, whose name is part of its own.
 
     Attributes:
         inputs: where codes, their scales and zero points are, in the order of the operator's
@@ -323,7 +323,7 @@ def _attributes(node: ir.Node) -> Attributes:
 
 
 def _source(codes: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
-    """Return what was quantized as the model runs, and its scale."""
+    """Return the value that is quantized as the model runs, and its scale."""
     node = None if codes is None else codes.producer()
     if node is None or not computes_scale(node) or node.outputs[0] is not codes:
         return None

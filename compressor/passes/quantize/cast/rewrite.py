@@ -112,7 +112,7 @@ class _Rewrite:
 
 
 def _origin(value: ir.Value, target: ir.DataType) -> ir.Value:
-    """Return what a value was cast from, if that can be cast to a narrow type as well."""
+    """Return the value before a cast, if it can be cast to a narrow type as well."""
     before = value.producer()
     if target == _FLOAT or before is None or operator(before).moves != "type":
         return value

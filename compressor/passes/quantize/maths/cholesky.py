@@ -59,7 +59,7 @@ def costs_of_columns(factor: Tensor) -> Tensor:
 def _factored(
     moment: Tensor, order: Tensor, damping: float, made: Callable[[Tensor], Tensor]
 ) -> Tensor | None:
-    """Return what is made of ``F``, its columns in this order; ``None`` where there is none."""
+    """Apply ``made`` to ``F`` with its columns in this order; ``None`` if there is no factor."""
     power = moment.diagonal()[order]
     alive = power > 0
     if not bool(alive.any()):

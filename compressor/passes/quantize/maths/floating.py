@@ -50,7 +50,7 @@ def nvfp4_tensor_scale(largest: Tensor | float) -> Tensor:
 
 
 def shared_scale(parts: Iterable[Tensor], scheme: Scheme) -> Tensor | None:
-    """Return what all scales of a weight are multiplied with, given its rows; ``None``: nothing."""
+    """Return the factor of all scales of a weight, given its rows; ``None`` if there is none."""
     if scheme.scale_type != "e4m3":
         return None
     ends = [float(end.abs()) for part in parts if part.numel() for end in part.aminmax()]

@@ -62,7 +62,7 @@ def _overflowing(first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
 
 
 def _clipped(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what becomes of pairs that can overflow: the larger code gives more."""
+    """Return the clipped codes of pairs that can overflow; the larger code gives up more."""
     excess, sign, larger = (a + b).abs() - MOST, a.sign(), a.abs() >= b.abs()
     less = torch.div(excess, 2, rounding_mode="floor")
     more = excess - less

@@ -114,5 +114,5 @@ _LEAST_POWER = 1e-20  # mean square of an output that is zero everywhere
 
 
 def rate_share(step: int, steps: int) -> float:
-    """Return what a learning rate is multiplied with: half a cosine from 1 to 0."""
+    """Return the factor of a learning rate: half a cosine from 1 to 0."""
     return 0.5 * (1 + cos(pi * step / steps))

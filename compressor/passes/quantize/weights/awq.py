@@ -232,7 +232,7 @@ def _alike(scaled: Sequence[tuple[InputGroup, torch.Tensor]], carrier: Carrier) 
 
 
 def plan_awq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> AwqWork:
-    """Return what AWQ would do to the chosen layers of a model.
+    """Plan AWQ on the chosen layers of a model.
 
     Raises:
         ModelError: a block of a checkpoint cannot be lowered to a graph.

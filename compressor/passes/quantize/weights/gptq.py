@@ -124,7 +124,7 @@ class GptqWork:
 
 
 def plan_gptq(carrier: Carrier, schemes: Mapping[str, Scheme], search: RangeSearch) -> GptqWork:
-    """Return what GPTQ would do to the chosen layers of a model."""
+    """Plan GPTQ on the chosen layers of a model."""
     groups = {layer.name: layer.groups for layer in carrier.layers()}
     by_layer = {
         name: request

@@ -96,7 +96,7 @@ def with_spans(carrier: Carrier, treatments: Mapping[str, Treatment]) -> dict[st
 
 
 def with_input_scales(changes: Changes, choice: Choice, block: Block) -> Changes:
-    """Return what a block became, with what calibration found of the inputs that are rounded.
+    """Add to a block's changes what calibration found about inputs that are rounded.
 
     Raises:
         DataError: it found nothing about one of them.

@@ -49,7 +49,7 @@ _FIXED_GROUPS: Mapping[Format, int] = {"mxfp4": 32, "nvfp4": 16}
 
 @dataclass(frozen=True)
 class Numbers:
-    """How a layer's weight is to be represented, whatever its own dtype is."""
+    """The number format of a layer's weight, whatever its own dtype is."""
 
     format: Format = "int"  # integers, or a format of floats
     bits: int = 8  # width of an integer code
@@ -79,7 +79,7 @@ class Numbers:
         )
 
     def changed(self, rule: WeightRule | None) -> Numbers:
-        """Return what a rule makes of this.
+        """Return this format as a rule changes it.
 
         Raises:
             SpecError: the rule's settings contradict each other.
@@ -159,7 +159,7 @@ def numbers_of(
     symmetric: bool | None,
     format: Format | None,
 ) -> Numbers:
-    """Return what the options of a pass say about layers that no rule changes.
+    """Return the number format that a pass's options give to layers without a rule.
 
     Raises:
         SpecError: options contradict each other.

@@ -230,7 +230,7 @@ class Archive(Recipe):
         )
 
     def _teacher(self, carrier: Carrier, training: Training) -> Carrier:
-        """Return what is learned from: the network that the pass is given, if none is named."""
+        """Return the teacher: the network that the pass is given, unless one is named."""
         named = self.distill.teacher is not None
         return opened_teacher(self.distill, training, "distill.teacher") if named else carrier
 

@@ -60,7 +60,7 @@ class _Decode(torch.autograd.Function):
 
 
 class Decoder:
-    """What the operator ``Decode`` does.
+    """The implementation of the operator ``Decode``.
 
     Attributes:
         share: of each weight that is the value of its code, 0 to 1; the rest is the weight itself,
@@ -77,7 +77,7 @@ class Decoder:
 
     @property
     def operators(self) -> Operators:
-        """It, as the executor takes it."""
+        """The operator, as the executor takes it."""
         return {(_DOMAIN, "Decode"): Operator(self)}
 
 
@@ -176,7 +176,7 @@ class CodedNetwork:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Let weights be the values that they take: what errors cost is known there."""
+        """Set weights to the values of their codes, where the cost of errors is known."""
         held = self.module.state_dict()
         for name, coding in self.codings().items():
             held[PREFIX + name].copy_(coding.book[coding.codes.long()])
@@ -289,7 +289,7 @@ def _takes_vectors(node: ir.Node, index: int) -> bool:
 
 
 def _decoded(editor: Editor, value: ir.Value, book: ir.Value, codes: ir.Value) -> None:
-    """Let all readers of an initializer read what its codes say."""
+    """Make all readers of an initializer read its decoded values."""
     readers, first = tuple(value.uses()), editor.first_reader(value)
     if first is None:
         return

@@ -44,7 +44,7 @@ class LiveNorm:
         return self.weight, self.bias, self.mean, self.variance
 
     def factor(self, held: Mapping[str, Tensor]) -> Tensor:
-        """Return what makes the weight a scale, ``[channels]``."""
+        """Return the factor between weight and scale, ``[channels]``."""
         return torch.rsqrt(held[self.variance] + self.epsilon)
 
 
@@ -88,7 +88,7 @@ def inner_biases(graph: ir.Model) -> dict[str, str]:
 
 
 def move_biases(graph: ir.Model) -> None:
-    """Let norms subtract from their means what layers before them no longer add, in place."""
+    """Zero the biases of layers before norms, and subtract them from the norms' means, in place."""
     held = graph.graph.initializers
     for name, mean in inner_biases(graph).items():
         bias, middle = (tensor_of(held[n]) for n in (name, mean))

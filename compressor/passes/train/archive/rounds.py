@@ -61,7 +61,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Step:
-    """What a round is to do.
+    """Instructions for a round.
 
     Attributes:
         start: the number of the round that it starts from; -1 for the floats.

@@ -15,7 +15,7 @@ _MEMORY = 32  # gradients over which the mean goes that follows the network
 
 
 class Sensitivities:
-    """What errors of weights do to the outputs, in the weights' shapes.
+    """Sensitivity of the outputs to errors of weights, in the weights' shapes.
 
     The diagonal of the Gauss-Newton matrix of half the squared error of the outputs, for a sample:
     the mean square of the gradient of all outputs, each with a random sign (M. Hutchinson, 1989).
@@ -48,18 +48,18 @@ class Sensitivities:
         self._means = {name: found / max(samples, 1) for name, found in sums.items()}
 
     def follow(self, micro: Micro, step: int) -> None:
-        """Let a few samples count, and those long before for less."""
+        """Update the moving average with a few samples."""
         for name, found in self._squares(micro, step).items():
             mean = self._means[name].to(found.device)
             self._means[name] = mean.lerp(found / max(len(micro.rows), 1), 1 / _MEMORY)
 
     def of(self, name: str) -> Tensor:
-        """Return those of a tensor."""
+        """Return the sensitivities of a tensor."""
         mean = self._means[name]
         return mean + _DAMPING * _rank_one(mean)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what has to be saved."""
+        """Return the tensors to save."""
         return dict(self._means)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

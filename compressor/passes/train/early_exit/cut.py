@@ -41,7 +41,7 @@ class CutExit:
 
 
 class _Part(Chain):
-    """What is executed between two exits: the nodes moved here so far, in order."""
+    """The nodes between two exits that have been moved here so far, in order."""
 
     # indices of the samples that are left among those of the part before, `[rows]`; `None` in
     # the first part
@@ -236,7 +236,7 @@ class _Cut:
         )
 
     def _here(self, value: ir.Value, index: int) -> ir.Value:
-        """Return what a value is in a part, for this part's samples only."""
+        """Return the counterpart of a value in a part, for this part's samples only."""
         node = value.producer()
         made = self._part_of.get(node, index) if node is not None else 0
         original = self._twins.get(value)

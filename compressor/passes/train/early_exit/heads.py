@@ -78,7 +78,7 @@ class HeadWriter:
         return HeadNames(tensors, features.name or "", logits.name or ""), made
 
     def _adder(self, made: list[ir.Node], start: str, *lengths: int) -> _Add:
-        """Return what appends a node to ``made``, whose output is ``[batch, *lengths]``."""
+        """Return a function that appends a node to ``made``, with output ``[batch, *lengths]``."""
 
         def add(
             operator: str, inputs: list[ir.Value], name: str, attributes: Attributes | None = None
@@ -146,7 +146,7 @@ class HeadWriter:
 
 
 def initial_parameters(point: ExitPoint, classes: int, seed: int) -> dict[str, Array]:
-    """Return what a head starts with: a linear layer's usual uniform numbers.
+    """Return the initial parameters of a head: a linear layer's usual uniform numbers.
 
     They are ``weight`` ``[classes, features]``, ``bias`` ``[classes]``, and if there is a layer
     norm ``norm.weight`` and ``norm.bias`` ``[features]``.
@@ -255,7 +255,7 @@ class FrozenTrunk(NamedModule):
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """What exits learn from: the labels, and the network's own answer.
+    """The loss of exits, against the labels and the network's own answer.
 
     L. Zhang et al., Be your own teacher, 2019 (arXiv:1905.08094), section 3.2, without the feature
     loss. Gradients do not flow into the teacher, the output with the network's own logits.

@@ -147,7 +147,7 @@ def check_factors(networks: Networks) -> None:
 
 
 def folding_factor(node: ir.Node, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return what folding a batch norm multiplies rows with, ``[rows]``, float64; never zero.
+    """Return the factor of rows in folding a batch norm, ``[rows]``, float64; never zero.
 
     What is not among the trained tensors has its value in the graph.
     """
@@ -227,7 +227,7 @@ class WeightPoint:
         return self.norm is not None and self.scheme.granularity == "channel"
 
     def column_factors(self) -> Tensor | None:
-        """Return what is folded into each column of the weight in canonical form."""
+        """Return the factors that are folded into the columns of the weight in canonical form."""
         if self.grid is None:
             return None
         steps = torch.tensor(self.grid.step, dtype=torch.float64)

@@ -124,7 +124,7 @@ def fake_quantize(
 
 @dataclass(frozen=True)
 class Places:
-    """Where zero lies.
+    """Zero points.
 
     Attributes:
         zero: the zero points at the beginning, as floats in the shape of the scales.
