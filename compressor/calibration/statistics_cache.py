@@ -1,4 +1,4 @@
-"""Statistics that several passes ask for of the same model: gathered once."""
+"""A cache of the statistics that several passes request of the same model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST = 256 << 20
 
 
 class StatisticsCache:
-    """Keeps statistics by the model and the request that they are of.
+    """Keeps statistics by model and request.
 
     Args:
         most: bytes of arrays that are kept; what would exceed them is gathered anew.

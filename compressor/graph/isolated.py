@@ -1,4 +1,4 @@
-"""Single layers cut out of a graph, and values that something is added to."""
+"""Cut single layers out of a graph, and add offsets to values."""
 
 from __future__ import annotations
 

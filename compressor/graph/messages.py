@@ -1,4 +1,4 @@
-"""What an ONNX message refers to, and how much it becomes, looked at before it is read."""
+"""Checks of an ONNX message before it is read: its tensors, nodes, and functions once inlined."""
 
 from __future__ import annotations
 

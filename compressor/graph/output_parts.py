@@ -1,4 +1,4 @@
-"""Find the parts that an output is joined of, such as the boxes and the scores of a detector.
+"""Find the parts that an output is concatenated from, such as boxes and scores of a detector.
 
 Parts have scales of their own: coordinates of hundreds beside probabilities. What is measured on
 all of such an output says nothing about the smaller part.

@@ -1,4 +1,4 @@
-"""Memory that this process holds and does not need: what was freed, and pages of files."""
+"""Give back memory that this process does not need: freed blocks, and pages of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Round the inputs of layers, and what attention keeps, as those do that read an export.
+"""Round the inputs of layers, and cached keys and values, as the readers of an export do.
 
 Scales that are found as a model runs have to be found as its readers do it, or a reference would
 differ from what is served. The rules are those of the package compressed-tensors 0.20, and for

@@ -1,4 +1,4 @@
-"""Experts that a checkpoint has in the form of memory, under the names of their usual files.
+"""Stacked experts of a checkpoint, under the names that single experts have in other files.
 
 ``transformers`` stacks the experts of a block when it loads a model, ``gate_up_proj [experts, 2 *
 inner, hidden]`` and ``down_proj [experts, hidden, inner]``, and takes them apart when it saves it,

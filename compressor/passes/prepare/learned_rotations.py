@@ -1,4 +1,4 @@
-"""Learn the matrices that a decoder is rotated by, for what rounding costs it.
+"""Learn the matrices that a decoder is rotated by, from the loss that rounding causes.
 
 What is made small is the Kullback-Leibler divergence of the rounded network from the float one on
 calibration text. A network in floats computes the same whatever the matrices are, so that all of

@@ -1,4 +1,4 @@
-"""What of a decoder is multiplied by orthogonal matrices so that it computes the same."""
+"""Multiply the weights of a decoder by orthogonal matrices so that it computes the same."""
 
 from __future__ import annotations
 

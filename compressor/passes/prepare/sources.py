@@ -1,4 +1,4 @@
-"""Find on a graph where a layer's input gets the size of its channels from.
+"""Find what in a graph determines the scale of a layer's input channels.
 
 AWQ multiplies a layer's columns with factors and divides the layer's input by them. The division
 costs nothing where something before the layer can absorb it: the weight of a norm, or the rows of

@@ -1,4 +1,4 @@
-"""Running statistics of batch normalizations, estimated anew on calibration data."""
+"""Running statistics of batch normalizations, re-estimated on calibration data."""
 
 from __future__ import annotations
 

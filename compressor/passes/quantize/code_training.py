@@ -1,4 +1,4 @@
-"""Train the codes and scales of weights by gradients, whatever error is to become small."""
+"""Train the codes and scales of weights by gradient descent on any error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration samples that training reads again and again, in steps of so many."""
+"""Calibration samples that training reads repeatedly, in groups of a step's size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a training computes: on CPUs or on GPUs, and there in one order."""
+"""The devices of a training: CPUs, or GPUs that add in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a training that take long: each is kept once it is done, so that a run goes on with it.
+"""Long parts of a training: each is stored once it is done, so that a killed run resumes.
 
 Such a part is an assistant of ``distill``, or a round of the search of ``archive``.
 """

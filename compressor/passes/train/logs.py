@@ -1,4 +1,4 @@
-"""How a training goes, in files that are written while it does: CSV, and TensorBoard's."""
+"""Logs of a training, written as it goes: CSV, and TensorBoard's event files."""
 
 from __future__ import annotations
 

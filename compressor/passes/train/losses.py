@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -102,6 +104,15 @@ def mean_square(student: Tensor, teacher: Tensor) -> Tensor:
     """
     difference = student.float() - teacher.float()
     return difference.square().reshape(len(difference), -1).mean(dim=1)
+
+
+def signed_sum(outputs: Iterable[Tensor], generator: torch.Generator) -> Tensor:
+    """Return the sum of outputs, each number with a random sign (M. Hutchinson, 1989)."""
+    signed = [
+        (torch.randint(0, 2, out.shape, generator=generator).to(out) * 2 - 1).mul(out).sum()
+        for out in outputs
+    ]
+    return torch.stack(signed).sum()
 
 
 def attention_map(values: Tensor, axis: int) -> Tensor:

@@ -16,6 +16,7 @@ from compressor.errors import DataError, ModelError
 from compressor.models.element_types import tensor_of
 from compressor.models.executor import GraphModule
 from compressor.passes.prune import criteria
+from compressor.passes.train.losses import signed_sum
 from compressor.run.signals import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.statistics import Request
@@ -293,17 +294,13 @@ def _gradients(
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
     with torch.enable_grad():
-        outputs = module(**{**inputs, **weights}).values()
-        projected = []
-        for output in (o for o in outputs if o.requires_grad):
-            signs = torch.randint(0, 2, output.shape, generator=generator).to(output.dtype) * 2 - 1
-            projected.append((output * signs).sum())
-        if not projected:
+        outputs = [o for o in module(**{**inputs, **weights}).values() if o.requires_grad]
+        if not outputs:
             raise ModelError(
                 "criterion taylor",
                 "finds no output that depends on the weights differentiably",
                 "choose another criterion, such as l2",
             )
-        total = torch.stack(projected).sum()
+        total = signed_sum(outputs, generator)
         gradients = torch.autograd.grad(total, list(weights.values()), allow_unused=True)
     return {n: g for n, g in zip(weights, gradients, strict=True) if g is not None}

@@ -1,4 +1,4 @@
-"""Let what reads dequantized codes of an activation read the activation."""
+"""Make readers of an activation's dequantized codes read the activation itself."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from compressor.passes.quantize.maths.affine import code_dtype, stored_scale
-from compressor.passes.quantize.maths.floating import e2m1_codes, float_scale, nearest_values
+from compressor.passes.quantize.maths.affine import stored_scale
+from compressor.passes.quantize.maths.floating import float_scale, nearest_values, stored_codes
 from compressor.types.layers import QuantizedTensor
 
 _BLOCK = 128  # columns between updates of all other columns, at least; whole groups
@@ -150,12 +150,8 @@ class _State:
 
     def result(self) -> QuantizedTensor:
         scheme, values = self.scheme, self.values.T
-        if scheme.element == "e2m1":
-            codes = e2m1_codes(values)
-        elif scheme.element == "e4m3":
-            codes = values.to(torch.float8_e4m3fn)
-        else:
-            codes = (values + self._by_column(self.zero).T).to(code_dtype(scheme))
+        integer = scheme.element == "int"
+        codes = stored_codes(values + self._by_column(self.zero).T if integer else values, scheme)
         tensor = scheme.granularity == "tensor"
         scale = self.start.scale if tensor else self.scale.T.contiguous()
         return replace(self.start, codes=codes.contiguous(), scale=scale)

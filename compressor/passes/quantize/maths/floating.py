@@ -140,6 +140,13 @@ def e2m1_codes(values: Tensor) -> Tensor:
     return (e2m1_magnitudes(values) + 8 * torch.signbit(values)).to(torch.uint8)
 
 
+def stored_codes(levels: Tensor, scheme: Scheme) -> Tensor:
+    """Codes of values before scaling: for integers, which include zero points, the same numbers."""
+    if scheme.element == "e2m1":
+        return e2m1_codes(levels)
+    return levels.to(torch.float8_e4m3fn if scheme.element == "e4m3" else affine.code_dtype(scheme))
+
+
 def nearest_values(values: Tensor, scheme: Scheme) -> Tensor:
     """The nearest values of the scheme's float element, float32 of the same shape."""
     if _element(scheme) == "e4m3":

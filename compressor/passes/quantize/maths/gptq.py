@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from compressor.passes.quantize.maths import floating
-from compressor.passes.quantize.maths.affine import code_dtype, quantize
+from compressor.passes.quantize.maths.affine import quantize
 from compressor.passes.quantize.maths.cholesky import (
     check_finite,
     costs_of_columns,
@@ -222,20 +222,13 @@ def _from_nearest(
     weights = matrix[:, order].T
     pruned = zeros_by_row(weights)
     levels = compensate(weights, factor, steps, zeros, nearest.scheme, pruned)
-    codes[:, order] = stored(levels.T, nearest.scheme)
+    codes[:, order] = floating.stored_codes(levels.T, nearest.scheme)
     del weights, pruned, steps, zeros, levels  # the comparison needs as much
     compensated = without_overflow(replace(nearest, codes=codes))
     codes = compensated.codes
     worse = worse_rows(matrix, compensated, nearest, moment)
     codes[worse] = nearest.codes[worse]
     return compensated
-
-
-def stored(levels: Tensor, scheme: Scheme) -> Tensor:
-    """Codes for what they mean before scaling: for integers, the same numbers."""
-    if scheme.element == "e2m1":
-        return floating.e2m1_codes(levels)
-    return levels.to(torch.float8_e4m3fn if scheme.element == "e4m3" else code_dtype(scheme))
 
 
 def _order_and_factor(moment: Tensor, damping: float) -> tuple[Tensor, Tensor] | None:

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from compressor.passes.quantize.maths.affine import quantize
 from compressor.passes.quantize.maths.descent import zeros_by_row
-from compressor.passes.quantize.maths.gptq import by_column, compensate, gptq, stored
+from compressor.passes.quantize.maths.floating import stored_codes
+from compressor.passes.quantize.maths.gptq import by_column, compensate, gptq
 from compressor.passes.quantize.maths.pairs import without_overflow
 from compressor.types.layers import QuantizedTensor, Scheme
 
@@ -71,7 +72,7 @@ def gptq_from_vectors(
         errors = weights[block] - (levels[block] - zeros[block]) * steps[block]
         changed.addmm_(errors.T, inputs[block])
     codes = torch.empty_like(nearest.codes)
-    codes[:, order] = stored(levels.T, scheme)
+    codes[:, order] = stored_codes(levels.T, scheme)
     if scheme.paired is not None:
         made = without_overflow(replace(nearest, codes=codes))
         codes = made.codes

@@ -1,4 +1,4 @@
-"""Weights that were codes before: their rows lie on a grid, which is kept if its codes fit."""
+"""Weights that were quantized before: the grid of a row is kept if its codes fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a learning rate may be so that training begins where the network was."""
+"""The largest learning rate whose first step leaves a network's outputs about as they were."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compressor.models.torch.lowering import NamedModule
 from compressor.passes.train.job import Micro
+from compressor.passes.train.losses import signed_sum
 
 _MOST = 0.1  # of what the outputs tell, that one step may take
 _HALVINGS = 10
@@ -65,12 +66,8 @@ def _directions(
     sums = [torch.zeros_like(weight) for weight in weights]
     random = torch.Generator().manual_seed(0)
     for micro in micros:
-        outputs = _outputs(module, micro).values()
-        signed = [
-            (torch.randint(0, 2, out.shape, generator=random).to(out) * 2 - 1).mul(out).sum()
-            for out in outputs
-        ]
-        gradients = torch.autograd.grad(torch.stack(signed).sum(), weights, allow_unused=True)
+        signed = signed_sum(_outputs(module, micro).values(), random)
+        gradients = torch.autograd.grad(signed, weights, allow_unused=True)
         for total, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
                 total += gradient

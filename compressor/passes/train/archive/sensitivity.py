@@ -1,4 +1,4 @@
-"""What errors of weights do to the outputs, followed while the network loses weights."""
+"""Sensitivity of the outputs to errors of weights, tracked while the network loses weights."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from compressor.passes.train.archive.coded_network import CodedNetwork
 from compressor.passes.train.job import PREFIX, Micro
+from compressor.passes.train.losses import signed_sum
 
 _DAMPING = 0.1  # of what an element's row and column are worth, added to its sensitivity
 _MEMORY = 32  # gradients over which the mean goes that follows the network
@@ -77,14 +78,8 @@ class Sensitivities:
         module.eval()
         outputs = module(**{name: moved.tensors[name] for name in module.inputs})
         module.train(training)
-        total = torch.stack(
-            [
-                (torch.randint(0, 2, out.shape, generator=signs).to(out) * 2 - 1).mul(out).sum()
-                for out in outputs.values()
-                if out.is_floating_point()
-            ]
-        ).sum()
-        gradients = torch.autograd.grad(total, wanted)
+        floats = (out for out in outputs.values() if out.is_floating_point())
+        gradients = torch.autograd.grad(signed_sum(floats, signs), wanted)
         return {n: g.float().square() for n, g in zip(names, gradients, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""A teacher's batch-norm statistics, estimated anew on what it teaches on.
+"""A teacher's batch-norm statistics, re-estimated on the data that it teaches on.
 
 A teacher that was trained on other data, or prepared them in another way, normalizes the training
 data of its student by statistics that are not theirs, and so teaches worse than it could. Y. Li et
