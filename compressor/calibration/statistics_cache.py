@@ -11,18 +11,18 @@ import torch
 
 from compressor.types.statistics import Moments, Request
 
-_MOST = 256 << 20
+_LIMIT = 256 << 20
 
 
 class StatisticsCache:
     """Keeps statistics by model and request.
 
     Args:
-        most: bytes of arrays that are kept; what would exceed them is gathered anew.
+        limit: bytes of arrays that are kept; what would exceed them is gathered anew.
     """
 
-    def __init__(self, most: float = _MOST):
-        self._left = most
+    def __init__(self, limit: float = _LIMIT):
+        self._left = limit
         self._kept: dict[Hashable, dict[str, tuple[Request, Any]]] = {}
 
     def of(

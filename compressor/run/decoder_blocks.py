@@ -143,7 +143,7 @@ class DecoderBlocks:
         """Yield the tokens, and what enters a block."""
         for number, tokens in enumerate(self._tokens):
             if index == 0:
-                hidden = self.carrier.decoder.given(tokens)[0].hidden.numpy()
+                hidden = self.carrier.decoder.arguments(tokens)[0].hidden.numpy()
             else:
                 hidden = self._flow.read(index, number)
             yield {_TOKENS: tokens.numpy(), _HIDDEN: hidden}
@@ -190,7 +190,7 @@ class OpenBlock:
     def run(self, batch: Batch) -> torch.Tensor:
         """Return what flows out of it."""
         decoder = self._run.carrier.decoder
-        given: BlockArguments = decoder.given(torch.from_numpy(batch[_TOKENS]))[self.index]
+        given: BlockArguments = decoder.arguments(torch.from_numpy(batch[_TOKENS]))[self.index]
         return decoder.run(self.module, _tensor(batch[_HIDDEN]), given)
 
     @property

@@ -61,7 +61,7 @@ class DecoderRunner:
         self._carrier.check_files()
         module = opened_block(self._carrier, index, self._folder)
         for place, batch in enumerate(tokens):
-            given = decoder.given(batch)[index]
+            given = decoder.arguments(batch)[index]
             hidden = given.hidden if index == 0 else self._hidden(place)
             flowing = decoder.run(module, hidden, given).numpy()
             with disk_errors(self._folder):

@@ -77,7 +77,7 @@ class Sensitivity:
 
     def _entering(self, index: int, number: int) -> Tensor:
         if index == 0:
-            return self._blocks.carrier.decoder.given(self._tokens[number])[0].hidden
+            return self._blocks.carrier.decoder.arguments(self._tokens[number])[0].hidden
         return torch.from_numpy(self._values.read(index, number).copy())
 
     def _at_the_end(self, last: int) -> Iterator[Array]:
@@ -101,7 +101,7 @@ class Sensitivity:
         """Yield the gradients for what enters a block."""
         opened, decoder = OpenBlock(self._blocks, index), self._blocks.carrier.decoder
         for number, tokens in enumerate(self._tokens):
-            (given,) = differentiable([decoder.given(tokens)[index]])
+            (given,) = differentiable([decoder.arguments(tokens)[index]])
             hidden = self._entering(index, number).requires_grad_()
             out = given.call(opened.module, hidden)
             behind = torch.from_numpy(self._gradients.read(index + 1, number).copy())

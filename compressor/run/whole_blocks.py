@@ -95,7 +95,7 @@ class WholeBlock:
         """Yield what it is called with; tensors that are equal for batches are one."""
         before: list[Any] = []
         for tokens in self._run.tokens:
-            given = self._run.blocks.carrier.decoder.given(tokens)[self._index]
+            given = self._run.blocks.carrier.decoder.arguments(tokens)[self._index]
             leaves, form = tree_flatten((given.args, dict(given.kwargs)))
             before = [
                 _same(leaf, before[i] if i < len(before) else None) for i, leaf in enumerate(leaves)
@@ -147,7 +147,7 @@ class WholeBlocks:
     def entering(self, flow: Flow, index: int, number: int) -> Tensor:
         """Return what enters a block for a batch, in memory that may be written to."""
         if index == 0:
-            return self.blocks.carrier.decoder.given(self.tokens[number])[0].hidden.clone()
+            return self.blocks.carrier.decoder.arguments(self.tokens[number])[0].hidden.clone()
         return _copied(flow.read(index, number))
 
     def _done(self, index: int) -> bool:

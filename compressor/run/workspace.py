@@ -71,7 +71,7 @@ class Workspace:
     proves: bool = True
     loop: OwnLoop | None = None
     callbacks: Sequence[Callable[[TrainingStep], None]] = ()
-    collected: StatisticsCache = field(default_factory=lambda: StatisticsCache(most=0))
+    collected: StatisticsCache = field(default_factory=lambda: StatisticsCache(limit=0))
     _loaded: bool = field(default=False, init=False)
     _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
     _alike: dict[str, str] = field(default_factory=dict, init=False)

@@ -94,7 +94,7 @@ class Decoder:
         tokens = torch.zeros((1, _PROBED), dtype=torch.int64)
         found: dict[str, tuple[str, ...]] = {}
         places = {}
-        for index, given in enumerate(self.given(tokens)):
+        for index, given in enumerate(self.arguments(tokens)):
             module, path = self._modules[index], self.blocks[index].path
             form = str(module)
             try:
@@ -118,7 +118,7 @@ class Decoder:
         """Bytes of the block with most parameters, in float32."""
         return max(4 * sum(p.numel() for p in m.parameters()) for m in self._modules)
 
-    def given(self, tokens: Tensor) -> list[BlockArguments]:
+    def arguments(self, tokens: Tensor) -> list[BlockArguments]:
         """Return the arguments of each block; their hidden values are right for the first only.
 
         Args:
@@ -170,7 +170,7 @@ class Decoder:
         It is what the block's graph is found on.
         """
         tokens = torch.zeros((1, _PROBED), dtype=torch.int64)
-        return standalone(self._modules[index], self.given(tokens)[index])
+        return standalone(self._modules[index], self.arguments(tokens)[index])
 
     def replace(
         self,
@@ -237,7 +237,7 @@ class Decoder:
         traced: dict[str, list[list[tuple[str, int]]]] = {}
         blocks = []
         for index, (module, given) in enumerate(
-            zip(self._modules, self.given(tokens), strict=True)
+            zip(self._modules, self.arguments(tokens), strict=True)
         ):
             form = str(module)
             if form not in traced:

@@ -170,7 +170,7 @@ class RotatedNetwork:
     def _hidden(self, tokens: Tensor, rotations: Rotations) -> Tensor:
         """Return what flows out of the last block, rotated back."""
         decoder = self._carrier.decoder
-        given = differentiable(decoder.given(tokens))
+        given = differentiable(decoder.arguments(tokens))
         hidden = rotations.residual.times(given[0].hidden)
         for index, each in enumerate(given):
             arguments = (partial(self._block, index, each, rotations), hidden)
@@ -217,7 +217,7 @@ class RotatedNetwork:
     def _exact(self, tokens: Tensor) -> Tensor:
         """Return what flows out of the last block of the float network."""
         decoder = self._carrier.decoder
-        given = decoder.given(tokens)
+        given = decoder.arguments(tokens)
         hidden = given[0].hidden
         for index, each in enumerate(given):
             hidden = decoder.run(opened_block(self._carrier, index), hidden, each)

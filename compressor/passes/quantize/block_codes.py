@@ -109,9 +109,9 @@ def _made(
     for samples in block.samples:
         groups.add(samples)
     task = _Task(block, weights)
-    before = task.judged(groups.held)
+    before = task.judged(groups.held_out)
     train_codes(weights, recipe, groups.drawn(), task.backward)
-    after = task.judged(groups.held)
+    after = task.judged(groups.held_out)
     for inside, (layer, codes) in weights.items():
         start = changes.weights[layer.weight]
         assert isinstance(start, WeightCodes)
@@ -147,11 +147,11 @@ class _Task:
         torch.autograd.backward(list(values.values()), gradients)
 
     @torch.no_grad()
-    def judged(self, held: Sequence[int]) -> float:
+    def judged(self, held_out: Sequence[int]) -> float:
         """Return the error of the block's outputs, in nats a token."""
         values = rounded_values(self.weights)
-        crossings = (self.block.crossing(number) for number in held)
-        return sum(float(self._error(x, values)) for x in crossings) / len(held)
+        crossings = (self.block.crossing(number) for number in held_out)
+        return sum(float(self._error(x, values)) for x in crossings) / len(held_out)
 
     def _error(self, found: Crossing, values: Mapping[str, Tensor]) -> Tensor:
         out = found.given.call(self.block.module, found.entering, values)

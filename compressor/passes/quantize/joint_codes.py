@@ -96,9 +96,9 @@ def train_together(
                 loss = task.divergence(index, values_of(weights)) / len(group)
                 loss.backward()  # type: ignore[no-untyped-call]
 
-        before = _judged(task, samples.held, weights)
+        before = _judged(task, samples.held_out, weights)
         train_codes(weights, recipe, samples.drawn(), backward, advance=advance)
-        after = _judged(task, samples.held, weights)
+        after = _judged(task, samples.held_out, weights)
     if after < before:
         return JointCodes(quantized(weights), before, after)
     return JointCodes({layer.name: codes for layer, codes in start.values()}, before, before)
@@ -151,9 +151,9 @@ class _Task:
 
 
 @torch.no_grad()
-def _judged(task: _Task, held: Sequence[int], weights: TrainedWeights) -> float:
+def _judged(task: _Task, held_out: Sequence[int], weights: TrainedWeights) -> float:
     replaced = rounded_values(weights)
-    return sum(float(task.divergence(index, replaced)) for index in held) / len(held)
+    return sum(float(task.divergence(index, replaced)) for index in held_out) / len(held_out)
 
 
 def _matrix(model: ir.Model, layer: Layer) -> Tensor:

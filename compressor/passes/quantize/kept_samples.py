@@ -39,7 +39,7 @@ class Groups:
         self._count += 1
 
     @property
-    def held(self) -> list[int]:
+    def held_out(self) -> list[int]:
         """The batches that judge."""
         return [index for group in self._judging for index in group]
 

@@ -245,7 +245,7 @@ class _Walk:
         task: _Task,
         replaced: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> float:
-        batches = self.samples.held
+        batches = self.samples.held_out
         return sum(float(task.error(i, self._drop, replaced)) for i in batches) / len(batches)
 
 

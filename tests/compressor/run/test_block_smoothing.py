@@ -64,7 +64,7 @@ def passed(folder: Path, output: Path, *steps: dict[str, Any]) -> tuple[BlockChe
 
 def logits(carrier: BlockCheckpoint) -> torch.Tensor:
     tokens = torch.from_numpy(TOKENS)
-    given = carrier.decoder.given(tokens)
+    given = carrier.decoder.arguments(tokens)
     hidden = given[0].hidden
     for index in range(len(carrier.decoder.blocks)):
         hidden = carrier.decoder.run(opened_block(carrier, index), hidden, given[index])

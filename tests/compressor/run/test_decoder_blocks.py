@@ -252,7 +252,7 @@ def test_blocks_one_by_one_give_what_the_network_gives(tmp_path: Path, config: A
     folder = folder_of(tmp_path / "m", config)
     decoder = open_blocks(folder).decoder
     tokens = torch.randint(0, WORDS, (2, 20), generator=torch.Generator().manual_seed(0))
-    given = decoder.given(tokens)
+    given = decoder.arguments(tokens)
     hidden = given[0].hidden
     with quiet_libraries():
         network = transformers.AutoModelForCausalLM.from_pretrained(

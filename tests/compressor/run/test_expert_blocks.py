@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_blocks_compute_what_the_network_computes(folder: Path, name: str):
     decoder = open_blocks(folder / name).unstacked().decoder
     tokens = torch.from_numpy(TOKENS[:2])
-    given = decoder.given(tokens)
+    given = decoder.arguments(tokens)
     hidden = given[0].hidden
     sent = []
     for index in range(len(decoder.blocks)):

@@ -188,14 +188,14 @@ class DistilledLoss:
         terms |= {"attention": _sum(attention)} if attention else {}
         return terms
 
-    def _soft(self, ours: Tensor, theirs: Tensor, micro: Micro) -> Tensor:
+    def _soft(self, student: Tensor, teacher: Tensor, micro: Micro) -> Tensor:
         if self.soft == "mse":
-            return mean_square(ours, theirs)
+            return mean_square(student, teacher)
         labels = None if self.target is None else micro.tensors.get(self.target)
         counted = None
-        if labels is not None and labels.numel() == ours[..., 0].numel():
+        if labels is not None and labels.numel() == student[..., 0].numel():
             counted = labels != NOT_COUNTED
-        return kl_divergence(ours, theirs, self.options.temperature, counted)
+        return kl_divergence(student, teacher, self.options.temperature, counted)
 
 
 def distilled_loss(
@@ -279,7 +279,7 @@ def _sum(each: Sequence[Tensor]) -> Tensor:
 
 
 def matched_outputs(
-    ours: Sequence[TensorSpec], theirs: Sequence[TensorSpec], names: Sequence[str] | None
+    student: Sequence[TensorSpec], teacher: Sequence[TensorSpec], names: Sequence[str] | None
 ) -> dict[str, str]:
     """Return the teacher's output for each of the student's that is compared.
 
@@ -290,16 +290,16 @@ def matched_outputs(
         SpecError: there is no such output, the teacher has another number of them, or known
             shapes differ.
     """
-    available = [spec.name for spec in ours]
+    available = [spec.name for spec in student]
     for name in names or ():
         if name not in available:
             raise SpecError("outputs", f"names {name!r}", suggestion(name, available))
-    compared = [s for s in ours if (s.name in names if names else s.dtype.startswith("float"))]
-    by_name = {spec.name: spec for spec in theirs}
+    compared = [s for s in student if (s.name in names if names else s.dtype.startswith("float"))]
+    by_name = {spec.name: spec for spec in teacher}
     if not all(spec.name in by_name for spec in compared):
-        if len(theirs) != len(ours):
-            raise _other_outputs(", ".join(map(str, ours)), ", ".join(map(str, theirs)))
-        by_name = {mine.name: spec for mine, spec in zip(ours, theirs, strict=True)}
+        if len(teacher) != len(student):
+            raise _other_outputs(", ".join(map(str, student)), ", ".join(map(str, teacher)))
+        by_name = {mine.name: spec for mine, spec in zip(student, teacher, strict=True)}
     for spec in compared:
         other = by_name[spec.name]
         differs = any(
@@ -311,20 +311,20 @@ def matched_outputs(
     return {spec.name: by_name[spec.name].name for spec in compared}
 
 
-def _check_pair(name: str, ours: Tensor, theirs: Tensor, soft: Soft) -> None:
-    if ours.shape != theirs.shape:
-        raise _other_outputs(f"{name} {list(ours.shape)}", f"{list(theirs.shape)}")
-    if soft == "kl" and (ours.ndim < 2 or ours.shape[-1] < 2):
+def _check_pair(name: str, student: Tensor, teacher: Tensor, soft: Soft) -> None:
+    if student.shape != teacher.shape:
+        raise _other_outputs(f"{name} {list(student.shape)}", f"{list(teacher.shape)}")
+    if soft == "kl" and (student.ndim < 2 or student.shape[-1] < 2):
         raise SpecError(
             "soft",
-            f"is kl, but output {name!r} of shape {list(ours.shape)} does not hold logits",
+            f"is kl, but output {name!r} of shape {list(student.shape)} does not hold logits",
             "set soft: mse",
         )
 
 
-def _other_outputs(ours: str, theirs: str) -> SpecError:
+def _other_outputs(student: str, teacher: str) -> SpecError:
     return SpecError(
         "teacher",
-        f"returns {theirs}, but the student returns {ours}",
+        f"returns {teacher}, but the student returns {student}",
         "name a teacher for the same task, or the outputs to compare",
     )

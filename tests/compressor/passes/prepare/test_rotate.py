@@ -126,7 +126,7 @@ def test_another_seed_is_another_rotation(tmp_path: Path) -> None:
 
 def by_blocks(carrier: BlockCheckpoint) -> torch.Tensor:
     """Run a checkpoint as its passes have left it, one block after the other."""
-    given = carrier.decoder.given(TOKENS)
+    given = carrier.decoder.arguments(TOKENS)
     hidden = given[0].hidden
     for index in range(len(carrier.decoder.blocks)):
         hidden = carrier.decoder.run(opened_block(carrier, index), hidden, given[index])
@@ -139,7 +139,7 @@ def test_blocks_run_one_by_one_compute_the_same(kind: str, tmp_path: Path) -> No
     want = by_blocks(before)
     after = Rotate().apply(before, CONTEXT, {}).carrier
     assert isinstance(after, BlockCheckpoint)
-    entered = [carrier.decoder.given(TOKENS)[0].hidden for carrier in (before, after)]
+    entered = [carrier.decoder.arguments(TOKENS)[0].hidden for carrier in (before, after)]
     assert not torch.allclose(*entered, rtol=0.1)
     error = (by_blocks(after) - want).abs().max() / want.abs().max()
     assert error < 1e-5
