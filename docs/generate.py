@@ -253,9 +253,12 @@ def _code(text: str | None) -> str:
 
 def _escaped(text: str) -> str:
     """Return a text that stays in one cell and shows characters of Markdown literally."""
-    for character in "\\|<*_":
-        text = text.replace(character, f"\\{character}")
-    return text
+    parts = text.split("`")
+    for place, part in enumerate(parts):
+        for character in "|" if place % 2 else "\\|<*_":  # inside backticks all else is literal
+            part = part.replace(character, f"\\{character}")
+        parts[place] = part
+    return "`".join(parts)
 
 
 def main() -> None:
