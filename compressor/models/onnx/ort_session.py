@@ -92,24 +92,12 @@ class OrtRunner:
     ):
         import onnxruntime as ort
 
-        options = ort.SessionOptions()
-        options.log_severity_level = 4
-        options.enable_cpu_mem_arena = arena
-        options.enable_mem_pattern = patterns
+        options = _options(optimize=optimize, arena=arena, patterns=patterns, exact=exact)
+        options.intra_op_num_threads = threads or usual_threads() or 0
         self._weights = dict(weights or {})  # the session reads them as long as it lives
         if self._weights:
             values = map(ort.OrtValue.ortvalue_from_numpy, self._weights.values())
             options.add_external_initializers(list(self._weights), list(values))
-        if not optimize:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # Threads that wait must not take processor time from those that compute: where other
-        # processes want the same cores, spinning makes a run take many times as long.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # Products with 4-bit weights would otherwise round activations to 8 bits (level 4).
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-        if exact:
-            options.add_session_config_entry("session.disable_quant_qdq", "1")
-        options.intra_op_num_threads = threads or usual_threads() or 0
         if profile is not None:
             _profiled(options, profile)
         try:
@@ -163,6 +151,25 @@ class OrtRunner:
     def end_profile(self) -> Path:
         """Return the file with the times of all operators so far, as JSON events."""
         return Path(self._session.end_profiling())
+
+
+def _options(*, optimize: bool, arena: bool, patterns: bool, exact: bool) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.enable_cpu_mem_arena = arena
+    options.enable_mem_pattern = patterns
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    # Threads that wait must not take processor time from those that compute: where other
+    # processes want the same cores, spinning makes a run take many times as long.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Products with 4-bit weights would otherwise round activations to 8 bits (level 4).
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if exact:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    return options
 
 
 def _profiled(options: Any, folder: Path) -> None:

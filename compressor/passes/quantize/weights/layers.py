@@ -257,12 +257,7 @@ def choose_layers(
         if targets & _HALF_SCALES and scheme.scale_type == "float32":
             scheme = replace(scheme, scale_type="float16")
         reason = skip_reason(rule) or kept.get(layer.name, "")
-        if not reason and linear_only and (len(layer.shape) != 2 or layer.transposed):
-            reason = _LINEAR_ONLY
-        if not reason and layer.is_recurrent and "tensorrt" in targets:
-            reason = "TensorRT reads weights of recurrent layers as floats only"
-        if not reason and GGUF in targets and layer.columns % _GGUF_BLOCK:
-            reason = f"its {layer.columns} columns do not divide into GGUF's blocks of 32"
+        reason = reason or _unfit(layer, targets, linear_only=linear_only)
         strict = not fits or (rule is not None and rule.group is not None)
         reason = reason or _misfit(layer, scheme, opset, error=strict)
         if not reason and "tensorrt" in targets:
@@ -275,6 +270,17 @@ def choose_layers(
         action = f"{scheme}, {inputs}"
         treatments[layer.name] = Treatment(action, setting=scheme, inputs=inputs)
     return treatments
+
+
+def _unfit(layer: Layer, targets: frozenset[str], *, linear_only: bool) -> str:
+    """Return why no target takes codes of a layer, whatever its scheme; empty if they do."""
+    if linear_only and (len(layer.shape) != 2 or layer.transposed):
+        return _LINEAR_ONLY
+    if layer.is_recurrent and "tensorrt" in targets:
+        return "TensorRT reads weights of recurrent layers as floats only"
+    if GGUF in targets and layer.columns % _GGUF_BLOCK:
+        return f"its {layer.columns} columns do not divide into GGUF's blocks of 32"
+    return ""
 
 
 def _in_blocks(scheme: Scheme, layer: Layer) -> Scheme:
