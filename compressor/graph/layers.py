@@ -44,7 +44,7 @@ def layer_of(node: ir.Node) -> Layer | None:
     if row.is_table and operator(sole_reader(node.outputs[0])).dequantizes:
         return None  # the scales of a table's codes are looked up beside them
     # The third input of an integer product is a zero point.
-    bias = node.inputs[2] if len(node.inputs) > 2 and not row.integer else None
+    bias = None if row.integer else input_of(node, 2)
     bias_source, _ = weight_source(bias)
     return Layer(
         name=layer_name(source.name),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+ValueT = TypeVar("ValueT")
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Batch: TypeAlias = dict[str, Array]
 """Arrays by name, each with the batch as its first axis, unless it is a :class:`Feed`."""
@@ -72,6 +73,11 @@ def may_agree(first: Sequence[object], second: Sequence[object]) -> bool:
     return len(first) == len(second) and not differ
 
 
+def below(prefix: str, values: Mapping[str, ValueT]) -> dict[str, ValueT]:
+    """Return the values whose names begin with a prefix, by the rest of their names."""
+    return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
+
+
 def answers(arrays: Mapping[str, Any], target: str) -> Any:
     """Return the right answers among arrays by name, or ``None`` if they are not there.
 
@@ -83,9 +89,7 @@ def answers(arrays: Mapping[str, Any], target: str) -> Any:
     """
     if target in arrays:
         return arrays[target]
-    start = f"{target}."
-    found = {n.removeprefix(start): a for n, a in arrays.items() if n.startswith(start)}
-    return found or None
+    return below(f"{target}.", arrays) or None
 
 
 def filled(*arrays: Array) -> tuple[Array, ...]:

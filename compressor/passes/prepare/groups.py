@@ -21,7 +21,7 @@ from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of, layers_with_nodes
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.stored_weights import sole_path
-from compressor.graph.values import constant_array, constant_of, sole_reader
+from compressor.graph.values import constant_array, constant_of, input_of, sole_reader
 from compressor.passes.prepare.scales import (
     ChannelVector,
     Read,
@@ -102,7 +102,7 @@ class _Walk:
     def _commutes(self, node: ir.Node) -> bool:
         row = operator(node)
         if row.moves == "padded":
-            fill = node.inputs[2] if len(node.inputs) > 2 else None
+            fill = input_of(node, 2)
             mode = node.attributes.get_string("mode", "constant")
             filled = None if fill is None else constant_array(fill)
             zero = fill is None or (filled is not None and not filled.any())
@@ -129,7 +129,7 @@ class _Walk:
             self._steps.append(Step(self._name(output), (self._name(entry),), layer))
         else:
             self.block([entry], "its channels are not followed")
-        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = input_of(node, 2)
         owned = bias is None or self._is_vector(bias, layer.rows)
         if owned and self._fits(output, axis, layer.rows):
             self._writes.append((self._name(output), layer))

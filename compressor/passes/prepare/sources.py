@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, layers_with_nodes, moment_request
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import is_op, static_shape
+from compressor.graph.values import input_of, is_op, static_shape
 from compressor.models.layer_uses import nodes_of
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
@@ -192,7 +192,7 @@ class _Tracer:
         """Return the layer that a node is, or adds a bias to, and the bias that it owns."""
         layer = layer_of(node)
         if layer is not None and not layer.is_table:
-            bias = node.inputs[2] if len(node.inputs) > 2 else None
+            bias = input_of(node, 2)
             if bias is None:
                 return layer, None
             owned = _vector_length(bias) == layer.rows and _read_once(bias)

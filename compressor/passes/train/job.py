@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from compressor.errors import CompressorError, DataError
 from compressor.passes.train.mixup import Mixed, Mixup
 from compressor.passes.train.watch import growth
+from compressor.types.tensors import below
 from compressor.types.training import Handed, Measure, Rows, TrainingData
 
 PREFIX = "module."
@@ -266,9 +267,7 @@ class Job:
 
         def load(saved: dict[str, Tensor]) -> None:
             for place, regulator in enumerate(self.regulators):
-                start = f"{place}."
-                own = {n.removeprefix(start): t for n, t in saved.items() if n.startswith(start)}
-                regulator.load_state_dict(own)
+                regulator.load_state_dict(below(f"{place}.", saved))
 
         ends = (before, after, loss, state, load)
         return Handed(self.module, self.inputs, self.outputs, target, steps, *ends)

@@ -17,6 +17,7 @@ from compressor.passes.prune.magnitude.ranking import Criterion, scores
 from compressor.passes.train.job import Regulator
 from compressor.types.layers import Layer
 from compressor.types.options import Options
+from compressor.types.tensors import below
 
 _MASK = "mask:"
 _START = "start:"
@@ -172,7 +173,7 @@ class ZerosKept(Regulator):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the masks of the interrupted training."""
-        self.masks = {n.removeprefix(_MASK): t for n, t in state.items() if n.startswith(_MASK)}
+        self.masks = below(_MASK, state)
 
 
 class GradualPruning(ZerosKept):
@@ -257,4 +258,4 @@ class GradualPruning(ZerosKept):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load what :meth:`state_dict` returned."""
         super().load_state_dict(state)
-        self._start = {n.removeprefix(_START): t for n, t in state.items() if n.startswith(_START)}
+        self._start = below(_START, state)

@@ -27,6 +27,7 @@ from compressor.passes.train.archive.live_norms import (
 from compressor.passes.train.job import PREFIX
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
+from compressor.types.tensors import below
 
 _DOMAIN = "compressor.coding"
 _BOOK, _CODES = ".book", ".codes"
@@ -122,7 +123,7 @@ class CodedNetwork:
         """Take what :meth:`state` returned."""
         # Names with dots look to PyTorch as if they were of submodules that it does not have.
         self.module.load_state_dict(dict(tensors), strict=False)
-        short = {n.removeprefix(_SHORT): t for n, t in tensors.items() if n.startswith(_SHORT)}
+        short = below(_SHORT, tensors)
         self.short.clear()
         self.short.update(short)
 

@@ -12,7 +12,7 @@ import torch
 from compressor.graph.editing import Attributes, Editor, insert_behind
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
-from compressor.graph.values import value_by_name
+from compressor.graph.values import input_of, value_by_name
 from compressor.passes.train.qat.networks import (
     ActivationPoint,
     Networks,
@@ -180,7 +180,7 @@ class _Writer:
         name = point.layer.weight
         node = self._readers[point.layer.name]
         rows = self._shift_of_pixels(point, node)
-        held = node.inputs[2] if len(node.inputs) > 2 else None
+        held = input_of(node, 2)
         norm = None if point.norm is None else self._nodes[point.norm]
         if norm is not None:
             bias, target = norm.inputs[2], norm
