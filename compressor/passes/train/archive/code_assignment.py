@@ -34,7 +34,7 @@ class CodeAssignment(Regulator):
 
     Args:
         network: its module is what is trained.
-        felt: what errors of its weights cost; it is kept up to date.
+        sensitivities: what errors of its weights cost; they are kept up to date.
         samples: returns a few samples for a step, for that.
         price: loss for each byte, at the beginning.
         target: bytes that all are to take.
@@ -44,13 +44,13 @@ class CodeAssignment(Regulator):
     def __init__(
         self,
         network: CodedNetwork,
-        felt: Sensitivities,
+        sensitivities: Sensitivities,
         samples: Callable[[int], Micro],
         price: float,
         target: float,
         steps: int,
     ):
-        self._network, self._felt, self._samples = network, felt, samples
+        self._network, self._sensitivities, self._samples = network, sensitivities, samples
         self._price = torch.tensor(price, dtype=torch.float64)
         codings = network.codings()
         self._zeros = {name: coding.zero for name, coding in codings.items()}
@@ -78,8 +78,8 @@ class CodeAssignment(Regulator):
         self._network.decoder.share = share = self.share(step)
         if step % _EVERY or step >= self._last:
             return
-        self._felt.follow(self._samples(step), step)
-        codings = self._network.codings(self._felt.of)
+        self._sensitivities.follow(self._samples(step), step)
+        codings = self._network.codings(self._sensitivities.of)
         nbytes = sum(coding.nbytes for coding in codings.values())
         dearer = (nbytes / self.wanted(step)) ** 2  # bytes fall by less than the price rises
         self._price *= min(max(dearer, 1 / _MOST_DEARER), _MOST_DEARER)
@@ -100,11 +100,14 @@ class CodeAssignment(Regulator):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the price, and what errors cost."""
-        return {_PRICE: self._price, **{f"felt.{n}": t for n, t in self._felt.state_dict().items()}}
+        return {
+            _PRICE: self._price,
+            **{f"felt.{n}": t for n, t in self._sensitivities.state_dict().items()},
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take those of the interrupted training."""
         self._price = state[_PRICE]
-        self._felt.load_state_dict(
+        self._sensitivities.load_state_dict(
             {n.removeprefix("felt."): t for n, t in state.items() if n != _PRICE}
         )

@@ -105,24 +105,17 @@ def expected(away: Tensor) -> Tensor:
     Returns:
         Shares between 0 and 1, float32 in the same shape.
     """
-    if away.ndim > 2:
-        return expected_of_axes(away.flatten(2)).reshape(away.shape)
-    return expected_of_axes(away)
-
-
-def expected_of_axes(away: Tensor) -> Tensor:
-    """Return what :func:`expected` does, each axis by itself."""
-    there = away.float()
-    whole = (there.sum() + 0.5) / (there.numel() + 1)
-    odds = torch.logit(whole).expand(away.shape)
-    for axis in range(away.ndim):
-        size = away.numel() // max(1, away.shape[axis])
-        if away.shape[axis] < 2 or size < _ENOUGH:
+    nonzero = (away.flatten(2) if away.ndim > 2 else away).float()
+    whole = (nonzero.sum() + 0.5) / (nonzero.numel() + 1)
+    odds = torch.logit(whole).expand(nonzero.shape)
+    for axis, length in enumerate(nonzero.shape):
+        size = nonzero.numel() // max(1, length)
+        if length < 2 or size < _ENOUGH:
             continue
-        others = [other for other in range(away.ndim) if other != axis]
-        share = (there.sum(others, keepdim=True) + _PRIOR * whole) / (size + _PRIOR)
+        others = [other for other in range(nonzero.ndim) if other != axis]
+        share = (nonzero.sum(others, keepdim=True) + _PRIOR * whole) / (size + _PRIOR)
         odds = odds + torch.logit(share) - torch.logit(whole)
-    return torch.sigmoid(odds)
+    return torch.sigmoid(odds).reshape(away.shape)
 
 
 def first_coding(weights: Tensor, bits: int) -> Coding:

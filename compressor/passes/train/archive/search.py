@@ -152,37 +152,37 @@ class Search:
         loss = distilled_loss(
             options.distill, self._teacher, self._inner, network.module, course, self._context
         )
-        felt, few = Sensitivities(network), partial(_few, course)
+        sensitivities, few = Sensitivities(network), partial(_few, course)
         network.decoder.share = 1.0
         with base.training.stage(f"round {number + 1}: price of errors", _PRICED) as advance:
-            felt.measure(map(few, range(_PRICED)), advance)
+            sensitivities.measure(map(few, range(_PRICED)), advance)
         if step.start < 0:
             codings = {
                 name: replace(
                     first_coding(coding.weights, options.bits), sensitivity=coding.sensitivity
                 )
-                for name, coding in network.codings(felt.of).items()
+                for name, coding in network.codings(sensitivities.of).items()
             }
             begin = sum(coding.nbytes for coding in codings.values())
             price = price_for(codings, max(_AT_ONCE * begin, step.target))
             network.code({name: relaxed(coding, price) for name, coding in codings.items()})
         else:
             price = self._read(step.start).price
-        taken = CodeAssignment(network, felt, few, price, step.target, course.steps)
+        assignment = CodeAssignment(network, sensitivities, few, price, step.target, course.steps)
         job = Job(
             name=f"{options.name}, round {number + 1}",
             module=network.module,
             objective=loss,
             inputs=network.module.inputs,
             outputs=network.module.outputs,
-            regulators=(taken,),
+            regulators=(assignment,),
             groups=(ParameterGroup(network.books, _BOOK_RATE),),
         )
         trained = train(job, course)
         network.load(trained.tensors)
         network.shorten()
         drop, error = self._judged()
-        return Round(step.target, network.nbytes(), drop, error, taken.price, step.start)
+        return Round(step.target, network.nbytes(), drop, error, assignment.price, step.start)
 
     def _judged(self) -> tuple[float, float]:
         """Return the drop on the search data, and its standard error."""
