@@ -27,6 +27,7 @@ from compressor.passes.prepare.scales import ScaleMap
 from compressor.types.carrier import Carrier, WeightChange
 from compressor.types.layers import Layer, StoredTensor
 from compressor.types.statistics import Request
+from compressor.types.tensors import below
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,12 +95,8 @@ def scale_block(
     Args:
         statistics: results of the block's requests, by ``Request.key``.
     """
-    tensors = carrier.tensors()
-    inside = {
-        BLOCK + name.removeprefix(f"{block.path}."): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(f"{block.path}.")
-    }
+    tensors = below(f"{block.path}.", carrier.tensors())
+    inside = {BLOCK + name: tensor for name, tensor in tensors.items()}
     found = {
         key: statistics[request.key]
         for key, request in block.requests.items()

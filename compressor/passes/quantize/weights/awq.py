@@ -26,6 +26,7 @@ from compressor.passes.quantize.weights.gptq import UNOBSERVED, observed
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
 from compressor.types.statistics import Block, Moments, Request
+from compressor.types.tensors import below
 
 _Operator: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Scaling: TypeAlias = tuple[_Operator, torch.Tensor]
@@ -57,7 +58,7 @@ def block_groups(
     groups = []
     for index, block in enumerate(carrier.decoder.blocks):
         lowered, path = carrier.graph_of_block(index), f"{block.path}."
-        here = {BLOCK + n.removeprefix(path): s for n, s in schemes.items() if n.startswith(path)}
+        here = {BLOCK + name: scheme for name, scheme in below(path, schemes).items()}
         free = [BLOCK + name.removeprefix(path) for name in parameters if name.startswith(path)]
         for group in awq_groups(lowered.graph(), here, free):
             named = [layers[path + layer.name.removeprefix(BLOCK)] for layer in group.layers]

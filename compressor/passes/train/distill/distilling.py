@@ -208,10 +208,10 @@ def distilled_loss(
 ) -> DistilledLoss:
     """Return the loss of a pass whose model learns from a teacher.
 
-    The teacher is adapted to the training data where it teaches better then. Both are run on a few
-    samples to compare the shapes of their outputs; then those outputs of the
-    teacher that are the same in every epoch are computed. Where the student's layers have other
-    widths than the teacher's, ``module``, which is trained, gets projections.
+    The teacher is adapted to the training data if it then teaches better. Both are run on a few
+    samples to compare the shapes of their outputs; then those outputs of the teacher that are the
+    same in every epoch are computed. Where the student's layers have other widths than the
+    teacher's, ``module``, which is trained, gets projections.
 
     Raises:
         SpecError: outputs or layers do not fit together.
