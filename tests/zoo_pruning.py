@@ -12,8 +12,7 @@ import onnx_ir as ir
 import torch
 
 from compressor.errors import SpecError
-from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import OnnxExporter, SafetensorsExporter
 from compressor.graph.costs import macs
 from compressor.models.codec.load import load
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx

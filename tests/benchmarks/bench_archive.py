@@ -23,12 +23,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from compressor.calibration.collect import collect
-from compressor.exporters.archive import ArchiveExporter
+from compressor.exporters import ArchiveExporter, SafetensorsExporter
 from compressor.exporters.archive.coder import threads
 from compressor.exporters.archive.exporter import pack
 from compressor.exporters.archive.forms import entropy
 from compressor.exporters.archive.unpacking import ArchiveFormat
-from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.models.codec.bit_stream import pack_bits, unpack_bits
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse

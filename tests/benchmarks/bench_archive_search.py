@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from compressor.exporters.archive import ArchiveExporter
+from compressor.exporters import ArchiveExporter
 from compressor.run.statistics import Scale, paired_difference
 from compressor.types.tensors import Array
 from tests.benchmarks.bench_resnet20 import show

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.graph.costs import macs
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.passes.fuse.fuse import Fuse

@@ -27,7 +27,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.models.codec.bit_stream import unpack_bits
 from compressor.models.codec.load import load
 from compressor.models.onnx.carrier import OnnxCarrier

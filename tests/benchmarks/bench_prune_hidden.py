@@ -24,7 +24,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, open_blocks
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.prepare.rotated_decoder import untied

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from compressor import catalog
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier

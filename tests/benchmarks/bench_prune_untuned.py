@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compressor import catalog
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.graph.costs import macs
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.tensorrt import TensorrtExporter
+from compressor.exporters import OnnxExporter, TensorrtExporter
 from compressor.exporters.tensorrt.profiles import BatchRange
 from compressor.progress import Silent
 from compressor.run.pipeline import run_passes

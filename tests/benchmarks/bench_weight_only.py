@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import open_module
 from compressor.passes.quantize.maths.affine import absmax_parameters, quantize

@@ -1,5 +1,1 @@
 """Core ML packages, for Apple's devices."""
-
-from compressor.exporters.coreml.exporter import CoremlExporter
-
-__all__ = ["CoremlExporter"]

@@ -1,5 +1,1 @@
 """Export to ONNX Runtime's own format."""
-
-from compressor.exporters.ort.exporter import OrtExporter
-
-__all__ = ["OrtExporter"]

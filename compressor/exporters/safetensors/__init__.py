@@ -1,5 +1,1 @@
 """The storage artifact: ``model.safetensors`` and ``model.json``."""
-
-from compressor.exporters.safetensors.exporter import SafetensorsExporter
-
-__all__ = ["SafetensorsExporter"]

@@ -15,7 +15,8 @@ import onnx_ir.passes.common as common
 from onnx_ir import DataType
 
 from compressor.errors import SpecError
-from compressor.exporters.onnx import OnnxExporter, opsets
+from compressor.exporters.onnx import opsets
+from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.exporters.onnx.forms import in_form_for
 from compressor.exporters.onnx.targets import Owners, is_dynamic, quantized_type
 from compressor.graph.blocks import all_initializers

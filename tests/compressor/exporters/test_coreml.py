@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.coreml import CoremlExporter
+from compressor.exporters import CoremlExporter
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.openvino import OpenvinoExporter
-from compressor.exporters.ort import OrtExporter
+from compressor.exporters import OnnxExporter, OpenvinoExporter, OrtExporter
 from compressor.exporters.ort.sorted_file import with_sorted_kernels
 from compressor.lab.bench.finding import find_artifacts
 from compressor.passes.fuse.fuse import Fuse

@@ -11,7 +11,7 @@ import torch.nn.functional as fn
 from torch import nn
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters.executorch import ExecutorchExporter
+from compressor.exporters import ExecutorchExporter
 from compressor.exporters.torch_program.recording import Recorder
 from compressor.models.executorch import ExecutorchRunner
 from compressor.models.torch.carrier import open_module

@@ -12,7 +12,7 @@ import torch.nn.functional as fn
 from torch import nn
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.litert import LitertExporter
+from compressor.exporters import LitertExporter
 from compressor.models.litert import LitertRunner
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.carrier import TorchCarrier, open_module

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from compressor.errors import SpecError
+from compressor.exporters import OnnxExporter
 from compressor.exporters.archive.exporter import ArchiveExporter
-from compressor.exporters.onnx import OnnxExporter
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.torch.carrier import open_module

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.onnx import OnnxExporter, exporter
+from compressor.exporters import OnnxExporter, SafetensorsExporter
+from compressor.exporters.onnx import exporter
 from compressor.exporters.onnx.file import lay_out, write_layout
 from compressor.exporters.onnx.opsets import newest_opset
-from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.types.carrier import Capability

@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from compressor.errors import ArtifactError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.exporters.onnx.file import check_file, described
 from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import CONTEXT, quantized

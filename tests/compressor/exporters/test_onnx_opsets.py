@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from pydantic import ValidationError
 
 from compressor.errors import SpecError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.exporters.onnx.opsets import convert, newest_opset
 from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import (

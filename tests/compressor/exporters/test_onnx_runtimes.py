@@ -12,10 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters.litert import LitertExporter
-from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.safetensors import SafetensorsExporter
-from compressor.exporters.tensorrt import TensorrtExporter
+from compressor.exporters import LitertExporter, OnnxExporter, SafetensorsExporter, TensorrtExporter
 from compressor.models.onnx import runtimes as onnx_runtimes
 from compressor.models.onnx.ort_session import OrtRunner, exact_products, products_are_exact
 from compressor.models.onnx.runtimes import OpenVinoRunner, usable_providers

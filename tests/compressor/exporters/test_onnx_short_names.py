@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.types.exporter import USUAL

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.models.onnx.carrier import OnnxCarrier
 from tests.compressor.exporters.hand_made import CONTEXT, FEATURES, Builder, codes, entry, quantized
 

@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto
 
 from compressor.errors import SpecError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.graph.values import value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.carrier import OnnxCarrier

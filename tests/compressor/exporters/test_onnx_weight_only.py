@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto
 
 from compressor.errors import SpecError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes

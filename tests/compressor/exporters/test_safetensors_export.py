@@ -23,8 +23,7 @@ from safetensors.torch import load_file
 
 from compressor import __version__
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import OnnxExporter, SafetensorsExporter
 from compressor.graph.skeleton import Skeleton
 from compressor.models.codec.writing import GraphPlan
 from compressor.models.onnx.carrier import OnnxCarrier

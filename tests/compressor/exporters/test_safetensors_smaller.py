@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import compressor
-from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import OnnxExporter, SafetensorsExporter
 from compressor.models.torch.carrier import TorchCarrier
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.models.smaller_modules import (

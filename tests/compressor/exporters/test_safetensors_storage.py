@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import ArtifactError, ModelError
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.graph.codes import BITS
 from compressor.graph.values import is_op
 from compressor.models.codec.load import load

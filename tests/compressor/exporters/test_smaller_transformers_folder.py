@@ -13,7 +13,7 @@ import torch
 
 import compressor
 from compressor.errors import SpecError
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.exporters.safetensors.transformers_runner import TransformersRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.saved_module import Alterations

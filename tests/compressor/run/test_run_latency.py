@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.models.onnx import module as onnx_module
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.run import timing, verify

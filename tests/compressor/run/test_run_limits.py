@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from compressor.errors import ArtifactError, DataError, ExitCode, ModelError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.report.next_step import next_step
 from compressor.run import verify
 from compressor.run.verdicts import NO_SHARE

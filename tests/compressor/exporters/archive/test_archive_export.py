@@ -16,9 +16,8 @@ import compressor
 from compressor import catalog
 from compressor.cli.application import application
 from compressor.errors import ArtifactError, InputError, SpecError
-from compressor.exporters.archive import ArchiveExporter
+from compressor.exporters import ArchiveExporter, SafetensorsExporter
 from compressor.exporters.archive.unpacking import ArchiveFormat
-from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.quantize.cluster import Cluster

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from compressor.exporters.tensorrt import TensorrtExporter
+from compressor.exporters import TensorrtExporter
 from compressor.exporters.tensorrt.profiles import BatchRange
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Carrier

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import SpecError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.exporters.tensorrt.graph_form import in_terms_of_tensorrt, with_node_names
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_session import OrtRunner

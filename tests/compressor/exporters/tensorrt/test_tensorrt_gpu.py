@@ -20,8 +20,9 @@ import pytest
 import torch
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters.tensorrt import TensorrtExporter, runner
+from compressor.exporters import TensorrtExporter
 from compressor.exporters.tensorrt import building as builders
+from compressor.exporters.tensorrt import runner
 from compressor.exporters.tensorrt.profiles import BatchRange
 from compressor.types.exporter import ExportContext
 from compressor.types.tensors import Feed

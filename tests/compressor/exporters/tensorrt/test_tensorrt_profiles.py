@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import SpecError
-from compressor.exporters.tensorrt import TensorrtExporter
+from compressor.exporters import TensorrtExporter
 from compressor.exporters.tensorrt.profiles import BatchRange, ShapeRange, resolve_profiles
 from compressor.spec.source_text import Document
 from compressor.spec.validate import validate

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.tensorrt import TensorrtExporter
+from compressor.exporters import TensorrtExporter
 from compressor.exporters.tensorrt import building as builders
 from compressor.exporters.tensorrt import exporter as exporter_module
 from compressor.exporters.tensorrt.building import Settings, build

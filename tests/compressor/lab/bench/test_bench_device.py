@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from compressor.errors import InputError, SpecError
-from compressor.exporters.litert import LitertExporter
+from compressor.exporters import LitertExporter
 from compressor.lab.bench.bench import BenchOptions, bench
 from compressor.lab.bench.device import Device
 from compressor.models.onnx.carrier import open_onnx

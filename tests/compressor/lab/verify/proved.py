@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from compressor.cli.application import application
 from compressor.errors import InputError
+from compressor.exporters import SafetensorsExporter
 from compressor.exporters.archive.exporter import ArchiveExporter
-from compressor.exporters.safetensors import SafetensorsExporter
 from compressor.lab.verify.verify import Proof, verify
 from compressor.models.codec.headers import read_header
 from compressor.types.proofs import sealed_text

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from tests.compressor.exporters.hand_made import CONTEXT, quantized
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from compressor.errors import ModelError, SpecError
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.files import file_sha256
 from compressor.graph.skeleton import graph_as_json, graph_from_json, skeleton
 from compressor.models.codec.load import _operators, check, load

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from compressor.errors import ModelError
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.models.codec.headers import read_header
 from compressor.models.codec.load import load
 from compressor.models.lazy_tensor import CheckedTensor, OnceChecked, check_ahead

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from compressor.errors import SpecError
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.passes.prune.structured.principal import to_components

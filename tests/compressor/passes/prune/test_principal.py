@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import DataError, ModelError, SpecError
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.graph.channels.analysis import map_channels
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.torch.carrier import TorchCarrier

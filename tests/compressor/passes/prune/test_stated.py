@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from compressor.errors import SpecError
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import SafetensorsExporter
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.smaller_module import random_batch, run_module
 from compressor.models.transformers.carrier import open_pretrained

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from compressor.errors import ModelError, SpecError
-from compressor.exporters.archive import ArchiveExporter
+from compressor.exporters import ArchiveExporter
 from compressor.passes.train.archive.archive import Archive
 from compressor.passes.train.archive.rounds import Round, Step, best, next_step
 from compressor.run.metrics import Metric

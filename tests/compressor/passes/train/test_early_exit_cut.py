@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 import compressor
 from compressor.errors import ModelError, SpecError
-from compressor.exporters.onnx import OnnxExporter
-from compressor.exporters.safetensors import SafetensorsExporter
+from compressor.exporters import OnnxExporter, SafetensorsExporter
 from compressor.graph.blocks import all_initializers
 from compressor.graph.costs import macs, parameters
 from compressor.lab.inspect.graph import inspect_onnx

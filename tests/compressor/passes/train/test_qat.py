@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.errors import CompressorError, ModelError, SpecError
-from compressor.exporters.onnx import OnnxExporter
+from compressor.exporters import OnnxExporter
 from compressor.graph.values import all_nodes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
