@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from compressor.front.training import PreparedModule, convert, prepare
     from compressor.models.codec.load import load
     from compressor.report.result import RunResult
-    from compressor.run.execute import RunOptions
+    from compressor.run.options import RunOptions
     from compressor.spec.keys import LimitKeys, MetricKeys, ModelKeys
     from compressor.types.training import TrainingStep
 
@@ -45,7 +45,7 @@ _FROM = {
     "MetricKeys": "spec.keys",
     "ModelKeys": "spec.keys",
     "PreparedModule": "front.training",
-    "RunOptions": "run.execute",
+    "RunOptions": "run.options",
     "RunResult": "report.result",
     "Spec": "front.spec",
     "TrainingStep": "types.training",

@@ -23,7 +23,7 @@ from compressor.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from compressor.run.execute import RunOptions
+    from compressor.run.options import RunOptions
     from compressor.spec.load import Spec
 
 
@@ -60,7 +60,7 @@ def run(
     that file, and the report plots the metric from run to run.
     """
     from compressor.front.spec import checked
-    from compressor.run.execute import RunOptions
+    from compressor.run.options import RunOptions
 
     options = RunOptions(
         fresh=fresh, force=force, history=history, label=label, memory=memory, strict=strict
@@ -279,7 +279,7 @@ def quantize(
         in_terms_of_options,
         quantization_spec,
     )
-    from compressor.run.execute import RunOptions
+    from compressor.run.options import RunOptions
 
     options = QuantizeOptions(
         preset,

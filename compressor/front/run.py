@@ -10,15 +10,13 @@ from compressor.front.spec import SpecLike, checked
 from compressor.progress import Progress
 from compressor.report.result import RunResult
 from compressor.report.run import run_spec
-from compressor.run.execute import RunOptions
+from compressor.run.options import DEFAULTS, RunOptions
 from compressor.spec.user_code import importable
-
-_ONCE = RunOptions()
 
 
 def run(
     spec: SpecLike,
-    options: RunOptions = _ONCE,
+    options: RunOptions = DEFAULTS,
     *,
     settings: Sequence[str] = (),
     progress: Progress | None = None,

@@ -25,7 +25,7 @@ from compressor.front.spec import Spec, checked
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.progress import Silent
 from compressor.report.result import RunResult
-from compressor.run.execute import RunOptions
+from compressor.run.options import RunOptions
 from compressor.run.pipeline import run_passes
 from compressor.run.plan import make_plan
 from compressor.run.store import Store, store_of
@@ -204,7 +204,9 @@ def prepare(
         spec = replace(spec, output=folder.path / spec.name)
     with random_numbers_kept(), importable([Path.cwd()]):
         plan = make_plan(spec)
-        workspace = Workspace(plan, Store(store_of(spec.output)), Silent(), loop=OwnLoop("", _take))
+        workspace = Workspace(
+            plan, Store(store_of(spec.output)), Silent(), RunOptions(loop=OwnLoop("", _take))
+        )
         with workspace.store.locked():
             handed = _handed_by(workspace)
             source = plan.model.carrier

@@ -21,7 +21,8 @@ from compressor.report.past_runs import related_runs
 from compressor.report.result import RunResult, check_free, stale_files
 from compressor.report.samples import shown_samples
 from compressor.run.artifacts import Artifact, manifest, stage_artifacts, write_samples
-from compressor.run.execute import RunOptions, execute
+from compressor.run.execute import execute
+from compressor.run.options import DEFAULTS, RunOptions
 from compressor.run.plan import make_plan
 from compressor.run.store import Store, store_of
 from compressor.run.workspace import Workspace
@@ -29,11 +30,10 @@ from compressor.spec.load import Spec
 from compressor.types.proofs import sealed_text
 
 _REPORTS = ("report.json", "report.md", "report.html")
-_ONCE = RunOptions()
 
 
 def run_spec(
-    spec: Spec, options: RunOptions = _ONCE, progress: Progress | None = None
+    spec: Spec, options: RunOptions = DEFAULTS, progress: Progress | None = None
 ) -> RunResult:
     """Run a spec: plan, passes, exports, verification, limits, report and manifest.
 
@@ -49,17 +49,7 @@ def run_spec(
         if options.history is not None:
             read_history(options.history)  # a damaged one shows before any long work
     store = Store(store_of(spec.output), progress.note)
-    workspace = Workspace(
-        plan,
-        store,
-        progress,
-        options.ranks,
-        options.identify_by_headers,
-        options.memory,
-        options.proves,
-        options.loop,
-        options.callbacks,
-    )
+    workspace = Workspace(plan, store, progress, options)
     with store.locked():
         settle(spec.output)
         remove_stale_staging(spec.output)

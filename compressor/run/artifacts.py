@@ -224,7 +224,7 @@ def manifest(
     """
     plan = workspace.plan
     spec = plan.spec
-    named = _named if workspace.identify_by_headers else _file
+    named = _named if workspace.options.identify_by_headers else _file
     inputs = [named(f, spec.folder) for f in plan.model.files]
     path = spec.document.path.resolve()
     if path.is_file():  # a command may have made it up

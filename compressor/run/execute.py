@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from compressor.models.onnx.ort_session import exact_products
@@ -26,6 +25,7 @@ from compressor.run.data_doubts import no_evidence
 from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import Evaluation, RememberedRunner
 from compressor.run.fidelity import Trio
+from compressor.run.options import RunOptions
 from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
 from compressor.run.store import Store, result_key, store_of
@@ -35,41 +35,7 @@ from compressor.run.workspace import Workspace, environment
 from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier, Runner
-from compressor.types.data import ALONE, Ranks
 from compressor.types.exporter import Exporter
-from compressor.types.training import OwnLoop, TrainingStep
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """Options of a run that are not in the spec.
-
-    Attributes:
-        fresh: forget what earlier runs finished.
-        force: write into a folder that holds other files; those of the same names are replaced,
-            others stay.
-        identify_by_headers: recognise a checkpoint by the sizes, times and headers of its files,
-            instead of reading all of it to hash it.
-        history: a file that the run is added to, whose trend the report draws.
-        memory: measure the peak memory of each model, in processes of their own.
-        strict: a verdict that is unknown fails the run.
-        proves: an artifact that is not run here is shown to the program that will serve it.
-        loop: a training of the program's own, in place of that of the pass that trains.
-        callbacks: functions that are called after each step of a training with a
-            :class:`compressor.TrainingStep`; what they raise ends the run.
-    """
-
-    fresh: bool = False
-    force: bool = False
-    identify_by_headers: bool = False
-    ranks: Ranks = ALONE
-    history: Path | None = None
-    label: str = ""
-    memory: bool = False
-    strict: bool = False
-    proves: bool = True
-    loop: OwnLoop | None = None
-    callbacks: Sequence[Callable[[TrainingStep], None]] = ()
 
 
 def help_run(spec: Spec, options: RunOptions) -> None:
@@ -79,9 +45,7 @@ def help_run(spec: Spec, options: RunOptions) -> None:
         CompressorError: as :func:`run_spec`, or another process is gone.
     """
     store = Store(store_of(spec.output))
-    workspace = Workspace(
-        make_plan(spec), store, Silent(), options.ranks, options.identify_by_headers
-    )
+    workspace = Workspace(make_plan(spec), store, Silent(), options)
     options.ranks.wait()  # until the store is locked
     _compress(workspace)
 

@@ -176,7 +176,7 @@ def training_parts(workspace: Workspace) -> dict[str, Any]:
             "against_float": metric.against_float,
         },
         "ranks": workspace.ranks.size,
-        **({} if workspace.loop is None else {"loop": workspace.loop.digest}),
+        **({} if workspace.options.loop is None else {"loop": workspace.options.loop.digest}),
         "library": {_LIBRARY: _version(_LIBRARY)},
     }
 
@@ -220,9 +220,9 @@ def make_training(
         load_symbol=references.symbol,
         note=workspace.progress.note,
         search=plan.data.get("search"),
-        loop=workspace.loop,
+        loop=workspace.options.loop,
         base=plan.spec.folder,
-        callbacks=workspace.callbacks,
+        callbacks=workspace.options.callbacks,
     )
 
 

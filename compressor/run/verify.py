@@ -143,7 +143,7 @@ def _weighed(
     """Describe an artifact that cannot be run; its content is checked instead."""
     with workspace.progress.stage(f"check {artifact.path.name}"):
         compared = artifact.exporter.check_written(final, artifact.path)
-        proofs = artifact.exporter.prove(final, artifact.path) if workspace.proves else ()
+        proofs = artifact.exporter.prove(final, artifact.path) if workspace.options.proves else ()
     if artifact.exporter.cannot_run:  # what an engine computes is known to no other runtime
         judged = {**_no_metric(reason), "max_abs_diff": None}
     else:
@@ -308,7 +308,7 @@ def artifact_memory(workspace: Workspace, artifact: Artifact, reason: str = "") 
     Args:
         reason: why it cannot be run here, if it cannot.
     """
-    if reason or not workspace.memory:
+    if reason or not workspace.options.memory:
         return _no_memory(reason or _NOT_ASKED)
     folder, exporter = artifact.path.parent, artifact.exporter
     options = exporter.model_dump(mode="json")
@@ -320,7 +320,7 @@ def artifact_memory(workspace: Workspace, artifact: Artifact, reason: str = "") 
 
 def float_memory(workspace: Workspace) -> dict[str, Any]:
     """Return the same entries for the float model, which is opened as an ONNX file."""
-    if not workspace.runs or not workspace.memory:
+    if not workspace.runs or not workspace.options.memory:
         return _no_memory(_NOT_ASKED if workspace.runs else workspace.cannot_run)
     with scratch() as folder:
         path = folder / "float.onnx"

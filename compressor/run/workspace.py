@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -25,11 +25,12 @@ from compressor.run.decoder_runner import DecoderRunner
 from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
 from compressor.run.judged import judged_parts
 from compressor.run.metrics import Metric
+from compressor.run.options import DEFAULTS, RunOptions
 from compressor.run.plan import Plan
 from compressor.run.recurrence import RecurrentRunner
 from compressor.run.store import Store, compute_versions, result_key, store_of
 from compressor.types.carrier import Capability, Carrier, Runner
-from compressor.types.data import ALONE, Ranks
+from compressor.types.data import Ranks
 from compressor.types.tensors import (
     Batch,
     answers,
@@ -38,7 +39,6 @@ from compressor.types.tensors import (
     picked,
     samples_in,
 )
-from compressor.types.training import OwnLoop, TrainingStep
 
 _LOOKED_AT_MACS = 2e10
 _FEWEST_LOOKED_AT = 4
@@ -53,24 +53,13 @@ class Workspace:
     """One run's state.
 
     Attributes:
-        ranks: the processes that share the run; the first alone measures and writes.
-        identify_by_headers: identify a checkpoint by sizes, times and headers of its files, which
-            saves reading it once more, instead of by its content.
-        proves: an artifact that is not run here is shown to the program that will serve it.
-        loop: trains in place of the passes' own loop.
-        callbacks: functions of the program that are told of each step of a training.
         collected: statistics of calibration data; shared by workspaces of variants of one recipe.
     """
 
     plan: Plan
     store: Store
     progress: Progress
-    ranks: Ranks = ALONE
-    identify_by_headers: bool = False
-    memory: bool = False
-    proves: bool = True
-    loop: OwnLoop | None = None
-    callbacks: Sequence[Callable[[TrainingStep], None]] = ()
+    options: RunOptions = DEFAULTS
     collected: StatisticsCache = field(default_factory=lambda: StatisticsCache(limit=0))
     _loaded: bool = field(default=False, init=False)
     _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
@@ -98,7 +87,7 @@ class Workspace:
     def source_key(self) -> str:
         """Key of the float model's content."""
         model = self.plan.model
-        quick = self.identify_by_headers and model.quick_digest is not None
+        quick = self.options.identify_by_headers and model.quick_digest is not None
         return model.quick_digest() if quick and model.quick_digest else model.digest()
 
     @property
@@ -111,6 +100,11 @@ class Workspace:
     def cannot_run(self) -> str:
         """Why the model cannot be run, if it cannot."""
         return cannot_run(self.plan.model.carrier)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that share the run; the first alone measures and writes."""
+        return self.options.ranks
 
     @property
     def first(self) -> bool:

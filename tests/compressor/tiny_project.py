@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 from compressor import catalog
 from compressor.files import file_sha256
 from compressor.report.run import RunResult, run_spec
-from compressor.run.execute import RunOptions
+from compressor.run.options import RunOptions
 from compressor.run.plan import Plan, make_plan
 from compressor.run.store import store_of
 from compressor.spec.load import load_spec

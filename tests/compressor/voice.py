@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.report.run import RunResult, run_spec
-from compressor.run.execute import RunOptions
+from compressor.run.options import RunOptions
 from compressor.run.plan import Plan, make_plan
 from compressor.spec.load import load_spec
 

@@ -26,7 +26,6 @@ from compressor.run.store import Store
 from compressor.run.workspace import Workspace
 from compressor.spec.load import check_spec
 from compressor.spec.source_text import Document
-from compressor.types.data import ALONE
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.test_activation_formats import (
     TOKENS,
@@ -128,7 +127,7 @@ def test_what_was_found_is_kept(
         value = spec(folder, "float32", {}, tmp_path / "out", passes=[WEIGHTS, CACHE])
         del value["metric"], value["limits"], value["data"]["evaluation"]
         plan = make_plan(check_spec(Document(Path("spec.yaml"), value)))
-        carrier = run_passes(Workspace(plan, Store(tmp_path), Silent(), ALONE))[-1].carrier
+        carrier = run_passes(Workspace(plan, Store(tmp_path), Silent()))[-1].carrier
         assert isinstance(carrier, BlockCheckpoint)
         return carrier.caches
 

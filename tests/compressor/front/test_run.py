@@ -68,10 +68,10 @@ def typed(project: Project) -> Spec:
 
 
 def test_run_is_the_function_though_a_folder_has_its_name():
-    from compressor.run import execute
+    from compressor.run import options
 
     assert compressor.run.__name__ == "run"
-    assert compressor.RunOptions is execute.RunOptions
+    assert compressor.RunOptions is options.RunOptions
 
 
 def test_nothing_is_printed(project: Project, capfd: pytest.CaptureFixture[str]):

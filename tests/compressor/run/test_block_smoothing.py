@@ -23,7 +23,6 @@ from compressor.run.store import Store
 from compressor.run.workspace import Workspace
 from compressor.spec.load import check_spec
 from compressor.spec.source_text import Document
-from compressor.types.data import ALONE
 from tests.compressor.exporters.test_activation_formats import TOKENS, WORDS, spec
 
 BLOCKS = 3
@@ -56,7 +55,7 @@ def passed(folder: Path, output: Path, *steps: dict[str, Any]) -> tuple[BlockChe
     value = {k: v for k, v in value.items() if k not in ("metric", "limits")}
     value |= {"passes": list(steps), "data": {"calibration": value["data"]["calibration"]}}
     plan = make_plan(check_spec(Document(Path("spec.yaml"), value)))
-    done = run_passes(Workspace(plan, Store(output), Silent(), ALONE))
+    done = run_passes(Workspace(plan, Store(output), Silent()))
     carrier = done[-1].carrier
     assert isinstance(carrier, BlockCheckpoint)
     return carrier, done

@@ -27,7 +27,6 @@ from compressor.run.workspace import Workspace
 from compressor.spec.load import check_spec
 from compressor.spec.source_text import Document
 from compressor.types.carrier import Carrier
-from compressor.types.data import ALONE
 
 LAYERS, WORDS = 3, 50
 SIZES = {
@@ -89,7 +88,7 @@ def value_of(
 def workspace(folder: Path, name: str, step: Mapping[str, Any], output: Path, **model: Any) -> Any:
     value = value_of(folder, name, step, output, **model)
     plan = make_plan(check_spec(Document(Path("spec.yaml"), value)))
-    return Workspace(plan, Store(output), Silent(), ALONE)
+    return Workspace(plan, Store(output), Silent())
 
 
 def passed(*given: Any, **model: Any) -> Carrier:

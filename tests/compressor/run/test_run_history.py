@@ -11,7 +11,7 @@ from compressor.lab.compare.history import read_history
 from compressor.lab.compare.runs import open_run
 from compressor.progress import Silent
 from compressor.report.run import run_spec
-from compressor.run.execute import RunOptions
+from compressor.run.options import RunOptions
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
 from tests.compressor.tiny_project import Project

@@ -20,8 +20,8 @@ from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.progress import Silent
 from compressor.report.run import run_spec
 from compressor.run import verify, workspace
-from compressor.run.execute import RunOptions
 from compressor.run.model import open_model
+from compressor.run.options import RunOptions
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
 from tests.compressor.conftest import spine_of_tests

@@ -19,7 +19,7 @@ from onnx import numpy_helper
 from compressor.errors import DataError
 from compressor.progress import Silent
 from compressor.report.run import run_spec
-from compressor.run.execute import RunOptions
+from compressor.run.options import RunOptions
 from compressor.run.store import Store
 from compressor.run.training import open_training_data
 from compressor.run.workspace import Workspace

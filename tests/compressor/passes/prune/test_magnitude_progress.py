@@ -17,7 +17,7 @@ from compressor.passes.prune.magnitude import cuts as magnitude_cuts
 from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 from compressor.progress import Advance
 from compressor.report.run import run_spec
-from compressor.run.execute import RunOptions
+from compressor.run.options import RunOptions
 from compressor.spec.load import load_spec
 from compressor.types.passes import PassContext
 

@@ -25,7 +25,7 @@ from compressor.passes.prune.magnitude.magnitude import PruneMagnitude
 from compressor.passes.prune.magnitude.ranking import Criterion, scores
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.report.run import run_spec
-from compressor.run.execute import RunOptions
+from compressor.run.options import RunOptions
 from compressor.spec.load import load_spec
 from compressor.types.exporter import ExportContext
 from tests.compressor.models.checkpoint.llama_files import llama_tensors, write_folder
