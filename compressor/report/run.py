@@ -20,7 +20,7 @@ from compressor.report.model_card import is_shared, model_card
 from compressor.report.past_runs import related_runs
 from compressor.report.result import RunResult, check_free, stale_files
 from compressor.report.samples import shown_samples
-from compressor.run.artifacts import Artifact, manifest, stage_artifacts, write_samples
+from compressor.run.artifacts import StoredArtifact, manifest, stage_artifacts, write_samples
 from compressor.run.execute import execute
 from compressor.run.options import DEFAULTS, RunOptions
 from compressor.run.plan import make_plan
@@ -73,7 +73,7 @@ def run_spec(
 def _publish(
     workspace: Workspace,
     report: Mapping[str, Any],
-    artifacts: Sequence[Artifact],
+    artifacts: Sequence[StoredArtifact],
     advice: Advice,
     history: Trend | None = None,
 ) -> None:

@@ -36,8 +36,8 @@ class Machinery:
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """One exported artifact.
+class ArtifactFile:
+    """An exported artifact by its files, wherever they are.
 
     Attributes:
         path: its main file or its folder.

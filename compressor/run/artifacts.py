@@ -33,8 +33,8 @@ _FILES = "files"
 
 
 @dataclass(frozen=True)
-class Artifact:
-    """One exported artifact.
+class StoredArtifact:
+    """An exported artifact in the store of its run.
 
     Attributes:
         source: key of the model that was exported.
@@ -72,7 +72,7 @@ class Artifact:
         )
 
 
-def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Artifact]:
+def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[StoredArtifact]:
     """Export the model with this key, unless an earlier run did.
 
     Raises:
@@ -104,7 +104,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[Ar
         path = (
             folder / str(files[0]["name"]).partition("/")[0]
         )  # or the folder that is one artifact
-        made.append(Artifact(key, exporter, path, files, tensors, predicted))
+        made.append(StoredArtifact(key, exporter, path, files, tensors, predicted))
     return made
 
 
@@ -193,7 +193,7 @@ def float_file(workspace: Workspace, exporter: Exporter) -> tuple[int, str]:
     return int(stored["bytes"]), str(stored["name"])
 
 
-def stage_artifacts(artifacts: Sequence[Artifact], output: Path, staged: Path) -> None:
+def stage_artifacts(artifacts: Sequence[StoredArtifact], output: Path, staged: Path) -> None:
     """Put verified artifacts into a folder, but for files that the output has already.
 
     Raises:
@@ -215,7 +215,7 @@ def _intact(folder: Path, file: Mapping[str, Any]) -> bool:
 
 
 def manifest(
-    workspace: Workspace, artifacts: Sequence[Artifact], reports: Sequence[Path]
+    workspace: Workspace, artifacts: Sequence[StoredArtifact], reports: Sequence[Path]
 ) -> dict[str, Any]:
     """Return a description of a run by which it can be repeated and its files recognised.
 
@@ -282,14 +282,14 @@ def _name(path: Path, start: Path) -> str:
     return path.relative_to(start).as_posix() if inside else path.name
 
 
-def artifact_evaluation(workspace: Workspace, artifact: Artifact) -> Evaluation | None:
+def artifact_evaluation(workspace: Workspace, artifact: StoredArtifact) -> Evaluation | None:
     """Return the results of an artifact that can be run; ``None`` without evaluation data."""
     return workspace.evaluated(
         artifact.key, lambda: artifact_runner(workspace, artifact), artifact.path.name
     )
 
 
-def artifact_runner(workspace: Workspace, artifact: Artifact) -> RememberedRunner:
+def artifact_runner(workspace: Workspace, artifact: StoredArtifact) -> RememberedRunner:
     """Return an artifact, ready to run."""
     return workspace.runner(artifact.key, lambda: artifact.exporter.open(artifact.path))
 
@@ -327,7 +327,7 @@ def per_sample_entry(workspace: Workspace) -> dict[str, Any] | None:
 
 def write_samples(
     workspace: Workspace,
-    artifacts: Sequence[Artifact],
+    artifacts: Sequence[StoredArtifact],
     entries: Sequence[Mapping[str, Any]],
     folder: Path,
 ) -> list[Path]:

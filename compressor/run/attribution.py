@@ -19,11 +19,11 @@ from compressor.run.pipeline import FUSE, Step
 from compressor.run.references import Reference
 from compressor.run.signals import ratio_db
 from compressor.run.store import result_key
+from compressor.run.verdicts import same_function
 from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
 
 _SAMPLES = 16
-_ROUNDING_DB = 100.0
 _VERSION = 8
 Basis = Literal["outputs", "layers", "weights"]
 
@@ -110,7 +110,7 @@ def _reference(workspace: Workspace, steps: Sequence[Step], index: int) -> Refer
 def _only_rounds(step: Step) -> bool:
     """Whether a float model differs from the one before by the rounding of float32 alone."""
     signals = [row["sqnr_db"] for row in step.result["layers"]]
-    return step.name == FUSE and all(s is None or s >= _ROUNDING_DB for s in signals)
+    return step.name == FUSE and all(map(same_function, signals))
 
 
 def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> ModelNoise:

@@ -15,7 +15,7 @@ import numpy as np
 
 from compressor.errors import ArtifactError
 from compressor.files import scratch
-from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.artifact_file import ArtifactFile, Machinery
 from compressor.types.tensors import Batch
 
 ROUNDS = 5
@@ -24,7 +24,7 @@ _LONGEST = 600  # seconds that one cold start may take
 
 
 def cold_starts(
-    artifacts: Sequence[Artifact],
+    artifacts: Sequence[ArtifactFile],
     machinery: Machinery,
     batch: Batch,
     budget: float,
@@ -82,7 +82,7 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
     return {"median": float(np.median(values)), "least": min(values), "most": max(values)}
 
 
-def _job(artifact: Artifact, machinery: Machinery, batch: Path, target: Path) -> Path:
+def _job(artifact: ArtifactFile, machinery: Machinery, batch: Path, target: Path) -> Path:
     runtime = artifact.runtime(machinery)
     document = {
         "name": artifact.name,

@@ -91,7 +91,7 @@ def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
     """Import everything that opening needs, and return the artifact's opener."""
     from compressor.catalog import load
     from compressor.models.onnx.runtimes import OnnxRuntime
-    from compressor.run.artifact_file import Artifact, Machinery
+    from compressor.run.artifact_file import ArtifactFile, Machinery
 
     path = Path(job["path"])
     if job["runtime"] is not None:
@@ -99,7 +99,7 @@ def _opener(job: Mapping[str, Any]) -> Callable[[], Runner]:
         import_module(_RUNNERS[runtime.library])
         return partial(runtime.open, path, f"artifact {job['name']!r}")
     load("exporter", job["format"])
-    artifact = Artifact(job["name"], path, job["format"], (), job["options"])
+    artifact = ArtifactFile(job["name"], path, job["format"], (), job["options"])
     return artifact.opener(Machinery())
 
 

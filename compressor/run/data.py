@@ -11,7 +11,7 @@ from typing import Any, cast
 from compressor.calibration.sources.feeds import FeedFactory, FeedFolder
 from compressor.calibration.sources.file_source import PathSource
 from compressor.calibration.sources.folds import Fold, fold_numbers, fold_of
-from compressor.calibration.sources.iterables import ProgramBatches, program_batches, reader
+from compressor.calibration.sources.iterables import program_batches, reader
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.calibration.sources.user_functions import FactorySource, TransformedSource
 from compressor.errors import DataError, SpecError, located, suggestion
@@ -197,7 +197,14 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
             if given and feeds:
                 make = reader(make, f"data.{entry.role}")
             elif given:
-                make = _program_batches(spec, entry, inputs, make)
+                make = program_batches(
+                    make,
+                    f"data.{entry.role}",
+                    inputs,
+                    target,
+                    spec.seed,
+                    complete=bool(entry.keys.inputs or entry.keys.transform),
+                )
                 target = make.target
             fields = dict(entry.keys.inputs)
             if entry.keys.target is not None and fields:
@@ -225,20 +232,6 @@ def _open(spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec]) -> Data:
             source = TransformedSource(source, transform, entry.keys.transform, spec.seed)
             code += code_digest(transform)
     return Data(entry.role, source, target, size, code, entry.where, feeds)
-
-
-def _program_batches(
-    spec: Spec, entry: DataEntry, inputs: Sequence[TensorSpec], items: Any
-) -> ProgramBatches:
-    """Return what a program gave, by the names of the model's inputs."""
-    return program_batches(
-        items,
-        f"data.{entry.role}",
-        inputs,
-        entry.keys.target,
-        spec.seed,
-        complete=bool(entry.keys.inputs or entry.keys.transform),
-    )
 
 
 def _usual_batch(entry: DataEntry) -> int:

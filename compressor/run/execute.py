@@ -13,7 +13,7 @@ from compressor.models.onnx.ort_session import exact_products
 from compressor.progress import Silent, Steps
 from compressor.run.anatomy import layer_graph
 from compressor.run.artifacts import (
-    Artifact,
+    StoredArtifact,
     artifact_evaluation,
     given_objects,
     identity,
@@ -50,7 +50,7 @@ def help_run(spec: Spec, options: RunOptions) -> None:
     _compress(workspace)
 
 
-def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[Artifact]]:
+def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[StoredArtifact]]:
     """Run passes and exports, the part of a run that processes share."""
     steps = run_passes(workspace)
     key = steps[-1].key if steps else workspace.source_key
@@ -94,13 +94,13 @@ def computing_for(exports: Sequence[Exporter]) -> Iterator[None]:
         yield
 
 
-def execute(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
+def execute(workspace: Workspace) -> tuple[dict[str, Any], list[StoredArtifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
     with settled(), computing_for(workspace.plan.spec.exports):
         return _executed(workspace)
 
 
-def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
+def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[StoredArtifact]]:
     plan = workspace.plan
     workspace.progress = Steps(workspace.progress, 1 + 2 * (len(plan.passes) + len(plan.exports)))
     workspace.begin_step()
@@ -161,7 +161,7 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[Artifact]]:
 
 
 def _decided(
-    workspace: Workspace, written: Sequence[Artifact], entries: Sequence[Mapping[str, Any]]
+    workspace: Workspace, written: Sequence[StoredArtifact], entries: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Return the entries on single decisions of the first artifact that is deployed, or is any."""
     main = next((i for i, entry in enumerate(entries) if entry["deployed"]), 0)

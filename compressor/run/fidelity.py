@@ -10,13 +10,11 @@ import numpy as np
 
 from compressor.errors import ArtifactError
 from compressor.graph.output_parts import OutputParts, cut_parts
-from compressor.run.evaluate import RememberedRunner, outputs_of
+from compressor.run.evaluate import RememberedRunner, largest_gap, outputs_of
 from compressor.run.metrics import check_finite
 from compressor.run.signals import OutputSums
-from compressor.run.verdicts import agreement
+from compressor.run.verdicts import agreement, same_function
 from compressor.types.tensors import Array, Batch, TensorSpec, filled, samples_in
-
-_SAME_DB = 100.0  # over differences from here on, they are those of sums in another order
 
 
 @dataclass(frozen=True)
@@ -72,13 +70,7 @@ class Trio:
             compressed.add(base, source)
             rows = [_errors(part, base, samples_in(batch)) for part in (outputs, source)]
             errors.append(np.stack(rows, axis=1))
-            worst = max(
-                worst,
-                *(
-                    float(np.abs(ours.astype(np.float64) - wanted).max(initial=0.0))
-                    for ours, wanted in zip(outputs, base, strict=True)
-                ),
-            )
+            worst = max(worst, *map(largest_gap, outputs, base))
         for runner in (self.artifact, self.source, self.float_model):
             runner.close()  # timing opens others
         near = written.sqnr_db
@@ -86,7 +78,7 @@ class Trio:
             "max_abs_diff": worst,
             # Labels alone hide by how much they were missed.
             "sqnr_db": near,
-            "equal": numbers and (equal or (near is not None and near >= _SAME_DB)),
+            "equal": numbers and (equal or (near is not None and same_function(near))),
             "check": agreement(
                 written.sqnr_db, compressed.sqnr_db, np.concatenate(errors) @ compressed.weights
             ),

@@ -29,7 +29,7 @@ from compressor.run.weight_pass import WeightPass
 from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.exporter import STORED, Exporter
+from compressor.types.exporter import STORED
 from compressor.types.passes import GraphPass, LayerPlan, Pass, PassContext, TrainPass
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
@@ -160,7 +160,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
             leaves_graph = step.name
         carrier = after
     exports = plan_exports(spec, model, carrier, guessed=guessed)
-    _check_exports(spec, spec.exports)
+    _check_exports(spec)
     _check_judged(spec)
     size = model_bytes(float_model)
     calibrates = any(p.reads_data for p in passes)
@@ -356,9 +356,9 @@ def _check_training(step: TrainPass, data: Mapping[str, Data]) -> None:
             raise SpecError(f"pass {step.name!r}", problem, f"add target to data.{role}")
 
 
-def _check_exports(spec: Spec, exports: Sequence[Exporter]) -> None:
+def _check_exports(spec: Spec) -> None:
     seen: set[str] = set()
-    for index, exporter in enumerate(exports):
+    for index, exporter in enumerate(spec.exports):
         if exporter.format in seen:
             raise SpecError(
                 f"exports.{index}",

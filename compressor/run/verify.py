@@ -16,9 +16,13 @@ from compressor.models.onnx.module import file_runner
 from compressor.models.onnx.ort_runner import computes_in_bfloat16, opener_of
 from compressor.models.threads import on_threads
 from compressor.run.anatomy import file_contents
-from compressor.run.artifact_file import ONNX, Machinery
-from compressor.run.artifact_file import Artifact as ArtifactFile
-from compressor.run.artifacts import Artifact, artifact_evaluation, artifact_runner, float_file
+from compressor.run.artifact_file import ONNX, ArtifactFile, Machinery
+from compressor.run.artifacts import (
+    StoredArtifact,
+    artifact_evaluation,
+    artifact_runner,
+    float_file,
+)
 from compressor.run.cold_rounds import cold_starts
 from compressor.run.data_doubts import copied_samples
 from compressor.run.evaluate import Evaluation
@@ -41,7 +45,7 @@ BASELINE = "float"
 
 
 def verify(
-    workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None = None
+    workspace: Workspace, artifact: StoredArtifact, final: Carrier, fused: Step | None = None
 ) -> dict[str, Any]:
     """Measure one artifact; the result is its entry in ``report.json``.
 
@@ -104,7 +108,7 @@ def _judged(
     }
 
 
-def _facts(workspace: Workspace, artifact: Artifact, final: Carrier) -> dict[str, Any]:
+def _facts(workspace: Workspace, artifact: StoredArtifact, final: Carrier) -> dict[str, Any]:
     float_bytes, name = float_file(workspace, artifact.exporter)
     return {
         "format": artifact.exporter.format,
@@ -138,7 +142,7 @@ def _no_metric(reason: str) -> dict[str, Any]:
 
 
 def _weighed(
-    workspace: Workspace, artifact: Artifact, final: Carrier, reason: str
+    workspace: Workspace, artifact: StoredArtifact, final: Carrier, reason: str
 ) -> dict[str, Any]:
     """Describe an artifact that cannot be run; its content is checked instead."""
     with workspace.progress.stage(f"check {artifact.path.name}"):
@@ -187,7 +191,7 @@ def baseline_latency(artifacts: Sequence[Mapping[str, Any]]) -> list[dict[str, A
 
 
 def compared_and_timed(
-    workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None
+    workspace: Workspace, artifact: StoredArtifact, final: Carrier, fused: Step | None
 ) -> dict[str, Any]:
     """Compare an artifact with its source and time it beside the float model, unless stored.
 
@@ -233,7 +237,7 @@ def compared_and_timed(
 
 
 def _latency(
-    workspace: Workspace, artifact: Artifact, final: Carrier, fused: Step | None
+    workspace: Workspace, artifact: StoredArtifact, final: Carrier, fused: Step | None
 ) -> list[dict[str, Any]]:
     """Time the artifact and the float model in turn, at batch 1 and at the evaluation's batch,
     or as much of that as can be timed in some seconds.
@@ -302,7 +306,9 @@ _NO_PEAK = "the system does not tell a process's peak"
 _SECONDS = 10.0  # after which no further start begins, once there were three
 
 
-def artifact_memory(workspace: Workspace, artifact: Artifact, reason: str = "") -> dict[str, Any]:
+def artifact_memory(
+    workspace: Workspace, artifact: StoredArtifact, reason: str = ""
+) -> dict[str, Any]:
     """Return the entries of ``report.json`` on the peak memory of an artifact.
 
     Args:

@@ -29,6 +29,7 @@ from compressor.run.options import DEFAULTS, RunOptions
 from compressor.run.plan import Plan
 from compressor.run.recurrence import RecurrentRunner
 from compressor.run.store import Store, compute_versions, result_key, store_of
+from compressor.spec.user_code import code_digest
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import Ranks
 from compressor.types.tensors import (
@@ -278,8 +279,6 @@ class Workspace:
 
 def metric_code(metric: Metric) -> str:
     """Hash of the user's metric, empty for built-in ones."""
-    from compressor.spec.user_code import code_digest
-
     return "" if metric.code is None else code_digest(metric.code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -132,7 +133,7 @@ def override(document: Document, settings: Sequence[str]) -> Document:
     Raises:
         SpecError: a setting is malformed or its path leads nowhere.
     """
-    value, lines, given = _copy(document.value), dict(document.lines), dict(document.settings)
+    value, lines, given = deepcopy(document.value), dict(document.lines), dict(document.settings)
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
@@ -171,12 +172,6 @@ def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> K
             what = ".".join(str(p) for p in parts[: depth + 1])
             raise SpecError(f"--set {setting}", f"{what} does not exist", "lists count from 0")
     return place
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _copy(v) for k, v in value.items()}
-    return [_copy(v) for v in value] if isinstance(value, list) else value
 
 
 def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:

@@ -23,7 +23,7 @@ from compressor.lab.bench.inputs import (
 )
 from compressor.models.threads import on_threads
 from compressor.progress import Progress
-from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.artifact_file import ArtifactFile, Machinery
 from compressor.run.cold_rounds import ROUNDS, cold_starts
 from compressor.run.timing import PRECISION, Latencies, measure
 from compressor.run.workspace import environment
@@ -66,8 +66,8 @@ class _Work:
         batches: for each size, what they are run on.
     """
 
-    artifacts: Sequence[Artifact]
-    running: Sequence[Artifact]
+    artifacts: Sequence[ArtifactFile]
+    running: Sequence[ArtifactFile]
     inputs: Sequence[TensorSpec]
     batches: Mapping[int, Sequence[Batch]]
 
@@ -148,7 +148,7 @@ def _document(
 
 
 def in_turn(
-    artifacts: Mapping[str, Artifact],
+    artifacts: Mapping[str, ArtifactFile],
     machinery: Machinery,
     inputs: Sequence[Batch],
     seconds: float | None = None,
@@ -193,7 +193,7 @@ def _inputs(
     return agreed(declared_inputs) if declared_inputs else undeclared(next(iter(inputs_of)), shapes)
 
 
-def _facts(artifact: Artifact, work: _Work) -> dict[str, Any]:
+def _facts(artifact: ArtifactFile, work: _Work) -> dict[str, Any]:
     reason = artifact.cannot_run
     return {
         "name": artifact.name,

@@ -23,7 +23,7 @@ from compressor.lab.bench import on_device
 from compressor.models import litert, threads
 from compressor.models.onnx import ort_session, runtimes
 from compressor.run import timing
-from compressor.run.artifact_file import ONNX, Artifact
+from compressor.run.artifact_file import ONNX, ArtifactFile
 from compressor.run.timing import Latencies
 from compressor.types import tensors
 from compressor.types.tensors import Batch
@@ -133,7 +133,7 @@ class DeviceTimes:
 
 def timed_on(
     device: Device,
-    artifacts: Sequence[Artifact],
+    artifacts: Sequence[ArtifactFile],
     batches: Mapping[int, Batch],
     *,
     threads: int,
@@ -177,7 +177,7 @@ def timed_on(
     return DeviceTimes(result["runtimes"], sizes)
 
 
-def _runtime(artifact: Artifact) -> str:
+def _runtime(artifact: ArtifactFile) -> str:
     if artifact.format == ONNX:
         return "openvino" if artifact.options.get("target") == "openvino" else "onnxruntime"
     if artifact.format not in _RUNTIMES:

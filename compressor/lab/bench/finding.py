@@ -13,7 +13,7 @@ from compressor.files import settle
 from compressor.lab.verify.forms import read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, check_unchanged, unchanged_run
 from compressor.progress import Silent
-from compressor.run.artifact_file import ONNX, Artifact
+from compressor.run.artifact_file import ONNX, ArtifactFile
 
 _FOLDERS = ("model.json", "config.json")  # what lies in a folder that is one artifact
 _FORMATS: Mapping[str, str] = {
@@ -28,7 +28,7 @@ _FORMATS: Mapping[str, str] = {
 }
 
 
-def find_artifacts(paths: Sequence[Path]) -> list[Artifact]:
+def find_artifacts(paths: Sequence[Path]) -> list[ArtifactFile]:
     """Return the artifacts at all paths, each with a name of its own.
 
     Raises:
@@ -50,7 +50,7 @@ def find_artifacts(paths: Sequence[Path]) -> list[Artifact]:
     return named
 
 
-def _at(path: Path) -> list[Artifact]:
+def _at(path: Path) -> list[ArtifactFile]:
     subject = f"path {str(path)!r}"
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
@@ -66,7 +66,7 @@ def _at(path: Path) -> list[Artifact]:
             )
         files = _folder_files(path)
         check_unchanged(path, files, subject)
-        return [Artifact(str(path), path, "safetensors", files)]
+        return [ArtifactFile(str(path), path, "safetensors", files)]
     formats = catalog.names("exporter")
     kind = _FORMATS.get(path.suffix) or path.suffix.removeprefix(".")
     if kind not in formats or path.name in (REPORT, MANIFEST):
@@ -82,10 +82,10 @@ def _at(path: Path) -> list[Artifact]:
     options = {} if target is None else {TARGET: target}
     files = _files(path, kind)
     check_unchanged(path.parent, set(files) - {path}, subject)
-    return [Artifact(str(path), path, kind, files, options)]
+    return [ArtifactFile(str(path), path, kind, files, options)]
 
 
-def _of_run(folder: Path) -> list[Artifact]:
+def _of_run(folder: Path) -> list[ArtifactFile]:
     subject = f"run {str(folder)!r}"
     manifest, _ = unchanged_run(folder, subject, Silent())
     report = read_mapping(folder / REPORT)
@@ -108,7 +108,7 @@ def _of_run(folder: Path) -> list[Artifact]:
             raise ModelError(subject, f"lacks {missing[0]!r}", "run its spec again")
         written_with = {k: v for k, v in options.get(kind, {}).items() if k != "format"}
         artifacts.append(
-            Artifact(str(folder / name), folder / name, kind, tuple(files), written_with)
+            ArtifactFile(str(folder / name), folder / name, kind, tuple(files), written_with)
         )
     return artifacts
 

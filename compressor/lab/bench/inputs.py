@@ -17,7 +17,7 @@ from compressor.models.executorch import ExecutorchRunner
 from compressor.models.litert import LitertRunner
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.runtimes import OpenVinoRunner
-from compressor.run.artifact_file import ONNX, Artifact, Machinery
+from compressor.run.artifact_file import ONNX, ArtifactFile, Machinery
 from compressor.run.evaluate import made_up_batch
 from compressor.types.tensors import Array, Batch, TensorSpec, may_agree, unstackable
 
@@ -39,7 +39,7 @@ class Declared:
     branches: bool = False
 
 
-def declared(artifact: Artifact) -> Declared:
+def declared(artifact: ArtifactFile) -> Declared:
     """Read what an artifact takes; only formats of runtimes themselves are opened for it.
 
     Raises:

@@ -22,7 +22,7 @@ from compressor.lab.compare.runs import (
     version_notes,
 )
 from compressor.progress import Progress, Silent
-from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.artifact_file import ArtifactFile, Machinery
 from compressor.run.artifacts import FLOAT
 from compressor.run.metrics import kept_scale
 from compressor.run.statistics import Difference, paired_difference
@@ -188,12 +188,12 @@ def _not_here(side: Side) -> str:
     return f"{side.run.path} has no {missing[0]}" if missing else _artifact(side).cannot_run
 
 
-def _artifact(side: Side) -> Artifact:
+def _artifact(side: Side) -> ArtifactFile:
     path = side.run.folder / side.name
     return next(a for a in find_artifacts([side.run.folder]) if a.path == path)
 
 
-def _timed(base: Artifact, candidate: Artifact) -> Latencies | str:
+def _timed(base: ArtifactFile, candidate: ArtifactFile) -> Latencies | str:
     """Time both, or return why random inputs would not do."""
     sides = {_BASE: base, _CANDIDATE: candidate}
     declarations = {name: declared(artifact) for name, artifact in sides.items()}

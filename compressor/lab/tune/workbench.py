@@ -24,7 +24,7 @@ from compressor.passes.quantize.static.latency import layer_times
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
 from compressor.run.artifacts import (
-    Artifact,
+    StoredArtifact,
     artifact_evaluation,
     artifact_runner,
     float_file,
@@ -70,8 +70,8 @@ class Candidate:
     choice: Mapping[str, str]
     plan: Plan
     steps: list[Step]
-    written: list[Artifact]
-    artifact: Artifact
+    written: list[StoredArtifact]
+    artifact: StoredArtifact
     workspace: Workspace
     float_bytes: int
     searched: Searched | None = None

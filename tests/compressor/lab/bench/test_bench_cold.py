@@ -7,7 +7,7 @@ import pytest
 
 from compressor.errors import ArtifactError
 from compressor.run import cold_rounds
-from compressor.run.artifact_file import Artifact, Machinery
+from compressor.run.artifact_file import ArtifactFile, Machinery
 from compressor.run.cold_rounds import cold_starts, summarized
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.paths import ROOT
@@ -17,7 +17,7 @@ BATCH = {"x": np.zeros((1, 3), np.float32)}
 
 def test_what_an_artifact_dies_of_is_said(save: SaveOnnx, monkeypatch: pytest.MonkeyPatch):
     path = save(operator="Unknown")
-    artifact = Artifact("one", path, "onnx", (path,))
+    artifact = ArtifactFile("one", path, "onnx", (path,))
     with pytest.raises(ArtifactError, match=r"artifact 'one'.* does not load it"):
         cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
     monkeypatch.setattr(cold_rounds.sys, "executable", "/bin/false")
@@ -32,7 +32,7 @@ def test_an_onnx_file_starts_without_pytorch(
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     monkeypatch.setattr(cold_rounds, "ROUNDS", 1)
     path = save()
-    artifact = Artifact("one", path, "onnx", (path,))
+    artifact = ArtifactFile("one", path, "onnx", (path,))
     (found,) = cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
     assert found["rounds"] == 1
     (tmp_path / "onnxruntime.py").write_text("import torch", encoding="utf-8")
