@@ -8,7 +8,7 @@ block. So each block is fitted to the inputs that it will have, which E. Frantar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.progress import Advance, nobody_watches
 from compressor.run.store import store_of
+from compressor.run.weight_pass import BlockInMemory
 from compressor.run.workspace import Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks, share
@@ -121,23 +122,6 @@ class Activations:
             yield dict(zip(names, arrays, strict=True))
 
 
-@dataclass
-class BlockInRun:
-    """A block whose statistics are known; see :class:`compressor.types.statistics.Block`."""
-
-    weights: tuple[str, ...]
-    statistics: Mapping[str, Any]
-    _replace: Callable[[Mapping[str, WeightCodes | torch.Tensor]], None]
-
-    def kept(self, make: Callable[[], Any]) -> Any:
-        """Return what is made; it stays in memory."""
-        return make()
-
-    def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
-        """Set what parameters are from now on, for the blocks that follow."""
-        self._replace(changes)
-
-
 class GraphBlocks:
     """The blocks of an ONNX IR graph, run in ONNX Runtime.
 
@@ -167,12 +151,12 @@ class GraphBlocks:
         """How many blocks there are."""
         return len(self._blocks)
 
-    def __iter__(self) -> Iterator[BlockInRun]:
+    def __iter__(self) -> Iterator[BlockInMemory]:
         """Yield one block at a time, in the order of execution."""
         self._read_inputs()
         for index, block in enumerate(self._blocks):
             statistics = self._statistics(block, index)
-            yield BlockInRun(block.weights, statistics, self._put)
+            yield BlockInMemory(block.weights, statistics, self._put)
             rest = self._blocks[index + 1 :]
             wanted = any(self._asked(later) for later in rest)
             if block.exit is not None and wanted:

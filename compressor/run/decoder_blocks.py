@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from compressor.models.checkpoint.dequantized import mapped
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint, opened_block
-from compressor.models.transformers.block_stages import BlockArguments, Stage
+from compressor.models.transformers.block_stages import Stage
 from compressor.models.transformers.decoder import KEYS, VALUES, observing
 from compressor.models.transformers.single_experts import experts_of
 from compressor.progress import Advance
@@ -59,15 +58,14 @@ def decoder_run(
             until the pass is done.
     """
     data = workspace.plan.data["calibration"]
-    folder = workspace.store.partial(key)
     blocks = len(carrier.decoder.blocks)
     total = None if data.runs is None else blocks * data.runs
     with workspace.progress.stage(f"{label}: block by block", total) as advance:
         batches = list(share(data.batches(), workspace.ranks))
-        yield DecoderBlocks(workspace, key, carrier, requests, batches, folder, advance)
+        yield DecoderBlocks(workspace, key, carrier, requests, batches, advance)
     workspace.ranks.wait()
     if workspace.first:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(workspace.store.partial(key), ignore_errors=True)
 
 
 class DecoderBlocks:
@@ -80,23 +78,22 @@ class DecoderBlocks:
         carrier: BlockCheckpoint,
         requests: Sequence[Request],
         batches: Sequence[Batch],
-        folder: Path,
         advance: Advance,
     ):
         self.workspace = workspace
         self.key = key
         self.carrier = carrier
         self.requests = tuple(requests)
-        self.folder = folder
+        self.folder = workspace.store.partial(key)
         self._tokens = [torch.from_numpy(batch[_TOKENS]) for batch in batches]
         self._advance = advance
         self._ranks = workspace.ranks
-        self._flow = Flow(folder, "block", workspace.ranks)
+        self._flow = Flow(self.folder, "block", workspace.ranks)
         self.samples = sum(len(tokens) for tokens in self._tokens)
         if not sum(self._ranks.gathered(self.samples)):
             raise DataError("calibration data", "has no samples", "give at least one batch")
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        with disk_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
 
     def __len__(self) -> int:
         """How many stages there are."""
@@ -141,17 +138,17 @@ class DecoderBlocks:
 
     def batches(self, index: int) -> Iterator[Batch]:
         """Yield the tokens, and what enters a block."""
+        for tokens, hidden in self._entering(index):
+            yield {_TOKENS: tokens.numpy(), _HIDDEN: hidden.numpy()}
+
+    def _entering(self, index: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for number, tokens in enumerate(self._tokens):
-            if index == 0:
-                hidden = self.carrier.decoder.arguments(tokens)[0].hidden.numpy()
-            else:
-                hidden = self._flow.read(index, number)
-            yield {_TOKENS: tokens.numpy(), _HIDDEN: hidden}
+            yield tokens, self._flow.entering(self.carrier.decoder, tokens, index, number)
 
     def _run_on(self, opened: OpenBlock) -> None:
         """Run a block, as it is now, for what enters the next one."""
-        batches = self.batches(opened.index)
-        self._flow.write(opened.index + 1, (opened.run(batch).numpy() for batch in batches))
+        values = (opened.run(*batch).numpy() for batch in self._entering(opened.index))
+        self._flow.write(opened.index + 1, values)
         self._flow.forget(opened.index)
 
 
@@ -167,19 +164,14 @@ class OpenBlock:
 
     def __init__(self, run: DecoderBlocks, index: int):
         self.index = index
-        self._run = run
+        self.blocks = run
         self._module: torch.nn.Module | None = None
         self._changes: dict[str, WeightCodes | torch.Tensor] = {}
 
     @property
-    def blocks(self) -> DecoderBlocks:
-        """All of them."""
-        return self._run
-
-    @property
     def path(self) -> str:
         """Where it is in the network."""
-        return self._run.carrier.decoder.blocks[self.index].path
+        return self.blocks.carrier.decoder.blocks[self.index].path
 
     def change(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
         """Set what its parameters are from now on."""
@@ -187,18 +179,17 @@ class OpenBlock:
         if self._module is not None:
             self._put(self._module)
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Return what flows out of it."""
-        decoder = self._run.carrier.decoder
-        given: BlockArguments = decoder.arguments(torch.from_numpy(batch[_TOKENS]))[self.index]
-        return decoder.run(self.module, _tensor(batch[_HIDDEN]), given)
+    def run(self, tokens: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what flows out of it for a batch of tokens, given what enters it."""
+        decoder = self.blocks.carrier.decoder
+        return decoder.run(self.module, hidden, decoder.arguments(tokens)[self.index])
 
     @property
     def module(self) -> torch.nn.Module:
         """The block with its changes."""
         if self._module is None:
-            self._run.carrier.check_files()
-            self._module = opened_block(self._run.carrier, self.index, self._run.folder)
+            self.blocks.carrier.check_files()
+            self._module = opened_block(self.blocks.carrier, self.index, self.blocks.folder)
             self._put(self._module)
         return self._module
 
@@ -207,7 +198,7 @@ class OpenBlock:
         self._module = None
 
     def _put(self, module: torch.nn.Module) -> None:
-        carrier, folder = self._run.carrier, self._run.folder
+        carrier, folder = self.blocks.carrier, self.blocks.folder
         layers = {layer.weight: layer for layer in carrier.layers()}
         for name, change in self._changes.items():
             if not name.startswith(f"{self.path}."):
@@ -267,7 +258,7 @@ class DecoderStage:
                 self.opened.module, self.opened.path, self.stage, attention, observe
             )
             with watched, suppress(_AllSeen):
-                self.opened.run(batch)
+                self.opened.run(*(torch.from_numpy(batch[n]) for n in (_TOKENS, _HIDDEN)))
             return seen
 
         ranks = run.workspace.ranks
@@ -338,8 +329,3 @@ def _sent_note(path: str, sent: Sequence[int], *, everyone: bool) -> str:
         f"{'all tokens' if everyone else 'the tokens that it is sent'}; the router sends "
         f"{min(sent):,} to {max(sent):,} to one{rest}"
     )
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    # A copy, as the file is mapped for reading only.
-    return torch.from_numpy(array if array.flags.writeable else array.copy())

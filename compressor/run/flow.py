@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from compressor.files import disk_errors
+from compressor.models.transformers.decoder import Decoder
 from compressor.types.data import Ranks
 from compressor.types.tensors import Array
 
@@ -34,9 +36,17 @@ class Flow:
         return self._place(index).is_dir()
 
     def read(self, index: int, number: int) -> Array:
-        """Return what enters a block for a batch; a view of the file."""
-        found: Array = np.load(self._place(index) / f"{number}.npy", mmap_mode="r")
+        """Return what enters a block for a batch."""
+        found: Array = np.load(self._place(index) / f"{number}.npy")
         return found
+
+    def entering(
+        self, decoder: Decoder, tokens: torch.Tensor, index: int, number: int
+    ) -> torch.Tensor:
+        """Return what enters a block for a batch of tokens; the first block has no file."""
+        if index == 0:
+            return decoder.arguments(tokens)[0].hidden.clone()
+        return torch.from_numpy(self.read(index, number))
 
     def write(self, index: int, values: Iterable[Array]) -> None:
         """Keep what enters a block, batch by batch.

@@ -22,7 +22,6 @@ from compressor.run.flow import Flow
 from compressor.types.data import Ranks
 from compressor.types.tensors import Array
 
-_TOKENS, _HIDDEN = "input_ids", "hidden"
 _SCORES = 4 << 20  # of the output layer that are found at once
 
 
@@ -48,7 +47,7 @@ class Sensitivity:
         """Return that of a block; those of all are found when one is not there."""
         if not self._found.has(index):
             self._find()
-        return torch.from_numpy(self._found.read(index, 0).copy())
+        return torch.from_numpy(self._found.read(index, 0))
 
     def forget(self, index: int) -> None:
         """Remove that of a block."""
@@ -72,13 +71,11 @@ class Sensitivity:
     def _forward(self, index: int) -> Iterator[Array]:
         opened = OpenBlock(self._blocks, index)
         for number, tokens in enumerate(self._tokens):
-            batch = {_TOKENS: tokens.numpy(), _HIDDEN: self._entering(index, number).numpy()}
-            yield opened.run(batch).numpy()
+            yield opened.run(tokens, self._entering(index, number)).numpy()
 
     def _entering(self, index: int, number: int) -> Tensor:
-        if index == 0:
-            return self._blocks.carrier.decoder.arguments(self._tokens[number])[0].hidden
-        return torch.from_numpy(self._values.read(index, number).copy())
+        decoder = self._blocks.carrier.decoder
+        return self._values.entering(decoder, self._tokens[number], index, number)
 
     def _at_the_end(self, last: int) -> Iterator[Array]:
         """Yield the gradients for what flows out of the last block."""
@@ -104,14 +101,14 @@ class Sensitivity:
             (given,) = differentiable([decoder.arguments(tokens)[index]])
             hidden = self._entering(index, number).requires_grad_()
             out = given.call(opened.module, hidden)
-            behind = torch.from_numpy(self._gradients.read(index + 1, number).copy())
+            behind = torch.from_numpy(self._gradients.read(index + 1, number))
             (gradient,) = torch.autograd.grad(out, hidden, behind)
             yield gradient.numpy()
 
     def _mean_square(self, index: int) -> Array:
         summed, count = torch.zeros(()), 0
         for number in range(len(self._tokens)):
-            gradients = torch.from_numpy(self._gradients.read(index, number).copy()).flatten(0, -2)
+            gradients = torch.from_numpy(self._gradients.read(index, number)).flatten(0, -2)
             summed = summed + gradients.T @ gradients
             count += len(gradients)
         found: Array = (summed / count).numpy()

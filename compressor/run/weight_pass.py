@@ -279,7 +279,8 @@ class WeightPass(Pass):
         choice = self.choose(carrier, context)
         layers = choice.layers(carrier)
         changes = Changes()
-        blocks = [WholeModel(layers, statistics)] if context.blocks is None else context.blocks
+        whole = BlockInMemory(tuple(layer.weight for layer in layers), statistics)
+        blocks = [whole] if context.blocks is None else context.blocks
         for block in blocks:
             inside = set(block.weights)
             waiting = [x for x in layers if x.weight in inside and x.name not in changes.outcomes]
@@ -348,19 +349,21 @@ class WeightPass(Pass):
         return made
 
 
-class WholeModel:
-    """All chosen layers as one block, where statistics are collected at once."""
+@dataclass(frozen=True)
+class BlockInMemory:
+    """A block of which nothing is stored; see :class:`compressor.types.statistics.Block`.
 
-    def __init__(self, layers: Sequence[Layer], statistics: Mapping[str, Any]):
-        self.weights = tuple(layer.weight for layer in layers)
-        self.statistics = statistics
+    Attributes:
+        replace: by default does nothing, as for a whole model, which no block follows.
+    """
 
-    def kept(self, make: Callable[[], Changes]) -> Changes:
-        """Return what is made; it stays in memory."""
+    weights: tuple[str, ...]
+    statistics: Mapping[str, Any]
+    replace: Callable[[Mapping[str, WeightCodes | Tensor]], None] = lambda _: None
+
+    def kept(self, make: Callable[[], Any]) -> Any:
+        """Return what is made."""
         return make()
-
-    def replace(self, changes: Mapping[str, WeightCodes | Tensor]) -> None:
-        """Do nothing: no block follows."""
 
 
 def compared(

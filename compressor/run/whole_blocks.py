@@ -23,7 +23,7 @@ from compressor.run.sensitivity import Sensitivity
 from compressor.run.weight_pass import Changes
 from compressor.types.tensors import Array
 
-_TOKENS, _HIDDEN = "input_ids", "hidden"
+_TOKENS = "input_ids"
 TOKENS_AT_ONCE = 512
 """Samples that are run together have so many at most, unless one alone has more."""
 
@@ -72,7 +72,7 @@ class WholeBlock:
         if not self._givens:
             self._givens = list(self._given())
         entering = self._run.entering(self._run.changed, self._index, number)
-        target = _copied(self._run.floats.read(self._index + 1, number))
+        target = torch.from_numpy(self._run.floats.read(self._index + 1, number))
         return Crossing(entering, target, self._givens[number])
 
     @cached_property
@@ -88,8 +88,7 @@ class WholeBlock:
     def run(self, flow: Flow) -> Iterator[Array]:
         """Yield what flows out of it, as it is now, for what enters."""
         for number, tokens in enumerate(self._run.tokens):
-            entering = self._run.entering(flow, self._index, number)
-            yield self._opened.run({_TOKENS: tokens.numpy(), _HIDDEN: entering.numpy()}).numpy()
+            yield self._opened.run(tokens, self._run.entering(flow, self._index, number)).numpy()
 
     def _given(self) -> Iterator[BlockArguments]:
         """Yield what it is called with; tensors that are equal for batches are one."""
@@ -146,9 +145,7 @@ class WholeBlocks:
 
     def entering(self, flow: Flow, index: int, number: int) -> Tensor:
         """Return what enters a block for a batch, in memory that may be written to."""
-        if index == 0:
-            return self.blocks.carrier.decoder.arguments(self.tokens[number])[0].hidden.clone()
-        return _copied(flow.read(index, number))
+        return flow.entering(self.blocks.carrier.decoder, self.tokens[number], index, number)
 
     def _done(self, index: int) -> bool:
         key = self.blocks.key_of(f"{index}.whole")
@@ -167,10 +164,6 @@ class WholeBlocks:
 
 def _parts(tokens: Tensor) -> Iterator[Tensor]:
     return iter(torch.split(tokens, max(1, TOKENS_AT_ONCE // tokens.shape[1])))
-
-
-def _copied(array: Any) -> Tensor:
-    return torch.from_numpy(array.copy())  # the file is mapped for reading only
 
 
 def _same(value: Any, before: Any) -> Any:
