@@ -162,6 +162,11 @@ def message_lines(error: BaseException) -> list[str]:
     return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
+def first_line(error: BaseException) -> str:
+    """Return how a library's message begins; the error's type where it has none."""
+    return [*message_lines(error), type(error).__name__][0][:300]
+
+
 def last_line(error: BaseException) -> str:
     """Return where a library's message ends; the error's type where it has none."""
     return [type(error).__name__, *message_lines(error)][-1][:300]

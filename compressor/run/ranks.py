@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-from compressor.errors import InputError, SpecError
+from compressor.errors import InputError, SpecError, first_line
 from compressor.types.data import ALONE, Ranks, ValueT
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -78,7 +78,7 @@ def ranks() -> Iterator[Ranks]:
     except (RuntimeError, ValueError) as error:
         raise SpecError(
             f"rank {os.environ['RANK']}",
-            f"cannot reach the others ({str(error).splitlines()[0][:200]})",
+            f"cannot reach the others ({first_line(error)})",
             "start all processes with the same torchrun command",
         ) from error
     try:

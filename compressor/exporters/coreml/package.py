@@ -17,8 +17,8 @@ import numpy as np
 import onnx_ir as ir
 from coremltools.libmilstoragepython import _BlobStorageReader
 
-from compressor.errors import ArtifactError, SpecError
-from compressor.exporters.torch_program.export import TorchProgram, exported, interface, reason_of
+from compressor.errors import ArtifactError, SpecError, first_line
+from compressor.exporters.torch_program.export import TorchProgram, exported, interface
 from compressor.files import scratch
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import Array
@@ -67,7 +67,7 @@ def stored_codes(folder: Path) -> Counter[bytes]:
             return Counter(_codes(op, reader).tobytes() for op in _operations(spec, _STORED))
         except (RuntimeError, ValueError, OSError, KeyError, StopIteration) as error:
             raise ArtifactError(
-                f"artifact {folder.name!r}", f"Core ML Tools do not read it ({reason_of(error)})",
+                f"artifact {folder.name!r}", f"Core ML Tools do not read it ({first_line(error)})",
                 "export it again",
             ) from error  # fmt: skip
 
@@ -93,7 +93,7 @@ def _converted(program: TorchProgram, precision: str) -> Any:
         )
     except (RuntimeError, ValueError, NotImplementedError, KeyError, AssertionError) as error:
         raise SpecError(
-            "export coreml", f"Core ML Tools do not convert it ({reason_of(error)})",
+            "export coreml", f"Core ML Tools do not convert it ({first_line(error)})",
             "export onnx instead",
         ) from error  # fmt: skip
 

@@ -10,8 +10,8 @@ from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 from executorch.kernels import quantized
 from executorch.runtime import Runtime
 
-from compressor.errors import SpecError
-from compressor.exporters.torch_program.export import TorchProgram, exported, interface, reason_of
+from compressor.errors import SpecError, first_line
+from compressor.exporters.torch_program.export import TorchProgram, exported, interface
 from compressor.models.executorch import INTERFACE
 from compressor.progress import quiet_libraries
 
@@ -68,6 +68,6 @@ def content(model: ir.Model, notes: str) -> bytes:
             return bytes(edge.to_executorch().buffer)
         except (RuntimeError, AssertionError, ValueError, KeyError, NotImplementedError) as error:
             raise SpecError(
-                "export executorch", f"ExecuTorch does not write it ({reason_of(error)})",
+                "export executorch", f"ExecuTorch does not write it ({first_line(error)})",
                 "export onnx or litert instead",
             ) from error  # fmt: skip

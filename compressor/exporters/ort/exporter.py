@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from compressor.errors import ArtifactError, SpecError, artifact_errors
+from compressor.errors import ArtifactError, SpecError, artifact_errors, first_line
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.exporters.onnx.matmul_nbits import Compute
 from compressor.exporters.ort.sorted_file import with_sorted_kernels
@@ -121,9 +121,10 @@ def _convert(source: Path, target: Path) -> None:
             disabled_optimizers=disabled,
         )
     except failures() as error:
-        reason = str(error).strip().partition("\n")[0][:300]
         raise ArtifactError(
-            "export ort", f"ONNX Runtime does not load the graph ({reason})", "export onnx"
+            "export ort",
+            f"ONNX Runtime does not load the graph ({first_line(error)})",
+            "export onnx",
         ) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.errors import ArtifactError, ModelError, SpecError, first_line
 from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.transformers.classes import saved_class, silent
 from compressor.types.tensors import Batch
@@ -75,7 +75,7 @@ class NetworkRunner:
         except FAILURES as error:
             raise ModelError(
                 self._subject,
-                f"does not run ({_first_line(error)})",
+                f"does not run ({first_line(error)})",
                 "check the inputs' names, shapes and dtypes in the spec",
             ) from error
         self._has_run = True
@@ -152,7 +152,7 @@ def load_directory(directory: Path, subject: str) -> tuple[Any, dict[str, Any]]:
     except (*FAILURES, SafetensorError, StrictDataclassError) as error:
         raise ArtifactError(
             subject,
-            f"transformers {transformers.__version__} does not load it ({_first_line(error)})",
+            f"transformers {transformers.__version__} does not load it ({first_line(error)})",
             "export it again, or leave out this export",
         ) from error
     return model.eval(), loading
@@ -177,8 +177,3 @@ def by_itself() -> Iterator[None]:
 def _missing(error: ImportError) -> str:
     package = (error.name or "").partition(".")[0].replace("_", "-")
     return package or ("compressed-tensors" if "compressed" in str(error) else "transformers")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0][:300]
-    return text or type(error).__name__

@@ -10,14 +10,13 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from compressor.errors import SpecError, message_lines
+from compressor.errors import SpecError, first_line
 from compressor.exporters.torch_program.calls import Recorded
 from compressor.exporters.torch_program.recording import Recorder
 from compressor.graph.values import dims
 from compressor.models.element_types import TORCH_DTYPES
 from compressor.progress import quiet_libraries
 
-_REASON = 200  # characters
 _CALL_BYTES = 200
 _FILE_BYTES = 6000
 
@@ -70,7 +69,7 @@ def _traced(module: Recorded, inputs: Sequence[Tensor]) -> Any:
         program = torch.export.export(module, tuple(inputs), strict=False)
     except (RuntimeError, ValueError, TypeError, AssertionError, NotImplementedError) as error:
         raise SpecError(
-            "the graph", f"PyTorch's exporter does not take it ({reason_of(error)})",
+            "the graph", f"PyTorch's exporter does not take it ({first_line(error)})",
             "export onnx instead",
         ) from error  # fmt: skip
     return program
@@ -102,9 +101,3 @@ def interface(values: Sequence[ir.Value]) -> list[dict[str, object]]:
             shape = dims(value, symbolic=-1)
             found.append({"name": value.name, "samples": shape is not None and shape[:1] == (-1,)})
     return found
-
-
-def reason_of(error: Exception) -> str:
-    """Return the first line of an error."""
-    lines = message_lines(error)
-    return lines[0][:_REASON] if lines else type(error).__name__
