@@ -9,11 +9,11 @@ from typing import Any
 
 from compressor.errors import ModelError
 from compressor.lab.verify.forms import read_mapping
+from compressor.lab.verify.manifests import REPORT
 from compressor.report.formats import plural
 from compressor.report.verdict import Report, artifact_verdict
 from compressor.run.verdicts import Verdict
 
-_REPORT = "report.json"
 _MOST_RUNS = 200
 _BROKEN = (ModelError, ValueError, KeyError, TypeError, IndexError, AttributeError)
 
@@ -75,7 +75,7 @@ def related_runs(output: Path, report: Report) -> Related:
     others = 0
     for folder in _folders(output):
         try:
-            other = read_mapping(folder / _REPORT)
+            other = read_mapping(folder / REPORT)
             same = _identity(other) == identity
             if same:
                 list(_points(folder.name, other, own=False))  # raises where something is missing
@@ -100,21 +100,28 @@ def points(report: Report, related: Related) -> list[Point]:
     for name, other in related.reports.items():
         measured += _points(name, other, own=False)
     higher = bool((report["baseline"]["metric"] or {}).get("higher_is_better", True))
-    sign = 1.0 if higher else -1.0
-    sizes = [(p.size_ratio, -sign * p.metric) for p in measured]
-    times = [(p.latency_ratio, -sign * p.metric) for p in measured if p.latency_ratio is not None]
-    judged = []
-    for point in measured:
-        loss = -sign * point.metric
-        timed = point.latency_ratio is not None and beaten((point.latency_ratio, loss), times)
-        size = beaten((point.size_ratio, loss), sizes)
-        judged.append(replace(point, beaten_in_size=size, beaten_in_latency=timed))
-    return judged
+    return with_beaten(measured, higher_is_better=higher)
+
+
+def with_beaten(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:
+    """Return points that say of themselves which cost another one beats them in."""
+    sign = -1.0 if higher_is_better else 1.0
+    sizes = [(p.size_ratio, sign * p.metric) for p in points]
+    times = [(p.latency_ratio, sign * p.metric) for p in points if p.latency_ratio is not None]
+    return [
+        replace(
+            point,
+            beaten_in_size=_beaten(point.size_ratio, sign * point.metric, sizes),
+            beaten_in_latency=point.latency_ratio is not None
+            and _beaten(point.latency_ratio, sign * point.metric, times),
+        )
+        for point in points
+    ]
 
 
 def _folders(output: Path) -> Iterator[Path]:
     here = output.resolve()
-    for path in sorted(here.parent.glob(f"*/{_REPORT}")):
+    for path in sorted(here.parent.glob(f"*/{REPORT}")):
         if path.parent.resolve() != here:
             yield path.parent
 
@@ -126,8 +133,8 @@ def _identity(report: Report) -> tuple[Any, ...]:
 
 def _problem(error: Exception) -> str:
     if isinstance(error.__cause__, ModelError) and isinstance(error.__cause__.__cause__, OSError):
-        return f"its {_REPORT} {error.__cause__.problem}"
-    return f"its {_REPORT} is damaged, or of another version"
+        return f"its {REPORT} {error.__cause__.problem}"
+    return f"its {REPORT} is damaged, or of another version"
 
 
 def _points(name: str, report: Report, *, own: bool) -> Iterator[Point]:
@@ -153,6 +160,6 @@ def _pair(bounds: Sequence[Any]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def beaten(point: tuple[float, float], others: Sequence[tuple[float, float]]) -> bool:
+def _beaten(cost: float, loss: float, others: Sequence[tuple[float, float]]) -> bool:
     """Whether another point is as cheap and loses as little, and is better in one of the two."""
-    return any(o[0] <= point[0] and o[1] <= point[1] and o != point for o in others)
+    return any(c <= cost and x <= loss and (c, x) != (cost, loss) for c, x in others)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from compressor.lab.tune.answer import Answer
 from compressor.lab.tune.answer import Point as Measured
 from compressor.report import formats
 from compressor.report.html import chart_library, template
 from compressor.report.pages.tune import headline, points_table
-from compressor.report.past_runs import Point, beaten
+from compressor.report.past_runs import Point, with_beaten
 
 
 def tune_html(answer: Answer, name: str, written: str | None) -> str:
@@ -54,23 +53,7 @@ def tune_html(answer: Answer, name: str, written: str | None) -> str:
 def _points(answer: Answer, *, loss: bool) -> list[Point]:
     """Return the artifacts as points; equal outputs have no ratio of signal to noise."""
     made = [_point(answer, m, m.search_drop if loss else m.sqnr_db) for m in answer.points]
-    found = [point for point in made if point is not None]
-    sign = 1.0 if loss else -1.0
-    sizes = [(p.size_ratio, sign * p.metric) for p in found]
-    times = [(p.latency_ratio, sign * p.metric) for p in found if p.latency_ratio is not None]
-    return [
-        replace(
-            point,
-            beaten_in_size=beaten((point.size_ratio, sign * point.metric), sizes),
-            beaten_in_latency=_is_late(point, sign, times),
-        )
-        for point in found
-    ]
-
-
-def _is_late(point: Point, sign: float, times: Sequence[tuple[float, float]]) -> bool:
-    ratio = point.latency_ratio
-    return ratio is not None and beaten((ratio, sign * point.metric), times)
+    return with_beaten([point for point in made if point is not None], higher_is_better=not loss)
 
 
 def _point(answer: Answer, measured: Measured, quality: float | None) -> Point | None:

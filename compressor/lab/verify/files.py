@@ -9,13 +9,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from compressor.errors import ModelError
-from compressor.files import file_sha256
+from compressor.files import STAGING, file_sha256
 from compressor.progress import Progress
 from compressor.run.store import STORE
 from compressor.types.proofs import ExpectedFile
 
 State = Literal["unchanged", "changed", "missing", "new"]
-_HALF_WRITTEN = ".staging-"
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def files_in(folder: Path) -> Iterator[str]:
     """Yield the names of all files in a folder, except for a run's store; links are not entered."""
     for place, folders, files in os.walk(folder):
         if Path(place) == folder:
-            folders[:] = [f for f in folders if f != STORE and not f.startswith(_HALF_WRITTEN)]
+            folders[:] = [f for f in folders if f != STORE and not f.startswith(STAGING)]
         links = [name for name in folders if (Path(place) / name).is_symlink()]
         for name in (*files, *links):
             yield (Path(place) / name).relative_to(folder).as_posix()

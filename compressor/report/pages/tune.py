@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from compressor.lab.tune.answer import Answer, Point
 from compressor.report import formats
 from compressor.report.page import GAP, Block, Cell, Page, Style, Table, bullets, left, line, right
-from compressor.run.verdicts import Verdict
-
-_STYLES: Mapping[Verdict, Style] = {"passed": "good", "unknown": "open", "failed": "bad"}
+from compressor.report.terminal import VERDICT_STYLES
 
 
 def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
@@ -19,7 +16,7 @@ def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
     Args:
         written: the file of the tuned spec.
     """
-    page: list[Block] = [line(headline(answer), _STYLES[answer.verdict]), GAP]
+    page: list[Block] = [line(headline(answer), VERDICT_STYLES[answer.verdict]), GAP]
     page += [points_table(answer), GAP, line("The path to it:", "strong")]
     page += bullets(answer.path, "")
     if answer.not_tried:
