@@ -44,10 +44,10 @@ from compressor.lab.starter_parts import (
     TORCH,
     UNKNOWN_INPUTS,
     WIDENED,
-    scalar,
 )
 from compressor.lab.starter_text import text_data
 from compressor.spec.schema import schema_seen_from
+from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, may_agree, unstackable
 
 _IMAGE_AXES = 4

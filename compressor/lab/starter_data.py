@@ -15,7 +15,8 @@ from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
 from compressor.errors import SpecError, printable, suggestion
 from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, beside, labels, look_at
-from compressor.lab.starter_parts import ACCURACY, COSINE, FILES, FILES_FOR_RANGES, scalar
+from compressor.lab.starter_parts import ACCURACY, COSINE, FILES, FILES_FOR_RANGES
+from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, fixed_batch
 
 _SAMPLES = 512  # that calibrate

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
-_PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
-_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
-
 HEAD = """\
 # Starter spec for {model}, written by `compress init`.
 #
@@ -253,16 +248,3 @@ limits:
 
 output: {output}
 """
-
-
-def scalar(text: str) -> str:
-    """Write text as a YAML scalar, quoted where it would be read as something else."""
-    plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
-    return text if plain else '"' + "".join(map(_escaped, text)) + '"'
-
-
-def _escaped(character: str) -> str:
-    """Write a character as in a double-quoted scalar."""
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from compressor.calibration.sources.tokenizer import beside
-from compressor.lab.starter_parts import LINES, LINES_OF, OF_PAIRS, OF_TEXT, TEXT_INPUTS, scalar
+from compressor.lab.starter_parts import LINES, LINES_OF, OF_PAIRS, OF_TEXT, TEXT_INPUTS
+from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec
 
 _CLASSES = "AutoModelForSequenceClassification"

@@ -1,7 +1,8 @@
-"""Read YAML and remember on which line each value stands."""
+"""Read YAML and remember on which line each value stands; write single values."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -204,3 +205,26 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
     if isinstance(node, str) and "\0" in node:
         raise SpecError(dotted(path), "holds a null character", "remove it")
     return str(node) if isinstance(node, str) else node
+
+
+_PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
+_WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+
+
+def scalar(value: Any) -> str:
+    """Write a value as a YAML scalar; text is quoted where it would be read as something else.
+
+    >>> scalar("layer1.0.conv1"), scalar("no"), scalar(8)
+    ('layer1.0.conv1', '"no"', '8')
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    plain = _PLAIN.fullmatch(value) is not None and value.lower() not in _WORDS
+    return value if plain else '"' + "".join(map(_escaped, value)) + '"'
+
+
+def _escaped(character: str) -> str:
+    """Write a character as in a double-quoted scalar."""
+    if character in '"\\':
+        return "\\" + character
+    return character if character.isprintable() else f"\\U{ord(character):08x}"

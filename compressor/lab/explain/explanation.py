@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -10,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from compressor.spec.source_text import scalar
 from compressor.types.layer_rules import match_of, rule_class, rule_of
 from compressor.types.passes import LayerRule, Pass
 
 _WIDE = 8
 _FULL = 32
 _INTEGER = re.compile(r"u?int(\d+)/")
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
-_WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 
 
 @dataclass(frozen=True)
@@ -40,12 +38,12 @@ class Change:
     @property
     def text(self) -> str:
         """The change in a few words, such as ``bits: 8``."""
-        return ", ".join(f"{key}: {_scalar(value)}" for key, value in self.keys.items())
+        return ", ".join(f"{key}: {scalar(value)}" for key, value in self.keys.items())
 
     @property
     def line(self) -> str:
         """The rule as an item of a YAML list."""
-        return f"- {{match: {_scalar(match_of(self.layer))}, {self.text}}}"
+        return f"- {{match: {scalar(match_of(self.layer))}, {self.text}}}"
 
     def applied(self, declared: Pass) -> Pass:
         """Return the pass with the rule in front of its own."""
@@ -92,12 +90,6 @@ def _takes(rules: type[LayerRule], key: str, bits: int) -> bool:
     field = rules.model_fields.get(key)
     choices = [] if field is None else [c for a in get_args(field.annotation) for c in get_args(a)]
     return bits in choices
-
-
-def _scalar(value: Any) -> str:
-    """Write a value so that YAML reads the same."""
-    plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS
-    return str(value) if plain else json.dumps(value, ensure_ascii=False)
 
 
 Method = Literal["sqnr", "leave-one-out"]

@@ -14,10 +14,10 @@ from ruamel.yaml import YAML
 
 from compressor.errors import ModelError, SpecError
 from compressor.lab.starter import starter_text, write_starter
-from compressor.lab.starter_parts import scalar
 from compressor.run.plan import make_plan
 from compressor.spec import schema
 from compressor.spec.load import Spec, load_spec
+from compressor.spec.source_text import scalar
 from tests.compressor.voice import MODEL, Voice
 from tests.paths import ROOT
 
