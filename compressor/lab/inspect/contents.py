@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import torch
 
 from compressor.lab.verify.files import FileState
@@ -165,31 +164,6 @@ _CHUNK = 1 << 22  # elements looked at together, so that memory does not grow wi
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-def count_zeros(tensor: ir.TensorProtocol, zero_point: Array | None = None) -> int | None:
-    """Count the elements that stand for zero; ``None`` for text.
-
-    Args:
-        zero_point: the code of zero, in a shape that broadcasts to the tensor's; 0 without one.
-    """
-    if tensor.dtype == ir.DataType.STRING:
-        return None
-    array = np.asarray(tensor.numpy())
-    if zero_point is None or not np.any(zero_point):
-        flat = array.reshape(-1)
-        chunks = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
-        return flat.size - sum(int(np.count_nonzero(chunk)) for chunk in chunks)
-    return int(np.count_nonzero(array.astype(zero_point.dtype, copy=False) == zero_point))
-
-
-def count_not_finite(tensor: ir.TensorProtocol) -> int:
-    """Count the elements that are NaN or infinite."""
-    if not tensor.dtype.is_floating_point():
-        return 0
-    flat = np.asarray(tensor.numpy()).reshape(-1)
-    chunks = (flat[start : start + _CHUNK] for start in range(0, flat.size, _CHUNK))
-    return sum(int(np.count_nonzero(~np.isfinite(chunk))) for chunk in chunks)
-
-
 @dataclass(frozen=True)
 class Counts:
     """Elements of some kinds; those of parts of a tensor can be added."""
@@ -200,6 +174,21 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         """Return the counts of two parts together."""
         return Counts(self.zeros + other.zeros, self.not_finite + other.not_finite)
+
+
+def count_array(values: Array, zero: int = 0) -> Counts:
+    """Count the elements of an array that stand for zero, and floats that are NaN or infinite.
+
+    Args:
+        zero: the code of zero.
+    """
+    flat, total = values.reshape(-1), Counts()
+    real = np.issubdtype(flat.dtype, np.floating) or "float" in flat.dtype.name
+    for start in range(0, flat.size, _CHUNK):
+        part = flat[start : start + _CHUNK]
+        bad = int(np.count_nonzero(~np.isfinite(part))) if real else 0
+        total += Counts(int(np.count_nonzero(part == part.dtype.type(zero))), bad)
+    return total
 
 
 def count_elements(values: torch.Tensor, *, pairs: bool = False) -> Counts:

@@ -24,15 +24,15 @@ from compressor.graph.layers import graph_layers, layers_with_nodes
 from compressor.graph.operators import operator_named
 from compressor.graph.values import all_nodes, constant_array, input_of, tensor_spec
 from compressor.lab.inspect.contents import (
+    Counts,
     GraphFacts,
     ModelContents,
     TensorRow,
-    count_not_finite,
-    count_zeros,
+    count_array,
     not_finite_note,
     percent,
 )
-from compressor.lab.inspect.stored import mapped
+from compressor.lab.inspect.stored import SCALE, ZERO_POINT, facts, mapped
 from compressor.models.codec.forms import DESCRIPTION, FORMAT
 from compressor.models.codec.headers import INDEX
 from compressor.models.codec.load import check
@@ -55,7 +55,7 @@ _ORT = "ONNX Runtime model"
 _SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
 _DEFAULT_DOMAIN = "ai.onnx"
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
-_SIDE = ("scale", "zero point")  # what quantization reads beside the numbers
+_SIDE = (SCALE, ZERO_POINT)  # what quantization reads beside the numbers
 
 
 def inspect_graph(
@@ -80,10 +80,10 @@ def inspect_graph(
     notes: list[str] = []
     with progress.stage("read tensors", len(initializers)) as advance:
         for name, value in initializers.items():
-            rows.append(_row(name, value, costs.get(name), weights))
-            bad = 0 if value.const_value is None else count_not_finite(value.const_value)
-            if bad:
-                notes.append(not_finite_note(name, bad))
+            row, not_finite = _row(name, value, costs.get(name), weights)
+            rows.append(row)
+            if not_finite:
+                notes.append(not_finite_note(name, not_finite))
             advance(len(rows))
     # Share of zeros among the weights: floating-point numbers and codes, but no scales.
     zeros = elements = 0.0
@@ -106,41 +106,57 @@ def inspect_graph(
 
 
 def _facts(model: ir.Model, cost: int) -> GraphFacts:
-    operators = Counter(
+    operators = (
         f"{node.domain}.{node.op_type}" if node.domain else node.op_type
         for node in all_nodes(model.graph)
     )
-    ordered = sorted(operators.items(), key=lambda item: (-item[1], item[0]))
     producer = " ".join(p for p in (model.producer_name, model.producer_version) if p)
     inputs = [value for value in model.graph.inputs if not value.is_initializer()]
-    return GraphFacts(
+    ends = [map(tensor_spec, values) for values in (inputs, model.graph.outputs)]
+    return replace(
+        facts(operators, ends, producer),
         opsets={domain or _DEFAULT_DOMAIN: v for domain, v in model.opset_imports.items()},
-        inputs=tuple(tensor_spec(value) for value in inputs),
-        outputs=tuple(tensor_spec(value) for value in model.graph.outputs),
-        operators=dict(ordered),
         macs=cost,
-        producer=producer,
         metadata=dict(model.metadata_props),
     )
 
 
-def _row(name: str, value: ir.Value, cost: int | None, weights: Collection[str]) -> TensorRow:
+def _row(
+    name: str, value: ir.Value, cost: int | None, weights: Collection[str]
+) -> tuple[TensorRow, int]:
+    """Describe a tensor, and count its values that are NaN or infinite."""
     tensor = value.const_value
     assert tensor is not None
     shape = tuple(int(d) for d in tensor.shape.numpy())
     scheme, zero_point = _coding(value, shape)
     if not scheme and name in weights and value.dtype in _SIGNED:  # dequantized by other operators
         scheme = value.dtype.numpy().name
-    zeros = None if scheme in _SIDE else count_zeros(tensor, zero_point)
-    return TensorRow(
+    counts = _counted(tensor, zero_point)
+    zeros = None if counts is None or scheme in _SIDE else percent(counts.zeros, tensor.size)
+    row = TensorRow(
         name=name,
         shape=shape,
         dtype=tensor.dtype.numpy().name,
         bytes=tensor.nbytes,
-        zeros=None if zeros is None else percent(zeros, tensor.size),
+        zeros=zeros,
         quantization=scheme,
         macs=cost,
     )
+    return row, 0 if counts is None else counts.not_finite
+
+
+def _counted(tensor: ir.TensorProtocol, zero_point: Array | None) -> Counts | None:
+    """Count the elements of a tensor; ``None`` for text.
+
+    Args:
+        zero_point: the code of zero, in a shape that broadcasts to the tensor's; 0 without one.
+    """
+    if tensor.dtype == ir.DataType.STRING:
+        return None
+    array = np.asarray(tensor.numpy())
+    if zero_point is None or not np.any(zero_point):
+        return count_array(array)
+    return Counts(int(np.count_nonzero(array.astype(zero_point.dtype, copy=False) == zero_point)))
 
 
 def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]:
@@ -198,8 +214,6 @@ def inspect_onnx(path: Path, progress: Progress) -> ModelContents:
     Raises:
         ModelError: it is cut, not ONNX, or breaks ONNX's rules.
     """
-    import onnx_ir.passes.common as common
-
     model = read_onnx(path)
     files = {path.name: path.stat().st_size}
     for file in external_files(path):
@@ -253,8 +267,6 @@ def inspect_compressed(folder: Path, progress: Progress) -> ModelContents:
     Raises:
         ModelError: a file is missing, cut or edited.
     """
-    import onnx_ir.passes.common as common
-
     check(folder)  # that all files are whole and belong together
     description = read_description(folder / DESCRIPTION)
     headers = stored_headers(description, folder)

@@ -16,10 +16,10 @@ import numpy as np
 
 from compressor.errors import ModelError
 from compressor.lab.inspect.contents import (
-    Counts,
     GraphFacts,
     ModelContents,
     TensorRow,
+    count_array,
     not_finite_note,
     percent,
 )
@@ -29,7 +29,6 @@ SCALE, ZERO_POINT = "scale", "zero point"
 """What belongs to another tensor."""
 
 _SIDE = (SCALE, ZERO_POINT)
-_CHUNK = 1 << 22  # elements looked at together
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def described(
     for tensor in stored:
         count, size = prod(tensor.shape), None
         if tensor.values is not None and not tensor.side:
-            found = _counted(tensor.values, tensor.zero)
+            found = count_array(tensor.values, tensor.zero)
             size = found.zeros
             if found.not_finite:
                 notes.append(not_finite_note(tensor.name, found.not_finite))
@@ -168,13 +167,3 @@ def refused(path: Path, kind: str) -> Iterator[None]:
             f"model {str(path)!r}", f"cannot be read as {kind} ({error})",
             "copy it again, or export it again",
         ) from error  # fmt: skip
-
-
-def _counted(values: Array, zero: int) -> Counts:
-    flat, total = values.reshape(-1), Counts()
-    real = np.issubdtype(flat.dtype, np.floating) or "float" in flat.dtype.name
-    for start in range(0, flat.size, _CHUNK):
-        part = flat[start : start + _CHUNK]
-        bad = int(np.count_nonzero(~np.isfinite(part))) if real else 0
-        total += Counts(int(np.count_nonzero(part == part.dtype.type(zero))), bad)
-    return total
