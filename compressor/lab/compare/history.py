@@ -9,13 +9,22 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from pydantic import ConfigDict, Field
 
 from compressor.errors import DataError, InputError, ModelError, SpecError
 from compressor.files import disk_errors, strict_json
 from compressor.lab.compare.runs import Side
-from compressor.lab.verify.forms import HistoryLine, MetricForm, ScaleForm, check_form
+from compressor.lab.verify.forms import (
+    Count,
+    Form,
+    MetricForm,
+    Positive,
+    ScaleForm,
+    check_form,
+)
 from compressor.run.metrics import kept_scale
 from compressor.run.statistics import Scale
 from compressor.spec.validate import SpecErrors
@@ -24,8 +33,33 @@ from compressor.types.tensors import Array
 _REMEDY = "correct or remove that line"
 
 
-class Entry(HistoryLine):
-    """One run."""
+class Entry(Form):
+    """A run as a line of a history.
+
+    Attributes:
+        label: what the user calls the run, such as its commit; may be empty.
+        sha256: of the artifact; ``None`` for the float model.
+        latency_ms: median for the smallest batch, where it was timed.
+        samples: results of single samples: a bit each where they are right or wrong, else as
+            32-bit floats; compressed, in base 64.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    schema_: Literal[1] = Field(alias="schema")
+    name: str
+    artifact: str
+    label: str
+    version: str
+    model: str
+    data: str
+    spec: str
+    sha256: str | None
+    metric: MetricForm
+    scale: ScaleForm
+    bytes: Count
+    latency_ms: Positive | None
+    samples: str
 
     def per_sample(self) -> Array:
         """Return the metric's value for each sample, float64 ``[N]``.

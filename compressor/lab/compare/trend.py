@@ -73,12 +73,11 @@ class Trend:
         return asdict(self)
 
 
-def trend_of(entries: Sequence[Entry], alpha: float = 0.05) -> Trend:
+def trend_of(entries: Sequence[Entry]) -> Trend:
     """Find where a model's metric stepped down or up.
 
     Args:
         entries: the history, not empty; all of one metric on the same data.
-        alpha: chance of finding a step where there is none.
     """
     last = entries[-1]
     results = np.stack([entry.per_sample() for entry in entries])
@@ -93,7 +92,7 @@ def trend_of(entries: Sequence[Entry], alpha: float = 0.05) -> Trend:
         )
         for name, entry in zip(names, entries, strict=True)
     )
-    changes = tuple(_change(entries, results, names, step) for step in find_steps(results, alpha))
+    changes = tuple(_change(entries, results, names, step) for step in find_steps(results))
     return Trend(
         metric=last.metric.name,
         unit=last.metric.unit,

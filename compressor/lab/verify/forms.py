@@ -17,11 +17,11 @@ from compressor.files import read_json
 EDITED = "it was edited or damaged; run the spec again"
 
 _Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-_Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 _Number = Annotated[float, Field(ge=-1e18, le=1e18)]
-_Positive = Annotated[float, Field(gt=1e-18, le=1e18)]
+Positive = Annotated[float, Field(gt=1e-18, le=1e18)]
 _Pair = Annotated[list[_Number], Field(min_length=2, max_length=2)]
-_Interval = Annotated[list[_Positive], Field(min_length=2, max_length=2)]
+_Interval = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 _Verdict = Literal["passed", "failed", "unknown"]
 _Words = dict[str, str]
 
@@ -99,7 +99,7 @@ class MetricForm(Form):
 
     name: str
     value: _Number
-    samples: _Count
+    samples: Count
     ci95: _Pair
     unit: str
     higher_is_better: bool
@@ -112,57 +112,28 @@ class ScaleForm(Form):
     exponential: bool
 
 
-class HistoryLine(Form):
-    """A run as a line of a history.
-
-    Attributes:
-        label: what the user calls the run, such as its commit; may be empty.
-        sha256: of the artifact; ``None`` for the float model.
-        latency_ms: median for the smallest batch, where it was timed.
-        samples: results of single samples: a bit each where they are right or wrong, else as
-            32-bit floats; compressed, in base 64.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    schema_: Literal[1] = Field(alias="schema")
-    name: str
-    artifact: str
-    label: str
-    version: str
-    model: str
-    data: str
-    spec: str
-    sha256: str | None
-    metric: MetricForm
-    scale: ScaleForm
-    bytes: _Count
-    latency_ms: _Positive | None
-    samples: str
-
-
 class _Times(Form):
-    p50: _Positive
+    p50: Positive
 
 
 class _Timed(_Times):
-    batch: _Count
+    batch: Count
 
 
 class _Ratio(Form):
-    value: _Positive
+    value: Positive
     ci95: _Interval
 
 
 class _Row(Form):
-    batch: _Count
+    batch: Count
     artifact: _Times
     ratio: _Ratio
     fused_ratio: _Ratio | None = None
 
 
 class _Model(Form):
-    bytes: _Count
+    bytes: Count
     metric: MetricForm | None
     metric_reason: str | None = None
     latency_ms: _Times | None
@@ -173,8 +144,8 @@ class _Model(Form):
 
 
 class _Baseline(_Model):
-    parameters: _Count | None
-    macs: _Count | None
+    parameters: Count | None
+    macs: Count | None
     latency: list[_Timed]
 
 
@@ -189,7 +160,7 @@ class _Check(_Named):
 
 
 class _Contents(Form):
-    weights: _Count
+    weights: Count
 
 
 class _Artifact(_Model):
@@ -199,14 +170,14 @@ class _Artifact(_Model):
     files: list[_Named]
     contents: _Contents | None = None
     sha256: str | None = None
-    float_bytes: _Count | None = None
-    size_ratio: _Positive
+    float_bytes: Count | None = None
+    size_ratio: Positive
     remarks: list[str] | None = None
     deployed: bool
     metric_drop: _Number | None = None
     metric_drop_ci95: _Pair | None = None
     latency: list[_Row]
-    latency_ratio: _Positive | None
+    latency_ratio: Positive | None
     latency_ratio_reason: str | None = None
     checks: list[_Check]
 
@@ -256,7 +227,7 @@ class _Pass(Form):
     metric: MetricForm | None
     metric_drop: _Number | None
     sqnr_db: _Number | None
-    bytes: _Count
+    bytes: Count
     weakest: _Weakest | None
     notes: list[str]
     layers: list[_Layer]
@@ -300,10 +271,10 @@ class _Advice(Form):
 
 
 class _Flipped(Form):
-    samples: _Count
-    flipped: _Count | None
-    lost: _Count | None
-    won: _Count | None
+    samples: Count
+    flipped: Count | None
+    lost: Count | None
+    won: Count | None
 
 
 class _PerSample(ScaleForm):
@@ -314,7 +285,7 @@ class _Environment(Form):
     python: str
     versions: _Words
     processor: str | None
-    cores: _Count | None
+    cores: Count | None
     system: str | None
 
 
