@@ -47,6 +47,9 @@ class Silent:
         del message
 
 
+SILENT = Silent()
+
+
 class Steps:
     """Numbers the stages of long work by the step that they belong to.
 

@@ -23,7 +23,7 @@ from compressor.front.run import run
 from compressor.front.spec import Spec, checked, is_section
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import arguments
-from compressor.progress import Silent
+from compressor.progress import SILENT
 from compressor.report.result import RunResult
 from compressor.run.pipeline import run_passes
 from compressor.run.plan import make_plan
@@ -137,7 +137,7 @@ def prune(
     )
     with scratch() as folder, random_numbers_kept(), importable([Path.cwd()]):
         plan = make_plan(replace(checked(spec), output=folder / spec.name))
-        workspace = Workspace(plan, Store(store_of(folder / spec.name)), Silent())
+        workspace = Workspace(plan, Store(store_of(folder / spec.name)), SILENT)
         with workspace.store.locked():
             carrier = run_passes(workspace)[-1].carrier
         if not isinstance(carrier, TorchCarrier) or Capability.TRAIN not in carrier.offers:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.front.spec import SpecLike, checked
-from compressor.progress import Progress
+from compressor.progress import SILENT, Progress
 from compressor.report.result import RunResult
 from compressor.report.run import run_spec
 from compressor.run.options import DEFAULTS, RunOptions
@@ -44,4 +44,4 @@ def run(
         CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
     with random_numbers_kept(), importable([Path.cwd()]):
-        return run_spec(checked(spec, settings), options, progress)
+        return run_spec(checked(spec, settings), options, progress or SILENT)

@@ -23,7 +23,7 @@ from compressor.front.compress import (
 from compressor.front.run import run
 from compressor.front.spec import Spec, checked
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.progress import Silent
+from compressor.progress import SILENT
 from compressor.report.result import RunResult
 from compressor.run.options import RunOptions
 from compressor.run.pipeline import run_passes
@@ -205,7 +205,7 @@ def prepare(
     with random_numbers_kept(), importable([Path.cwd()]):
         plan = make_plan(spec)
         workspace = Workspace(
-            plan, Store(store_of(spec.output)), Silent(), RunOptions(loop=OwnLoop("", _take))
+            plan, Store(store_of(spec.output)), SILENT, RunOptions(loop=OwnLoop("", _take))
         )
         with workspace.store.locked():
             handed = _handed_by(workspace)

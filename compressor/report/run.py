@@ -13,7 +13,7 @@ from compressor.lab.explain.advice import Advice, advise
 from compressor.lab.explain.by_sqnr import FinishedRun
 from compressor.lab.verify.manifests import MANIFEST
 from compressor.models.checkpoint.folder import CARD
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.report.html import Shown, html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.model_card import is_shared, model_card
@@ -32,9 +32,7 @@ from compressor.types.proofs import sealed_text
 _REPORTS = ("report.json", "report.md", "report.html")
 
 
-def run_spec(
-    spec: Spec, options: RunOptions = DEFAULTS, progress: Progress | None = None
-) -> RunResult:
+def run_spec(spec: Spec, options: RunOptions = DEFAULTS, progress: Progress = SILENT) -> RunResult:
     """Run a spec: plan, passes, exports, verification, limits, report and manifest.
 
     Where several processes share the run, the others call :func:`help_run`.
@@ -42,7 +40,6 @@ def run_spec(
     Raises:
         CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
-    progress = progress or Silent()
     check_free(spec.output, force=options.force)
     with progress.stage("plan"):
         plan = make_plan(spec)

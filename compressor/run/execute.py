@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from compressor.models.onnx.ort_session import exact_products
-from compressor.progress import Silent, Steps
+from compressor.progress import SILENT, Steps
 from compressor.run.anatomy import layer_graph
 from compressor.run.artifacts import (
     StoredArtifact,
@@ -45,7 +45,7 @@ def help_run(spec: Spec, options: RunOptions) -> None:
         CompressorError: as :func:`run_spec`, or another process is gone.
     """
     store = Store(store_of(spec.output))
-    workspace = Workspace(make_plan(spec), store, Silent(), options)
+    workspace = Workspace(make_plan(spec), store, SILENT, options)
     options.ranks.wait()  # until the store is locked
     _compress(workspace)
 

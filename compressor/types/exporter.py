@@ -13,7 +13,7 @@ from typing import ClassVar
 import onnx_ir as ir
 
 from compressor.errors import SpecError
-from compressor.progress import Progress
+from compressor.progress import SILENT, Progress
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
@@ -260,7 +260,7 @@ class PackedFormat(ABC):
         tensors: Sequence[str] = (),
         *,
         force: bool = False,
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
     ) -> tuple[UnpackedFile, ...]:
         """Take the files out; they are those that were put in, bit for bit.
 

@@ -10,14 +10,12 @@ from typing import Any, ClassVar, Protocol
 from pydantic import Field
 from torch import Tensor
 
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.data import Samples
 from compressor.types.options import Options
 from compressor.types.statistics import Blocks, Request
 from compressor.types.training import Training
-
-_SILENT = Silent()
 
 
 class Collect(Protocol):
@@ -88,7 +86,7 @@ class PassContext:
     metric: str | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     source: Carrier | None = field(default=None, compare=False, repr=False)
-    progress: Progress = field(default=_SILENT, compare=False, repr=False)
+    progress: Progress = field(default=SILENT, compare=False, repr=False)
     samples: Samples | None = field(default=None, compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
     collect: Collect | None = field(default=None, compare=False, repr=False)

@@ -31,7 +31,7 @@ from compressor.exporters.archive.index import (
 )
 from compressor.files import scratch, switch
 from compressor.models.checkpoint.rows import WAITING, in_order
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.types.exporter import PackedFormat, UnpackedFile
 from compressor.types.tensors import Array
 
@@ -57,10 +57,9 @@ class ArchiveFormat(PackedFormat):
         tensors: Sequence[str] = (),
         *,
         force: bool = False,
-        progress: Progress | None = None,
+        progress: Progress = SILENT,
     ) -> tuple[UnpackedFile, ...]:
         """Take the files out; see the base class."""
-        progress = progress or Silent()
         files = read_index(path)
         if tensors:
             files = _with_only(files, tensors, path)

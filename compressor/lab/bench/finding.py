@@ -12,7 +12,7 @@ from compressor.errors import ModelError, SpecError
 from compressor.files import settle
 from compressor.lab.verify.forms import read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, check_unchanged, unchanged_run
-from compressor.progress import Silent
+from compressor.progress import SILENT
 from compressor.run.artifact_file import ONNX, ArtifactFile
 
 _FOLDERS = ("model.json", "config.json")  # what lies in a folder that is one artifact
@@ -87,7 +87,7 @@ def _at(path: Path) -> list[ArtifactFile]:
 
 def _of_run(folder: Path) -> list[ArtifactFile]:
     subject = f"run {str(folder)!r}"
-    manifest, _ = unchanged_run(folder, subject, Silent())
+    manifest, _ = unchanged_run(folder, subject, SILENT)
     report = read_mapping(folder / REPORT)
     try:
         options = {entry["format"]: entry for entry in manifest.content["spec"]["exports"]}

@@ -21,7 +21,7 @@ from compressor.lab.compare.runs import (
     stored_ratio,
     version_notes,
 )
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.run.artifact_file import ArtifactFile, Machinery
 from compressor.run.artifacts import FLOAT
 from compressor.run.metrics import kept_scale
@@ -90,7 +90,7 @@ class Comparison:
 
 
 def compare_runs(
-    base: Path, candidate: Path, options: CompareOptions, progress: Progress | None = None
+    base: Path, candidate: Path, options: CompareOptions, progress: Progress = SILENT
 ) -> Comparison:
     """Compare the same artifact of two runs, or two artifacts.
 
@@ -102,7 +102,6 @@ def compare_runs(
         SpecError: there is no such run or artifact, or the two cannot be compared.
         InputError: a file is missing or was changed since its run.
     """
-    progress = progress or Silent()
     first, second = choose(
         open_run(base, progress),
         open_run(candidate, progress),

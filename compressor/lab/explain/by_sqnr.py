@@ -27,7 +27,7 @@ from compressor.lab.explain.explanation import (
 from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.passes.prune.structured.structured import PruneStructured
-from compressor.progress import Silent
+from compressor.progress import SILENT
 from compressor.report.verdict import main_artifact
 from compressor.run.attribution import noise_of_row
 from compressor.spec.load import Spec, load_spec
@@ -95,7 +95,7 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
         if not (folder / name).is_file():
             remedy = f"compress run {path} first" if spec else "name the output folder of a run"
             raise SpecError(subject, f"has no {name}", remedy)
-    opened, _ = unchanged_run(folder, subject, Silent(), only=(REPORT,))
+    opened, _ = unchanged_run(folder, subject, SILENT, only=(REPORT,))
     report, manifest = read_mapping(folder / REPORT), opened.content
     check_report(report, subject)
     if spec is not None and manifest["spec"] != json.loads(json.dumps(spec.resolved)):

@@ -23,7 +23,7 @@ from compressor.lab.explain.explanation import (
     share_of,
     together,
 )
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.report import formats
 from compressor.run.evaluate import Evaluation
 from compressor.run.judged import judged_parts
@@ -135,7 +135,7 @@ class Budget:
 
 
 def explain_by_leaving_out(
-    run: FinishedRun, budget: Budget, count: int, progress: Progress | None = None
+    run: FinishedRun, budget: Budget, count: int, progress: Progress = SILENT
 ) -> Explanation:
     """Explain a run by measuring what each change of a single layer brings.
 
@@ -154,7 +154,6 @@ def explain_by_leaving_out(
             "does not say where its spec is, and leaving layers out runs the passes again",
             "pass the spec instead of the folder, or use --method sqnr",
         )
-    progress = progress or Silent()
     with progress.stage("plan"):
         plan = _with_data(make_plan(run.spec), run.spec)
     store = Store(store_of(run.spec.output), progress.note)

@@ -25,14 +25,14 @@ from compressor.lab.verify.manifests import (
     read_manifest,
 )
 from compressor.models.codec.load import packed_format
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.types.exporter import PackedFormat
 
 _SPECS = (".yaml", ".yml")
 _PACKAGE = ".mlpackage"
 
 
-def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
+def inspect_path(path: Path, progress: Progress = SILENT) -> Contents:
     """Describe a checkpoint, a file of a runtime's format, a compressed model, an archive, an
     engine, or a run.
 
@@ -44,7 +44,6 @@ def inspect_path(path: Path, progress: Progress | None = None) -> Contents:
     from compressor.lab.inspect.checkpoint import inspect_checkpoint
     from compressor.lab.inspect.graph import compressed_folder, inspect_compressed
 
-    progress = progress or Silent()
     subject = f"path {str(path)!r}"
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")

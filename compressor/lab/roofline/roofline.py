@@ -34,7 +34,7 @@ from compressor.lab.roofline.work import (
 )
 from compressor.lab.verify.manifests import MANIFEST, check_unchanged, unchanged_run
 from compressor.models.onnx.file import external_files, read_onnx
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.report import formats
 from compressor.run.evaluate import made_up_batch
 from compressor.run.model import open_model
@@ -78,7 +78,7 @@ def measured_model(path: Path) -> Iterator[MeasuredModel]:
             yield _of_spec(path, folder)
         return
     if path.is_dir() and (path / MANIFEST).is_file():
-        unchanged_run(path, f"run {str(path)!r}", Silent())
+        unchanged_run(path, f"run {str(path)!r}", SILENT)
         files = sorted(path.glob("*.onnx"))
         if not files:
             raise SpecError(
@@ -253,7 +253,7 @@ def measure_roofline(
     batch: int | None = None,
     threads: int | None = None,
     length: int = LENGTH,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Roofline:
     """Time a model's operators in ONNX Runtime on the CPU, and the machine's peaks.
 
@@ -266,7 +266,6 @@ def measure_roofline(
     Raises:
         CompressorError: the model has no graph, or does not run.
     """
-    progress = progress or Silent()
     with measured_model(path) as model:
         return _measured(path, model, inputs_for(model, batch, length), threads, progress)
 

@@ -11,7 +11,7 @@ from compressor.errors import InputError, ModelError
 from compressor.files import strict_json
 from compressor.lab.verify.files import FileState, checked_name, compare
 from compressor.lab.verify.forms import EDITED, EngineManifest, Manifest, check_form
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.types.proofs import SEAL, ExpectedFile, is_sealed
 
 MANIFEST = "manifest.json"
@@ -127,7 +127,7 @@ def check_unchanged(folder: Path, files: Iterable[Path], subject: str) -> None:
         return  # another program's
     names = {file.name for file in files}
     expected = [file for file in read_manifest(folder).files if file.name in names]
-    _refuse(_changed(compare(folder, expected, Silent())), subject)
+    _refuse(_changed(compare(folder, expected, SILENT)), subject)
 
 
 def _changed(states: Iterable[FileState]) -> list[str]:

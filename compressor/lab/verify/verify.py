@@ -26,7 +26,7 @@ from compressor.models.codec.headers import INDEX
 from compressor.models.codec.load import packed_format
 from compressor.models.codec.proving import file_hashes, noted_description, written_hash
 from compressor.models.codec.reading import read_description
-from compressor.progress import Progress, Silent
+from compressor.progress import SILENT, Progress
 from compressor.types.exporter import PackedFormat
 from compressor.types.proofs import ExpectedFile
 
@@ -61,7 +61,7 @@ class Proof:
         return {"ok": self.ok, **asdict(self)}
 
 
-def verify(path: Path, key: Path | None = None, progress: Progress | None = None) -> Proof:
+def verify(path: Path, key: Path | None = None, progress: Progress = SILENT) -> Proof:
     """Compare an artifact, or a folder of them, with what was noted when it was written.
 
     Args:
@@ -73,7 +73,6 @@ def verify(path: Path, key: Path | None = None, progress: Progress | None = None
         InputError: nothing says how the bytes must be.
         ModelError: what says so is damaged, or was signed by another key.
     """
-    progress = progress or Silent()
     if not path.exists():
         raise SpecError(f"path {str(path)!r}", "does not exist", "check its spelling")
     folder = path if path.is_dir() else path.parent
@@ -85,7 +84,7 @@ def verify(path: Path, key: Path | None = None, progress: Progress | None = None
     return _file(path, progress)
 
 
-def sign(path: Path, key: Path, progress: Progress | None = None) -> Proof:
+def sign(path: Path, key: Path, progress: Progress = SILENT) -> Proof:
     """Verify an artifact, or a folder of them, and sign the hashes of all its files.
 
     Args:
