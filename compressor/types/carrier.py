@@ -1,4 +1,4 @@
-"""Carriers: what holds a model and is the only place that knows its framework."""
+"""Carriers hold models, and are the only place that knows their frameworks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class WeightChange:
-    """What becomes of a layer's float weight, found when it is wanted.
+    """A change of a layer's float weight, computed on demand.
 
     Attributes:
-        layer: whose weight it is.
-        compute: takes rows of the weight in canonical form, and the number of the first of them;
-            returns what they become, in their shape and dtype. Pure, so it may be called again,
-            in any order and by several threads.
-        multiple: ``compute`` may be given some of the rows at a time, from a multiple of so many
-            up to another or to the end; ``None`` where it wants all of them.
+        layer: the layer of the weight.
+        compute: takes rows of the weight in canonical form and the index of the first one;
+            returns the changed rows in the same shape and dtype. Pure, so it may be called
+            repeatedly, in any order and by several threads.
+        multiple: ``compute`` accepts ranges of rows that start at a multiple of this and end at
+            another or at the last row; ``None`` if it needs all rows at once.
     """
 
     layer: Layer
@@ -36,7 +36,7 @@ class WeightChange:
     multiple: int | None = 1
 
     def stored(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return what a whole weight becomes; both are in their stored shape."""
+        """Return the changed weight; argument and result are in the stored shape."""
         return self.layer.stored(self.compute(self.layer.canonical(weight), 0))
 
 
@@ -47,15 +47,15 @@ class Capability(StrEnum):
     RUN = "run"
     GRAPH = "graph"
     TRAIN = "train"
-    BLOCKS = "blocks"  # its blocks run one at a time, which serves passes by block
+    BLOCKS = "blocks"  # runs its blocks one at a time, for passes that work block by block
 
 
 class Runner(Protocol):
-    """A model that is ready to be run."""
+    """A model that is ready to run."""
 
     @property
     def runtime(self) -> str:
-        """Name and version of what executes it, such as ``onnxruntime 1.22 (CPU)``."""
+        """Name and version of the runtime, such as ``onnxruntime 1.22 (CPU)``."""
         ...
 
     def run(self, batch: Batch) -> Batch:
@@ -64,7 +64,7 @@ class Runner(Protocol):
 
 
 class Carrier(Protocol):
-    """One model at one point of the pipeline. Carriers are values: changes give a new carrier."""
+    """A model at one point of the pipeline. Carriers are values: a change returns a new one."""
 
     @property
     def kind(self) -> str:
@@ -73,17 +73,17 @@ class Carrier(Protocol):
 
     @property
     def offers(self) -> frozenset[Capability]:
-        """What passes may ask of it."""
+        """The capabilities that passes can use."""
         ...
 
     @property
     def folder(self) -> Path | None:
-        """The Hugging Face directory that it came from; tokenizer and config lie there."""
+        """The Hugging Face directory of the model, with its tokenizer and config, if any."""
         ...
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """The model's inputs; none where there is no graph."""
+        """The model's inputs; empty without a graph."""
         ...
 
     @property
@@ -92,15 +92,15 @@ class Carrier(Protocol):
         ...
 
     def layers(self) -> tuple[Layer, ...]:
-        """The layers in the order of execution (of storage, where there is no graph)."""
+        """Return the layers in order of execution, or of storage without a graph."""
         ...
 
     def weight(self, layer: Layer) -> torch.Tensor:
-        """The layer's weight in its stored shape; its codes, where it has been quantized."""
+        """Return a layer's weight in its stored shape; its codes if it is quantized."""
         ...
 
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """Everything that a checkpoint of the model holds, by name; nothing is read yet."""
+        """Return all tensors of a checkpoint of the model by name; none is read yet."""
         ...
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> Carrier:
@@ -110,19 +110,19 @@ class Carrier(Protocol):
     def with_changes(self, changes: Mapping[str, WeightChange]) -> Carrier:
         """Return a carrier with some float weights (by parameter name) changed.
 
-        Of a model that is streamed, nothing is computed before the weights are read.
+        For a streamed model, nothing is computed until the weights are read.
         """
         ...
 
     def with_codes(self, changes: Mapping[str, WeightCodes]) -> Carrier:
         """Return a carrier with some float weights (by parameter name) stored as codes.
 
-        Nothing is computed before the codes are read.
+        Nothing is computed until the codes are read.
         """
         ...
 
     def graph(self) -> ir.Model:
-        """The model in ONNX IR. Shared: clone it before changing it."""
+        """Return the model in ONNX IR. It is shared: clone it before changing it."""
         ...
 
     def with_graph(self, graph: ir.Model) -> Carrier:
@@ -139,15 +139,15 @@ class Carrier(Protocol):
     ) -> Carrier:
         """Return a carrier of the model without some of its channels.
 
-        A PyTorch carrier adapts its module where it can, and else executes the graph, which can
+        A PyTorch carrier adapts its module if it can; otherwise it executes the graph, which can
         be trained too.
 
         Args:
-            graph: the smaller model; what it does not change has the names that it has here.
-            kept: for each parameter that becomes smaller and each axis, the positions that remain.
-            planned: sizes are all that counts: no weight is read, nothing is run and so nothing
-                compared, and the result's weights mean nothing. It cannot be run or saved.
-            probe: what an adapted module is compared with the graph on; made-up values by default.
+            graph: the smaller model; unchanged parts have the same names as in this one.
+            kept: the positions that remain on each axis of each parameter that shrinks.
+            planned: only sizes matter: no weight is read, nothing is run or compared, and the
+                result can be neither run nor saved.
+            probe: inputs on which an adapted module is compared with the graph; random by default.
 
         Raises:
             SpecError: the carrier has no graph, or stores weights as codes.
@@ -175,14 +175,15 @@ class Carrier(Protocol):
     ) -> Carrier:
         """Return a carrier of the changed graph that can be trained, where this one can.
 
-        A PyTorch carrier then holds a module that executes the graph. Where there is none, for an
-        operator that PyTorch has not or weights that are codes, it is :meth:`with_graph`.
+        A PyTorch carrier then holds a module that executes the graph. If that is impossible,
+        because PyTorch lacks an operator or weights are quantized, the result is that of
+        :meth:`with_graph`.
 
         Args:
-            graph: the changed model; what it does not change has the names that it has here.
-            parameters: names of new float initializers that are trained, besides those that were.
-            planned: sizes are all that counts, as in :meth:`with_channels`.
-            probe: what the module is compared with the graph on; made-up values by default.
+            graph: the changed model; unchanged parts have the same names as in this one.
+            parameters: names of new float initializers to train, besides existing parameters.
+            planned: only sizes matter, as in :meth:`with_channels`.
+            probe: inputs on which the module is compared with the graph; random by default.
 
         Raises:
             SpecError: the carrier has no graph.
@@ -190,7 +191,7 @@ class Carrier(Protocol):
         ...
 
     def runner(self, taps: Sequence[str] = ()) -> Runner:
-        """Return something that runs the model and also yields the graph values ``taps``."""
+        """Return a runner of the model that also outputs the graph values ``taps``."""
         ...
 
     def save(self, directory: Path) -> None:
@@ -198,5 +199,5 @@ class Carrier(Protocol):
         ...
 
     def restore(self, directory: Path) -> Carrier:
-        """Return the carrier that was saved there by one of this carrier's descendants."""
+        """Return the carrier that a descendant of this one saved there."""
         ...

@@ -1,5 +1,4 @@
-"""Data: sources of batches, samples for passes that run models, and the processes that share
-them."""
+"""Data: sources of batches, samples for passes that run models, and processes that share work."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ class SourceInfo:
     """What a source offers.
 
     Attributes:
-        samples: how many there are (after the ``samples`` option), or ``None`` if unknown.
-        fields: the arrays of a batch after renaming and before ``transform``.
+        samples: the number of samples, limited by the option ``samples``; ``None`` if unknown.
+        fields: the arrays of a batch, renamed but not transformed.
     """
 
     samples: int | None
@@ -28,14 +27,14 @@ class SourceInfo:
 
 
 class Source(Protocol):
-    """A stream of batches, the same one at each call."""
+    """A repeatable stream of batches."""
 
     def info(self) -> SourceInfo:
-        """Describe the source by reading headers only."""
+        """Describe the source; reads headers only."""
         ...
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
-        """Yield batches of up to ``size`` samples, at most ``limit`` samples in all."""
+        """Yield batches of up to ``size`` samples, with at most ``limit`` samples in total."""
         ...
 
     def digest(self) -> str:
@@ -45,37 +44,38 @@ class Source(Protocol):
 
 @runtime_checkable
 class IndexedSource(Source, Protocol):
-    """A source that gives any of its samples at the cost of reading these alone."""
+    """A source with random access to its samples."""
 
     def take(self, rows: NDArray[np.int64]) -> Batch:
-        """Return samples by their place in the stream of :meth:`batches`.
+        """Return samples by their position in the stream of :meth:`batches`.
 
         Args:
-            rows: places from 0, in any order, less than ``info().samples``.
+            rows: positions from 0, in any order, below ``info().samples``.
         """
         ...
 
 
 class Samples(Protocol):
-    """What a pass may run models on: the calibration data, or where there are none, made-up ones.
+    """Samples on which a pass may run models: calibration data, or random ones without them.
 
-    The same at each call, so that several models can be compared.
+    They are the same at each call, so that several models can be compared.
     """
 
     @property
     def made_up(self) -> bool:
-        """There are no calibration data: :meth:`probe` is random and :meth:`batches` is empty."""
+        """Whether calibration data are missing: :meth:`probe` is random, :meth:`batches` empty."""
         ...
 
     def probe(self, count: int) -> Batch:
-        """Return one batch of about ``count`` samples, as many as the model takes if that is fixed.
+        """Return a batch of about ``count`` samples, or of the model's batch size if it is fixed.
 
-        The first calibration samples, or normally distributed floats and integers 0 and 1.
+        These are the first calibration samples, or normally distributed floats and integers 0
+        and 1.
         """
         ...
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the calibration data, batch by batch."""
+        """Yield the batches of the calibration data."""
         ...
 
 
@@ -88,35 +88,35 @@ ValueT = TypeVar("ValueT")
 
 
 class Ranks(Protocol):
-    """Processes that do the same work on different parts; the first writes what is left of it."""
+    """Processes that do the same work on different parts; the first one writes the results."""
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """The rank of this process, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
         ...
 
     def wait(self) -> None:
-        """Go on once all processes have come here."""
+        """Wait until all processes have reached this point."""
         ...
 
     def gathered(self, value: ValueT) -> list[ValueT]:
-        """Return each process's value, in their order, to all of them."""
+        """Return the values of all processes by rank, to each of them."""
         ...
 
 
 class Alone:
-    """A run in one process."""
+    """The only process of a run."""
 
     rank = 0
     size = 1
 
     def wait(self) -> None:
-        """Go on."""
+        """Return at once."""
 
     def gathered(self, value: ValueT) -> list[ValueT]:
         """Return the only value."""
@@ -127,5 +127,5 @@ ALONE = Alone()
 
 
 def share(items: Iterable[ValueT], ranks: Ranks) -> Iterator[ValueT]:
-    """Return every so-many-th item, so that each process has its own and all are had."""
+    """Return this process's share of items; each item belongs to one process."""
     return islice(items, ranks.rank, None, ranks.size)

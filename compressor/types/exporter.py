@@ -18,25 +18,25 @@ from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import ALONE, Ranks
 from compressor.types.options import Options
 
-# why latency is not judged, of what a device loads to run something else
+# why the latency of an artifact that devices convert before they run it is not judged
 STORED = "a storage format"
 
 
 @dataclass(frozen=True)
 class ExportContext:
-    """What an exporter may write into an artifact besides the model, and how it is called.
+    """Context of an export: metadata for the artifact, and callbacks of the run.
 
     Attributes:
         name: the spec's name.
         spec_digest: hash of the resolved spec.
         ranks: the processes that may share the work; those after the first call an exporter
             only if it :attr:`Exporter.resumes`.
-        advance: takes the bytes that have been worked on so far, for whoever watches.
-        hashed: takes name and sha256 of a file that has been written, where the exporter found
-            it on the way; large files then need not be read once more.
-        summed: takes name and checksums of the tensors of such a file, see
+        advance: called with the number of bytes processed so far, to show progress.
+        hashed: called with name and SHA-256 of a written file, if the exporter has computed it
+            while writing; the file is then not read again.
+        summed: called with the name of such a file and the checksums of its tensors, see
             :mod:`compressor.types.proofs`.
-        folder: the spec's, in which files lie that an option names; it goes into no artifact.
+        folder: the spec's folder, to which paths in options are relative.
     """
 
     name: str
@@ -49,16 +49,16 @@ class ExportContext:
 
 
 USUAL = ExportContext(name="a-name-of-usual-length", spec_digest="0" * 64)
-"""What a file is predicted with, and checked, before its name is known."""
+"""A stand-in for the context when files are checked and predicted."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Something that was looked at in a written artifact and holds.
+    """A check that a written artifact passes, or that could not be made.
 
     Attributes:
-        detail: what was compared, or why it is not known to hold.
-        known: whether it could be looked at.
+        detail: what was compared, or why nothing could be.
+        known: whether the check could be made.
     """
 
     name: str
@@ -67,13 +67,13 @@ class Check:
 
 
 class Exporter(Options, ABC):
-    """An artifact format. Its fields are its options.
+    """Base class of artifact formats. Fields are options.
 
     Class attributes:
         format: the name in a spec.
-        version: raised whenever written bytes change.
-        resumes: :meth:`write` goes on with what an earlier call left in its directory.
-        one_name: files beside the main one must have no second name: readers refuse hard links.
+        version: incremented whenever written bytes change.
+        resumes: :meth:`write` continues from the files that an earlier call left.
+        one_name: files beside the main one must not be hard links, which readers refuse.
     """
 
     format: ClassVar[str]
@@ -83,25 +83,25 @@ class Exporter(Options, ABC):
 
     @property
     def targets(self) -> frozenset[str]:
-        """Names of the targets whose rules the passes should follow."""
+        """Names of the targets whose rules passes follow."""
         return frozenset()
 
     @property
     def bound(self) -> bool:
-        """:meth:`predict` returns the most that the files may take.
+        """Whether :meth:`predict` returns an upper bound.
 
-        How much less they do shows once the weights are read.
+        The exact size is known once the weights are read.
         """
         return False
 
     @property
     def estimated(self) -> bool:
-        """:meth:`predict` guesses, because a tool decides what the files take."""
+        """Whether :meth:`predict` is an estimate, because another tool determines the size."""
         return False
 
     @property
     def exact(self) -> bool:
-        """Whether what runs the artifact adds the products of codes in 32 bits on every device.
+        """Whether the runtime accumulates integer products in 32 bits on every device.
 
         ONNX Runtime and OpenVINO do not on x86 CPUs without VNNI.
         """
@@ -109,29 +109,29 @@ class Exporter(Options, ABC):
 
     @property
     def not_judged(self) -> str:
-        """Why latency limits do not apply: what is timed here is not what will be deployed.
+        """Why latency limits do not apply, such as another runtime in deployment.
 
-        Empty where they do apply.
+        Empty if they apply.
         """
         return ""
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU of this machine computes what it writes."""
+        """Whether the artifact runs on a GPU of this machine."""
         return False
 
     @property
     def cannot_run(self) -> str:
-        """Why what it writes cannot be run on this machine; empty where it can.
+        """Why the artifact cannot run on this machine; empty if it can.
 
-        Such an artifact is not opened: :meth:`check_written` checks it, and the report has the
-        reason in place of numbers.
+        It is then not opened: :meth:`check_written` checks it, and the report has the reason
+        instead of measurements.
         """
         return ""
 
     @property
     def run_by(self) -> Mapping[str, str]:
-        """Versions that measurements of its artifacts depend on, besides those that all do."""
+        """Versions that measurements depend on, besides those that all measurements depend on."""
         return {}
 
     @property
@@ -142,7 +142,7 @@ class Exporter(Options, ABC):
     def needed_graph(
         self, carrier: Carrier, remedy: str = "set model.factory or model.onnx"
     ) -> ir.Model:
-        """Return the graph of a model; raise ``SpecError`` where there is none."""
+        """Return the graph of a model; raise ``SpecError`` if it has none."""
         if Capability.GRAPH not in carrier.offers:
             raise SpecError(
                 f"export {self.format}",
@@ -152,11 +152,11 @@ class Exporter(Options, ABC):
         return carrier.graph()
 
     def need_package(self, package: str, module: str = "") -> None:
-        """Raise ``SpecError`` where a package of the extra named like the format is missing.
+        """Raise ``SpecError`` if a package of the extra with the format's name is missing.
 
         Args:
             package: its name for pip.
-            module: its name in Python, where that is another.
+            module: its name in Python, if different.
         """
         if find_spec(module or package) is None:
             raise SpecError(
@@ -167,7 +167,7 @@ class Exporter(Options, ABC):
 
     @abstractmethod
     def check(self, carrier: Carrier) -> None:
-        """Check that this format and its target can hold the model.
+        """Check that this format and its target support the model.
 
         Raises:
             SpecError: naming the layer, node or value, and what to change.
@@ -175,14 +175,14 @@ class Exporter(Options, ABC):
 
     @abstractmethod
     def predict(self, carrier: Carrier) -> int:
-        """Return the bytes that :meth:`write` will write, closely, or the most it may write.
+        """Return the bytes that :meth:`write` will write.
 
-        See :attr:`bound`.
+        See :attr:`bound` and :attr:`estimated`.
         """
 
     @abstractmethod
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
-        """Write into a staging directory; return the files, the main one first.
+        """Write into a staging directory, and return the files, the main one first.
 
         The directory is empty, unless the exporter :attr:`resumes`.
 
@@ -191,14 +191,14 @@ class Exporter(Options, ABC):
         """
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
-        """Compare what was written with a model, where one of the two cannot be run.
+        """Compare an artifact with its model if one of the two cannot run.
 
         Args:
             carrier: the model that was written.
             path: the main file.
 
         Returns:
-            What was compared, in a few words.
+            A short description of what was compared.
 
         Raises:
             ArtifactError: they differ.
@@ -206,19 +206,21 @@ class Exporter(Options, ABC):
         raise NotImplementedError(f"{self.format} does not take a {carrier.kind} model: {path}")
 
     def prove(self, carrier: Carrier, path: Path) -> tuple[Check, ...]:  # noqa: ARG002
-        """Return what the program that serves an artifact makes of it, where it is not run here.
+        """Check that the program that will serve the artifact loads it correctly.
+
+        Called for artifacts that do not run here.
 
         Args:
             carrier: the model that was written.
             path: the main file.
 
         Raises:
-            ArtifactError: it would not serve it, or something else.
+            ArtifactError: the program does not load it, or computes other outputs.
         """
         return ()
 
     def remarks(self, carrier: Carrier) -> tuple[str, ...]:  # noqa: ARG002
-        """Return what a user should know of an artifact besides its numbers, one sentence each."""
+        """Return remarks on the artifact for the user, one sentence each."""
         return ()
 
     @abstractmethod
@@ -232,7 +234,7 @@ class Exporter(Options, ABC):
 
 @dataclass(frozen=True)
 class UnpackedFile:
-    """A file that was taken out of an archive.
+    """A file unpacked from an archive.
 
     Attributes:
         name: its name.
@@ -246,11 +248,11 @@ class UnpackedFile:
 
 
 class PackedFormat(ABC):
-    """One file that holds the files of another export; the catalog's kind ``format``."""
+    """A file format that packs the files of another export; the catalog's kind ``format``."""
 
     @abstractmethod
     def holds(self, path: Path) -> bool:
-        """Whether the file begins as this format does."""
+        """Return whether a file has this format, by its first bytes."""
 
     @abstractmethod
     def unpack(
@@ -262,17 +264,17 @@ class PackedFormat(ABC):
         force: bool = False,
         progress: Progress = SILENT,
     ) -> tuple[UnpackedFile, ...]:
-        """Take the files out; they are those that were put in, bit for bit.
+        """Unpack the files, bit for bit as they were packed.
 
         Args:
             path: the packed file.
-            folder: where the files go; made if it is not there.
-            tensors: take these alone; files of weights then hold nothing else.
+            folder: the target folder; created if missing.
+            tensors: unpack only these; files of weights then hold nothing else.
             force: write into a folder that holds files; those of the same names are replaced.
-            progress: shows how far it is.
+            progress: shows the progress.
 
         Raises:
-            SpecError: the file is not there, the folder is not empty, or no tensor has a name.
+            SpecError: the file is missing, the folder is not empty, or there is no such tensor.
             ModelError: the file is truncated or damaged.
             InputError: the disk is full.
         """
@@ -283,7 +285,7 @@ class PackedFormat(ABC):
 
     @abstractmethod
     def damaged_tensors(self, path: Path) -> tuple[str, ...]:
-        """Return the tensors that are damaged in the file, as far as what describes them is not."""
+        """Return the damaged tensors of a file, as far as its index is intact."""
 
     @abstractmethod
     def stored_bytes(self, path: Path) -> dict[str, int]:

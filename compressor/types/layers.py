@@ -42,8 +42,9 @@ _SCALE_BITS = {"float32": 32, "e4m3": 8, "e8m0": 8}  # all others take 16
 class Layer:
     """One weight and how it is stored.
 
-    The canonical form of a weight is a matrix: rows are output channels, columns everything that
-    is summed over. Algorithms see that form only; :meth:`canonical` and :meth:`stored` convert.
+    The canonical form of a weight is a matrix: its rows are output channels, and its columns
+    everything that is summed over. Algorithms see only that form; :meth:`canonical` and
+    :meth:`stored` convert.
 
     Attributes:
         name: the parameter's path without ``.weight``; the same on every carrier.
@@ -51,8 +52,8 @@ class Layer:
         weight: the parameter's (initializer's) name.
         shape: the stored shape.
         dtype: the stored numpy dtype name.
-        transposed: the stored matrix has its columns (what is summed over) first; a recurrent
-            layer has a matrix for each direction.
+        transposed: whether the stored matrix has the summed axis first; a recurrent layer has a
+            matrix for each direction.
         groups: number of channel groups of a convolution.
         bias: the bias parameter's name, if there is one.
         inputs: names of the graph values that the layer reads, weight excluded.
@@ -74,12 +75,12 @@ class Layer:
 
     @property
     def is_table(self) -> bool:
-        """Whether rows of the weight are looked up, not multiplied."""
+        """Whether the layer is a lookup table, such as an embedding."""
         return self.kind == "Gather"
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the layer repeats; its weight is ``[directions, gates * hidden, columns]``."""
+        """Whether the layer is recurrent: weight ``[directions, gates * hidden, columns]``."""
         return self.kind in RECURRENT
 
     @property
@@ -99,7 +100,7 @@ class Layer:
 
     @property
     def bias_is_separate(self) -> bool:
-        """Whether the operator takes no bias, so that a node behind it adds one."""
+        """Whether the operator has no bias input, so that another node adds the bias."""
         return self.kind == "MatMul"
 
     @property
@@ -113,7 +114,7 @@ class Layer:
 
     @property
     def columns(self) -> int:
-        """Number of weights that are summed over for one output value."""
+        """Number of weights in the sum of one output value."""
         return self.parameters // self.rows
 
     @property
@@ -298,16 +299,16 @@ class QuantizedTensor:
 
 @dataclass(frozen=True, eq=False)
 class WeightCodes:
-    """A layer's weight that is to be stored as codes, found when they are wanted.
+    """Codes that a layer's weight is stored as, computed on demand.
 
     Attributes:
-        layer: whose weight it is.
-        scheme: what :attr:`compute` returns.
+        layer: the layer of the weight.
+        scheme: the scheme of the codes.
         compute: takes the float weight in canonical form and the dtype it has in the model, and
-            returns its codes; pure, so it may be called again.
-        by_rows: ``compute`` may be given some of the rows at a time: the codes of a row depend
-            on nothing else.
-        inputs: how what the weight is multiplied with is rounded; ``None`` where it is not.
+            returns its codes; pure, so it may be called repeatedly.
+        by_rows: whether the codes of a row depend on that row alone, so that ``compute`` accepts
+            some of the rows.
+        inputs: how the layer's inputs are rounded; ``None`` if they are not.
     """
 
     layer: Layer
@@ -318,24 +319,24 @@ class WeightCodes:
 
     @classmethod
     def known(cls, layer: Layer, codes: QuantizedTensor) -> WeightCodes:
-        """Return codes that need no further computation."""
+        """Return codes that are already computed."""
         return cls(layer, codes.scheme, lambda _: codes)
 
     def read(self, weight: Callable[[Layer], torch.Tensor]) -> QuantizedTensor:
-        """Compute the codes of a layer's float weight, which is given in its stored shape."""
+        """Compute the codes; ``weight`` returns a layer's float weight in its stored shape."""
         return self.compute(self.layer.canonical(weight(self.layer)))
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A parameter or buffer under its own name; nothing is read before it is asked for.
+    """A parameter or buffer of a checkpoint, read on demand.
 
     Attributes:
         name: its name in the checkpoint.
         shape: its shape.
         dtype: its element type, such as ``torch.bfloat16``.
         read: returns the float tensor; a view of the file where it is memory-mapped.
-        codes: what is stored in its place, if it has been quantized.
+        codes: the codes stored in its place, if it is quantized.
     """
 
     name: str
@@ -351,7 +352,7 @@ class StoredTensor:
 
     @property
     def float_nbytes(self) -> int:
-        """Bytes of the elements themselves, which codes may be stored in place of."""
+        """Bytes of the elements as floats, even if codes are stored instead."""
         return self.elements * self.dtype.itemsize
 
     @property

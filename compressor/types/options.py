@@ -32,7 +32,7 @@ class Options(BaseModel):
     )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with other values; what was computed of the old ones does not go along."""
+        """Return a copy with other values, without cached properties of the old ones."""
         made = super().model_copy(update=update, deep=deep)
         for name in made.__dict__.keys() - type(self).model_fields.keys():
             del made.__dict__[name]  # of a cached property
@@ -40,7 +40,7 @@ class Options(BaseModel):
 
 
 class OneOf(Options):
-    """Options with numbers as values, of which exactly one is given."""
+    """Numeric options of which exactly one must be given."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a pass is: a frozen, typed declaration that surveys a model and then changes it."""
+"""Passes: frozen, typed declarations that survey a model and then change it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Collect(Protocol):
     """Gathers statistics of a model."""
 
     def __call__(self, carrier: Carrier, requests: Sequence[Request]) -> Mapping[str, Any]:
-        """Return them by ``Request.key``, over the calibration data."""
+        """Return statistics over the calibration data by ``Request.key``."""
         ...
 
 
 class Kept(Protocol):
-    """Numbers that a run keeps beside its results, such as times that were measured once."""
+    """Numbers that a run stores beside its results, such as measured times."""
 
     def read(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what was kept under an identity, on this machine with these versions, if any."""
+        """Return what was stored under an identity on this machine with these versions, if any."""
         ...
 
     def write(self, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-        """Keep JSON in place of what was kept under the identity before."""
+        """Store JSON under an identity, in place of what was stored before."""
         ...
 
 
@@ -49,36 +49,36 @@ class LayerRule(Options):
 
 
 class KeptTensors(Protocol):
-    """What a pass has found on its way, kept so that a run that was killed goes on from there."""
+    """Intermediate results of a pass, stored so that a killed run resumes from them."""
 
     def read(self) -> Mapping[str, Tensor]:
-        """Return what was written last for the same model, options and data; nothing at first."""
+        """Return what was last written for the same model, options and data; empty at first."""
         ...
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors in place of what was kept before."""
+        """Store tensors in place of what was stored before."""
         ...
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """What a pass may know about the rest of the spec.
+    """What a pass may know of the spec and the run.
 
     Attributes:
         seed: the spec's seed.
-        targets: targets of the exports that follow, such as ``ort-cpu``.
+        targets: targets of the exports, such as ``ort-cpu``.
         metric: name of the metric, if there is one.
-        shapes: those of the model's inputs in a sample of the calibration data, by name.
-        source: the float model before the first pass, which predictions compare with.
-        progress: shows how far a pass is that takes long by itself; what it waits for, such as
-            statistics, is shown by whoever runs it.
-        samples: the calibration data, for a pass that :attr:`Pass.replays` them; a plan has none.
+        shapes: shapes of the model's inputs in a calibration sample, by name.
+        source: the float model before the first pass, the reference of predictions.
+        progress: shows the progress of a long pass; the run shows that of collecting statistics.
+        samples: the calibration data, for a pass that :attr:`Pass.replays` them; ``None`` in a
+            plan.
         blocks: the model's blocks with their statistics, for a pass :attr:`Pass.by_block`.
-        collect: for a pass that changes a model and then needs statistics of what it became; a
-            plan has none.
-        kept: what was measured on this machine before; a plan has none.
-        kept_tensors: what a pass that :attr:`Pass.replays` data of a streamed checkpoint has found
-            on its way; others have none.
+        collect: for a pass that needs statistics of the model that it has changed; ``None`` in a
+            plan.
+        kept: numbers measured earlier on this machine; ``None`` in a plan.
+        kept_tensors: intermediate results of a pass that :attr:`Pass.replays` data over a
+            streamed checkpoint; ``None`` for other passes.
     """
 
     seed: int = 0
@@ -100,11 +100,11 @@ class LayerPlan:
 
     Attributes:
         name: the layer.
-        action: what happens, in a few words, such as ``int8/channel``; ``keep`` if nothing does.
-        reason: why it is kept or treated specially; empty where the action says it all.
-        touched: the pass changes this layer.
-        remark: what else may happen to it, and how.
-        parts: names of the layers that it becomes; empty where it remains one of this name.
+        action: a short description, such as ``int8/channel``; ``keep`` if the layer stays.
+        reason: why the layer stays or is treated specially; empty if the action says enough.
+        touched: whether the pass changes the layer.
+        remark: what else may happen to the layer.
+        parts: names of the layers that replace it; empty if it stays one layer of this name.
     """
 
     name: str
@@ -117,13 +117,13 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a pass found in a model before any data is seen.
+    """What a pass finds in a model before it sees data.
 
     Attributes:
-        layers: one entry for each layer that the pass looks at.
-        requests: the statistics it needs.
-        notes: things the user should know, one sentence each.
-        memory: bytes of statistics that the pass gathers by itself.
+        layers: an entry for each layer that the pass considers.
+        requests: the statistics that it needs.
+        notes: notes for the user, one sentence each.
+        memory: bytes of statistics that the pass collects itself.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -139,8 +139,8 @@ class LayerOutcome:
     Attributes:
         name: the layer.
         scheme: how its weight is represented now.
-        weight_sqnr_db: signal to noise of the new weight against the old, in dB; ``None`` where
-            they are equal or cannot be compared.
+        weight_sqnr_db: SQNR of the new weight against the old one in dB; ``None`` if they are
+            equal or cannot be compared.
         details: further facts by name, such as a chosen activation range.
     """
 
@@ -156,14 +156,14 @@ class Outcome:
 
     Attributes:
         carrier: the new model.
-        layers: what was done, layer by layer.
-        notes: what the user should know, one sentence each.
-        training: how a training went, as JSON; ``None`` where there was none.
-        untrained: the model that the pass would have given without training, where that lost
-            something that training wins back; the report measures both.
-        rescale: scales the channels of another model as those of this one were scaled, which keeps
-            its function; ``None`` where none were. What layers write is then compared with the
-            float model scaled so. It should hold no weights.
+        layers: what was done to each layer.
+        notes: notes for the user, one sentence each.
+        training: a record of the training as JSON; ``None`` without training.
+        untrained: the model before training, if training recovers a loss of this pass; the report
+            measures both.
+        rescale: scales the channels of another model as the pass scaled those of this one, which
+            keeps the model's function; ``None`` if it scaled none. Outputs of layers are then
+            compared with those of the rescaled float model. It should hold no weights.
     """
 
     carrier: Carrier
@@ -175,17 +175,17 @@ class Outcome:
 
 
 class Pass(Options, ABC):
-    """What the three kinds of pass have in common. Its fields are its options.
+    """Base class of the three kinds of pass. Fields are options.
 
     A pass is a :class:`~compressor.run.weight_pass.WeightPass`, a :class:`GraphPass` or a
     :class:`TrainPass`.
 
     Class attributes:
         name: the name in a spec.
-        needs: what a carrier must offer whatever the options are.
-        version: raised whenever results change, so that stored results are not reused.
-        source: paper or document the method comes from.
-        neutral: options (fields) that do not change the result, only how it is computed.
+        needs: what a carrier must offer for any options.
+        version: incremented whenever results change, so that stored results are not reused.
+        source: the paper or document that describes the method.
+        neutral: options (fields) that change how the result is computed, but not the result.
     """
 
     name: ClassVar[str]
@@ -200,7 +200,7 @@ class Pass(Options, ABC):
         return self.needs
 
     def lacking(self, carrier: Carrier) -> frozenset[Capability]:
-        """Return what a model does not offer of what the pass needs."""
+        """Return the capabilities that the pass needs and the model does not offer."""
         lacking = self.required - carrier.offers
         if Capability.BLOCKS in carrier.offers and self.in_blocks:
             return lacking - {Capability.RUN, Capability.GRAPH}
@@ -208,61 +208,60 @@ class Pass(Options, ABC):
 
     @property
     def by_block(self) -> bool:
-        """Whether statistics are wanted block by block, each block as earlier ones left it.
+        """Whether the pass works block by block, each on the outputs of the changed ones before.
 
-        The run then hands them over as :attr:`PassContext.blocks`.
+        The run then passes the blocks as :attr:`PassContext.blocks`.
         """
         return False
 
     @property
     def in_blocks(self) -> bool:
-        """Whether a pass :attr:`by_block` takes a checkpoint whose blocks run one at a time.
+        """Whether a pass :attr:`by_block` accepts a checkpoint whose blocks run one at a time.
 
-        It then needs no graph and nothing that runs the whole model, whatever :attr:`required`
-        says.
+        It then needs neither a graph nor a runnable whole model, whatever :attr:`required` says.
         """
         return False
 
     @property
     def replays(self) -> str:
-        """What the pass itself runs the calibration data for; empty where it does not.
+        """What the pass runs the calibration data for itself; empty if it does not.
 
-        The run then hands the data over as :attr:`PassContext.samples`.
+        The run then passes the data as :attr:`PassContext.samples`.
         """
         return ""
 
     @property
     def replays_given(self) -> str:
-        """What the pass runs calibration data for where there are some; it does without them."""
+        """What the pass runs calibration data for if there are any; it also works without."""
         return ""
 
     @property
     def estimated(self) -> bool:
-        """Whether the sizes after it depend on weights or data, so that a plan can only guess."""
+        """Whether sizes after the pass depend on weights or data, so that a plan estimates them."""
         return False
 
     @property
     def code(self) -> tuple[str, ...]:
         """The user's functions that the options name, as ``package.module:function``.
 
-        Planning imports them, and a result is only reused while their code is the same.
+        Planning imports them, and a stored result is reused only if their code is unchanged.
         """
         return ()
 
     @property
     def other_models(self) -> Mapping[str, Mapping[str, Any]]:
-        """Models that the options name, keys as under ``model`` in a spec, by option.
+        """Models that the options name, with the keys of ``model`` in a spec, by option.
 
         An option inside another or inside a list is written as a path, such as ``teachers.0``.
-        Planning opens their structure, and a result is only reused while their files and code
-        are the same.
+        Planning opens their structure, and a stored result is reused only if their files and code
+        are unchanged.
         """
         return {}
 
     def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
-        """Return the model in the form that the pass works on: by default, as it is.
+        """Return the model in the form that the pass works on; by default, unchanged.
 
-        The run calls this before :meth:`survey`, and everything else is given what it returns.
+        The run calls this before :meth:`survey`; all other methods get its result.
 
         Args:
             carrier: the model; it is not modified, and its weights are not read.
@@ -271,11 +270,11 @@ class Pass(Options, ABC):
         return carrier
 
     def check_models(self, carrier: Carrier, others: Mapping[str, Carrier]) -> None:
-        """Compare the models that the options name with the model, when a run is planned.
+        """Check at planning that the models named by the options fit the model.
 
         Args:
-            carrier: the model that the pass is given.
-            others: the opened :attr:`other_models`; their weights mean nothing.
+            carrier: the model that the pass gets.
+            others: the opened :attr:`other_models`, without valid weights.
 
         Raises:
             CompressorError: they do not fit.
@@ -285,7 +284,7 @@ class Pass(Options, ABC):
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Return what will happen to each layer, and which statistics are needed.
 
-        Reads structure only, never weights, so that it also serves planning.
+        It is also called by plans, so it reads structure only, never weights.
 
         Raises:
             SpecError: an option does not fit the model, or a rule matches no layer.
@@ -295,17 +294,17 @@ class Pass(Options, ABC):
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
-        """Return the model as it will be, for planning.
+        """Return a preview of the changed model, for planning.
 
         Args:
-            carrier: the model; its weights mean nothing and are not read.
+            carrier: the model, without valid weights.
             context: the rest of the spec.
-            statistics: placeholders of the survey's requests, by ``Request.key``.
+            statistics: placeholder results of the survey's requests, by ``Request.key``.
         """
 
 
 class GraphPass(Pass):
-    """A pass that edits a clone of the model's graph, or weighs all of a model at once."""
+    """A pass that edits a clone of the model's graph, or needs the whole model at once."""
 
     @abstractmethod
     def apply(
@@ -315,7 +314,7 @@ class GraphPass(Pass):
 
         Args:
             carrier: the model; it is not modified.
-            context: the rest of the spec, with the data that the pass asked for.
+            context: the rest of the spec, and the data that the pass asked for.
             statistics: results of the survey's requests, by ``Request.key``; empty for a pass
                 :attr:`by_block`.
         """
@@ -323,18 +322,18 @@ class GraphPass(Pass):
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
-        """Apply the pass; one that reads weights or is heavy overrides this."""
+        """Apply the pass; override this if it reads weights or takes long."""
         return self.apply(carrier, context, statistics).carrier
 
 
 class TrainPass(Pass):
     """A pass that trains a module, in every process of the run.
 
-    What the first process returns is stored.
+    The result of the first process is stored.
     """
 
     searches: ClassVar[bool] = False
-    """The pass chooses among what it trained by the metric on ``data.search``."""
+    """Whether the pass chooses among trained models by the metric on ``data.search``."""
 
     @property
     def labelled(self) -> bool:
@@ -344,7 +343,7 @@ class TrainPass(Pass):
     def preview(
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
-        """Return the model as it is; a pass that changes more than values overrides this."""
+        """Return the model unchanged; override this if the pass changes more than values."""
         return carrier
 
     @abstractmethod
@@ -361,5 +360,5 @@ class TrainPass(Pass):
             carrier: the model; it is not modified.
             context: the rest of the spec.
             statistics: results of the survey's requests, by ``Request.key``.
-            training: data, and where to keep the state.
+            training: the training data, and where to store the state.
         """

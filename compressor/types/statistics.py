@@ -31,11 +31,11 @@ class Moments:
     """First and second moment of the vectors that a layer multiplies its weights with.
 
     Args:
-        second: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``, or what computes it.
+        second: ``Σ x xᵀ``, float32 ``[groups, columns, columns]``, or a function that computes it.
         first: ``Σ x``, float32 ``[groups, columns]``.
-        rows: how many vectors were summed.
-        vectors: float32 ``[columns, rows]``, or what computes them, if they take less memory than
-            their second moment.
+        rows: the number of vectors.
+        vectors: float32 ``[columns, rows]``, or a function that computes them, if they take less
+            memory than their second moment.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Moments:
     def divided(self, factors: torch.Tensor) -> Moments:
         """Return the moments of vectors divided by ``factors [groups, columns]``.
 
-        What takes memory is computed when it is read, and these keep none of it.
+        Large results are computed when they are read, and are not cached.
         """
 
         def second() -> torch.Tensor:
@@ -97,11 +97,11 @@ class ChannelGrid:
 
 @dataclass(frozen=True, eq=False)
 class ChannelSpans:
-    """How far each channel of a value reaches; rows are the low ends, sign turned, and the high.
+    """The range of each channel of a value; rows are negated minima, and maxima.
 
     Attributes:
-        seen: the greatest value that was seen, float32 ``[2, channels]``.
-        reach: how far later samples are expected to go; not less.
+        seen: the extreme values that were observed, float32 ``[2, channels]``.
+        reach: the extreme values expected in later samples; at least those observed.
         power: the mean of squares, ``[channels]``.
     """
 
@@ -110,35 +110,35 @@ class ChannelSpans:
     power: torch.Tensor
 
     def divided(self, factors: torch.Tensor) -> ChannelSpans:
-        """Return what is known of the value with its channels divided by ``factors``."""
+        """Return the ranges of the value with its channels divided by ``factors``."""
         return ChannelSpans(
             self.seen / factors, self.reach / factors, self.power / factors.square()
         )
 
 
 class Observer(Options, ABC, Generic[StateT, ResultT]):
-    """A statistic gathered in one pass, in memory that does not depend on the number of samples.
+    """A streaming statistic, in memory that does not depend on the number of samples.
 
-    States are values: ``update`` and ``merge`` return a new state and leave their arguments as
-    they were, so batches may be observed in any grouping, or on several processes, and merged.
+    States are values: ``update`` and ``merge`` return a new state and do not modify their
+    arguments, so batches may be observed in any grouping or by several processes, and merged.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def start(self) -> StateT:
-        """Return the state before any value."""
+        """Return the initial state."""
 
     @abstractmethod
     def update(self, state: StateT, values: torch.Tensor) -> StateT:
-        """Return the state after also seeing ``values`` (a finite tensor of any shape)."""
+        """Return the state after observing ``values``, a finite tensor of any shape."""
 
     def absorb(self, state: StateT, values: torch.Tensor) -> StateT:
-        """Return the same as :meth:`update`; the state may be overwritten, for it is given up."""
+        """Return the same as :meth:`update`; the given state may be overwritten."""
         return self.update(state, values)
 
     def share(self, state: StateT) -> float:  # noqa: ARG002
-        """Return how much of what it needs has been observed; from 1 on it need not see more.
+        """Return the observed share of the values that the statistic needs; 1 is enough.
 
         Shares of merged states add up. An observer that always gains from more values returns 0.
         """
@@ -150,22 +150,22 @@ class Observer(Options, ABC, Generic[StateT, ResultT]):
 
     @abstractmethod
     def result(self, state: StateT) -> ResultT:
-        """Return the statistic; raises ``ValueError`` where nothing was observed."""
+        """Return the statistic; raises ``ValueError`` if nothing was observed."""
 
     @abstractmethod
     def placeholder(self) -> ResultT:
-        """Return a result of the right form for planning, before any data is seen."""
+        """Return a placeholder result of the same form, for planning."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A statistic that a pass needs: which tensor, seen by which observer.
+    """A statistic that a pass needs: an observer of a tensor.
 
     Attributes:
         tensor: the name of a value in the graph.
         observer: an observer's name in the catalog.
         options: its options, as Python field names.
-        where: another value of the same shape; only elements at which it is positive count.
+        where: another value of the same shape; elements count only where it is positive.
     """
 
     tensor: str
@@ -210,42 +210,41 @@ def found_about(
 
 
 class Block(Protocol):
-    """A part of the model, with statistics of what flows through it.
+    """A part of the model, with statistics of the values in it.
 
-    The values that enter it come from the blocks before it as they are now: quantized, where
-    :meth:`replace` said so.
+    Its inputs are computed by the blocks before it with the changes of :meth:`replace`.
     """
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """Names of the parameters that are read in it, in the order of execution."""
+        """Names of the parameters that it reads, in order of execution."""
         ...
 
     @property
     def statistics(self) -> Mapping[str, Any]:
-        """Results of those of the survey's requests that lie in it, by ``Request.key``."""
+        """Results of the survey's requests for values in it, by ``Request.key``."""
         ...
 
     def kept(self, make: Callable[[], Any]) -> Any:
-        """Return what a pass makes of it, or what was made of it by a run that was killed."""
+        """Return the pass's result for the block, or the stored one of a killed run."""
         ...
 
     def replace(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
-        """Set what its parameters are from now on, for the blocks that follow.
+        """Replace parameters, for the inputs of the blocks that follow.
 
         Args:
-            changes: codes of a weight, or another float tensor, by the parameter's name.
+            changes: codes of a weight or another float tensor, by parameter name.
         """
         ...
 
 
 class Blocks(Protocol):
-    """The blocks of a model in the order of execution; each can be seen once."""
+    """The blocks of a model in order of execution, to be iterated over once."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of blocks."""
         ...
 
     def __iter__(self) -> Iterator[Block]:
-        """Yield one block at a time; memory holds the activations of one."""
+        """Yield one block at a time; only its activations are in memory."""
         ...

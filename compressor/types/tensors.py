@@ -15,11 +15,11 @@ Batch: TypeAlias = dict[str, Array]
 
 
 class Feed(dict[str, Array]):
-    """A whole feed: everything that a model takes at once, in arrays of any rank. One sample."""
+    """One sample that holds all inputs of a model, in arrays of any rank."""
 
 
 def samples_in(batch: Batch) -> int:
-    """Return how many samples a batch holds."""
+    """Return the number of samples in a batch."""
     return 1 if isinstance(batch, Feed) else len(next(iter(batch.values())))
 
 
@@ -54,7 +54,7 @@ class TensorSpec:
         return f"{self.name} {self.dtype}[{axes}]"
 
     def mismatch(self, shape: tuple[int, ...], dtype: str) -> str | None:
-        """Return how an array of this shape and dtype differs from the description, or ``None``."""
+        """Return why an array of this shape and dtype does not match, or ``None``."""
         if dtype != self.dtype:
             return f"dtype is {dtype}, the model expects {self.dtype}"
         if may_agree(self.shape, shape):
@@ -62,12 +62,12 @@ class TensorSpec:
         return f"shape is {list(shape)}, the model expects {self}"
 
     def fits(self, other: TensorSpec) -> bool:
-        """Whether both can be of one tensor, whatever it is called."""
+        """Whether both can describe one tensor, regardless of its name."""
         return self.dtype == other.dtype and may_agree(self.shape, other.shape)
 
 
 def may_agree(first: Sequence[object], second: Sequence[object]) -> bool:
-    """Whether two shapes can be the same; an axis that is no number can have any length."""
+    """Whether two shapes can be equal; a dynamic axis can have any length."""
     pairs = zip(first, second, strict=False)
     differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
     return len(first) == len(second) and not differ
@@ -106,7 +106,7 @@ def filled(*arrays: Array) -> tuple[Array, ...]:
 
 
 def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
-    """Return the number of samples that a model takes at a time; ``None`` if that is any."""
+    """Return the fixed batch size of a model; ``None`` if it is dynamic."""
     lengths = [s.shape[0] for s in inputs if s.shape and not _begins_otherwise(s, inputs)]
     first = lengths[0] if lengths else None
     fixed = all(isinstance(length, int) for length in lengths)
@@ -114,7 +114,7 @@ def fixed_batch(inputs: Sequence[TensorSpec]) -> int | None:
 
 
 def made_batch(inputs: Sequence[TensorSpec], arrays: Batch) -> Batch:
-    """Return invented arrays as a batch, or as a feed where inputs have no axis for samples."""
+    """Return synthetic arrays as a batch, or as a feed if inputs have no sample axis."""
     return arrays if inputs and unstackable(inputs) is None else Feed(arrays)
 
 

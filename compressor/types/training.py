@@ -1,4 +1,4 @@
-"""What a run hands to a pass that trains."""
+"""What a run provides for a pass that trains."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Rows = NDArray[np.int64]
 
 
 class TrainingData(Protocol):
-    """Samples that can be had in any order.
+    """Training samples with random access.
 
-    There is no state: equal arguments give equal batches, in whatever process and order.
+    There is no state: equal arguments give equal batches, in any process and order.
     """
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
         ...
 
     @property
@@ -40,20 +40,20 @@ class TrainingData(Protocol):
 
     @property
     def random(self) -> bool:
-        """The transform draws random numbers, so that a sample is another one at each step."""
+        """Whether the transform draws random numbers, so that samples differ from step to step."""
         ...
 
     @property
     def digest(self) -> str:
-        """Hash of the content and of the code that transforms it."""
+        """Hash of the content and of the transform's code."""
         ...
 
     def batch(self, rows: Rows, seed: Sequence[int]) -> Batch:
         """Return samples in the order of ``rows``, transformed.
 
         Args:
-            rows: which samples.
-            seed: of the transform's random numbers, whole numbers from 0.
+            rows: the numbers of the samples.
+            seed: seed of the transform's random numbers, non-negative integers.
 
         Raises:
             DataError: the source cannot be read, or the transform fails.
@@ -62,21 +62,21 @@ class TrainingData(Protocol):
 
 
 class Measure(Protocol):
-    """A metric, as far as training needs it."""
+    """The part of a metric that training needs."""
 
     @property
     def name(self) -> str:
-        """As in the spec."""
+        """Its name in the spec."""
         ...
 
     @property
     def higher_is_better(self) -> bool:
-        """Direction."""
+        """Whether larger values are better."""
         ...
 
     @property
     def against_float(self) -> bool:
-        """The target is the float model's output, not a label."""
+        """Whether the target is the float model's output instead of a label."""
         ...
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
@@ -87,7 +87,7 @@ class Measure(Protocol):
         """Compare two models' values for the same samples by the paired test of the gate.
 
         Returns:
-            ``drop``, how much worse the candidate is; ``ci95`` and ``p`` among its other keys.
+            ``drop``, by how much the candidate is worse, ``ci95``, ``p`` and other keys.
         """
         ...
 
@@ -97,7 +97,7 @@ class Measure(Protocol):
 
 
 class SearchSamples(Protocol):
-    """Samples to choose on, apart from those that train and those that judge."""
+    """Samples for choosing among models, apart from training and evaluation data."""
 
     @property
     def target(self) -> str | None:
@@ -105,19 +105,19 @@ class SearchSamples(Protocol):
         ...
 
     def batches(self) -> Iterable[Batch]:
-        """Yield all of them, the same at each call."""
+        """Yield all batches, the same at each call."""
         ...
 
 
 class OpenModel(Protocol):
-    """Opens another model than the run's, such as a teacher, with its weights."""
+    """Opens a model other than the run's, such as a teacher, with its weights."""
 
     def __call__(self, keys: Mapping[str, Any], where: str) -> Carrier:
-        """Open it.
+        """Open a model.
 
         Args:
-            keys: as under ``model`` in a spec; inputs default to the run's.
-            where: the option, for messages.
+            keys: the keys of ``model`` in a spec; inputs default to the run's.
+            where: the option that names it, for messages.
 
         Raises:
             CompressorError: it cannot be opened.
@@ -127,17 +127,17 @@ class OpenModel(Protocol):
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """A step of a training that is done.
+    """A finished training step.
 
     Attributes:
-        name: of the pass.
-        step: how many steps are done.
-        steps: how many there are.
-        loss: the mean over the step's samples, in all processes.
-        terms: the loss's weighted terms by name.
-        learning_rate: what the weights were moved with.
-        validation: the metric, or without one the loss, on the held-out samples, where this step
-            ends an epoch.
+        name: the name of the pass.
+        step: the number of finished steps.
+        steps: the total number of steps.
+        loss: the mean over the step's samples in all processes.
+        terms: the weighted terms of the loss by name.
+        learning_rate: the learning rate of the step.
+        validation: the metric on the held-out samples after the last step of an epoch, or the
+            loss if there is no metric; ``None`` after other steps.
     """
 
     name: str
@@ -151,18 +151,18 @@ class TrainingStep:
 
 @dataclass(frozen=True)
 class Handed:
-    """What a pass trains, handed to a program that trains it in a loop of its own.
+    """What a pass trains, for a program that trains it in a loop of its own.
 
     Attributes:
         module: takes the model's inputs by name and returns tensors by name, ``outputs`` among
             them; it is trained in place.
         target: name of the array with the right answers, if there is one.
-        steps: how many steps the pass would take.
-        before: acts before a step's forward; steps count from 0.
-        after: acts once the weights have been moved.
-        loss: from outputs, inputs and target by name, and the step to the loss.
-        state: returns what :attr:`before` and :attr:`after` remember.
-        load: takes what ``state`` returned.
+        steps: the number of steps that the pass would take.
+        before: called before a step's forward with the step, from 0.
+        after: called with the step after the optimizer has changed the weights.
+        loss: computes the loss from outputs, inputs and target by name, and the step.
+        state: returns the state of :attr:`before` and :attr:`after`.
+        load: restores that state.
     """
 
     module: nn.Module
@@ -179,11 +179,11 @@ class Handed:
 
 @dataclass(frozen=True)
 class OwnLoop:
-    """A training that a program does itself.
+    """A training loop of a program.
 
     Attributes:
-        digest: hash of what it gives.
-        train: returns the trained parameters and buffers of the module, by its names.
+        digest: hash of its result.
+        train: returns the trained parameters and buffers of the module by name.
     """
 
     digest: str
@@ -196,25 +196,25 @@ class Training:
 
     Attributes:
         data: the training data.
-        batch: how many samples the spec takes at once.
-        metric: the spec's, if it has one.
-        folder: outlives the process; the state of this very training may be kept in it.
-        cache: outlives the process and the training; files in it are named by their content.
+        batch: the batch size.
+        metric: the spec's metric, if it has one.
+        folder: a lasting folder for the state of this training.
+        cache: a lasting folder shared by trainings; its files are named by content.
         source: the spec's float model, with its weights.
         open_model: opens a model that an option names.
         samples: the calibration data.
-        collect: runs a model of the pass's own making over batches and returns the requested
-            statistics by ``Request.key``; the run itself collects those of the model that the
-            pass is given. Each process observes its share of the batches.
+        collect: runs a model that the pass has made over batches and returns the requested
+            statistics by ``Request.key``; the run itself collects those of the pass's input.
+            Each process observes its share of the batches.
         ranks: the processes that share the training.
-        stage: shows a stage of so many steps, and yields what tells how many are done.
-        load_symbol: finds a function that an option names, such as ``pkg.mod:loss``; the second
+        stage: shows a stage with a number of steps, and yields a function that reports progress.
+        load_symbol: imports a function that an option names, such as ``pkg.mod:loss``; the second
             argument is the option, for messages.
-        note: shows one line that stays.
-        search: the spec's search data, if it has some.
-        loop: trains in place of the pass's own loop, if a program does.
-        base: the folder that paths in options are relative to.
-        callbacks: functions of the program that are told of each step, in the first process.
+        note: shows a line that stays.
+        search: the spec's search data, if it has any.
+        loop: the program's training loop, which replaces the pass's own.
+        base: the folder to which paths in options are relative.
+        callbacks: functions that are called after each step in the first process.
     """
 
     data: TrainingData
