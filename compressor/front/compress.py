@@ -1,4 +1,4 @@
-"""Compress a module or a file in one call, with data as a Python program has them."""
+"""Compress a module or a file in one call, with a Python program's own data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from compressor.spec.user_code import importable
 from compressor.types.carrier import Capability
 from compressor.types.passes import Pass
 
-_SAMPLES = 512  # that calibrate, of what a program gives
+_SAMPLES = 512  # of a program's data, for calibration
 _STATIC: tuple[Mapping[str, Any], ...] = ({"pass": "fuse"}, {"pass": "quantize-static"})
 _DYNAMIC: tuple[Mapping[str, Any], ...] = ({"pass": "fuse"}, {"pass": "quantize-dynamic"})
 _ONNX = {"format": "onnx", "target": "ort-cpu"}
@@ -48,25 +48,26 @@ def quantize(
     passes: Sequence[Pass | Mapping[str, Any]] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> RunResult:
-    """Quantize a model to 8 bits, write it as ONNX, and judge the file in ONNX Runtime.
+    """Quantize a model to 8 bits, write it as ONNX, and evaluate the file in ONNX Runtime.
 
-    The module is not changed.
+    The module is not modified.
 
     Example:
         >>> result = compressor.quantize(module, loader, evaluate=val_loader, metric="accuracy")
         >>> result.save("out/edge")
 
     Args:
-        model: a module, the path of an ONNX file, or the section of a spec.
-        data: what calibrates, the first 512 samples of it: a DataLoader, a Dataset, arrays, or an
-            iterable of batches. Batches are tensors, arrays, tuples with the inputs first, or
-            dictionaries. Without any, activations are quantized while the model runs.
-        evaluate: what the float model and the file are judged on; without it, quality is unknown.
-        metric: a metric's name or a function of outputs and target; by default accuracy if there
-            are right answers, else the cosine to the float model's outputs.
-        passes: other passes than ``fuse`` and ``quantize-static``.
-        output: the folder of the run, where the next one resumes; by default a temporary one that
-            lasts as long as the result.
+        model: a module, the path of an ONNX file, or the section ``model`` of a spec.
+        data: calibration data, of which the first 512 samples are used: a DataLoader, a Dataset,
+            arrays, or an iterable of batches. Batches are tensors, arrays, tuples with the inputs
+            first, or dictionaries. Without data, activations are quantized dynamically.
+        evaluate: evaluation data for the float model and the file; without them, quality is
+            unknown.
+        metric: the name of a metric, or a function of outputs and target; by default accuracy if
+            the data have labels, otherwise the cosine to the float model's outputs.
+        passes: passes to apply instead of ``fuse`` and ``quantize-static``.
+        output: the output folder, from which a later run resumes; by default a temporary folder
+            that exists as long as the result.
 
     Raises:
         CompressorError: the model or the data cannot be used.
@@ -90,7 +91,7 @@ def quantize(
 
 
 class TemporaryFolder:
-    """A folder that is gone when nobody holds this any more."""
+    """A temporary folder that is deleted together with this object."""
 
     def __init__(self) -> None:
         with ExitStack() as stack:
@@ -107,22 +108,23 @@ def prune(
 ) -> nn.Module:
     """Return a smaller copy of a module, which can be trained and exported like any other.
 
-    Whole channels and filters are removed. With data, the layers that read them are solved so that
-    they give what they gave; see the pass ``prune-structured``.
+    Whole channels and filters are removed. With data, the weights of the layers that read them are
+    adjusted by least squares to reproduce their outputs; see the pass ``prune-structured``.
 
     Example:
         >>> smaller = compressor.prune(module, loader, macs=0.5)
         >>> optimizer = torch.optim.SGD(smaller.parameters(), lr=0.01)
 
     Args:
-        module: it is not changed.
-        data: what calibrates, as :func:`compressor.quantize` takes it.
-        macs: multiply-accumulates that remain, as a share.
-        passes: other passes that leave a module to train, such as ``prune-magnitude``.
+        module: the module, which is not modified.
+        data: calibration data, as for :func:`compressor.quantize`.
+        macs: the share of multiply-accumulates to keep.
+        passes: passes to apply instead, such as ``prune-magnitude``; their result must be a
+            trainable module.
 
     Returns:
-        A module of the same class where its sizes can be adapted, or else one that executes the
-        smaller graph; both take and return what the module does.
+        A module of the same class if its sizes can be adapted; otherwise one that executes the
+        smaller graph. Both have the inputs and outputs of the original.
 
     Raises:
         CompressorError: the module or the data cannot be used, or nothing can be removed.
@@ -155,11 +157,11 @@ def prune(
 
 
 class _AsBefore(nn.Module):
-    """A module that executes a graph, and returns what the module before it did.
+    """A module that executes a graph, with the outputs arranged as in the original module.
 
     Args:
-        inputs: their names, in the order of its forward.
-        form: how that arranged its outputs.
+        inputs: the names of the inputs, in the order of the original's forward.
+        form: how the original arranges its outputs.
     """
 
     def __init__(self, module: nn.Module, inputs: Sequence[str], form: OutputForm):
@@ -180,15 +182,15 @@ class OutputForm:
     """How a module arranges its outputs.
 
     Attributes:
-        tree: the arrangement of all that it returns.
-        others: what it returns beside tensors, by place, such as ``None``.
+        tree: the structure of its outputs.
+        others: outputs that are no tensors, such as ``None``, by position.
     """
 
     tree: TreeSpec
     others: Mapping[int, Any]
 
     def filled(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """Return tensors, in the order of a graph's outputs, as the module does."""
+        """Arrange tensors, in the order of a graph's outputs, as the module does."""
         left = iter(outputs)
         leaves = range(self.tree.num_leaves)
         made = [self.others[i] if i in self.others else next(left) for i in leaves]
@@ -196,7 +198,7 @@ class OutputForm:
 
 
 def output_form(module: nn.Module, workspace: Workspace) -> OutputForm:
-    """Return how a module arranges its outputs; it is called with samples of the run's data."""
+    """Return how a module arranges its outputs, by calling it on samples of the run's data."""
     example = {n: torch.from_numpy(a) for n, a in workspace.sample(2).items()}
     args, named = arguments(module, example)
     with torch.no_grad():
@@ -206,14 +208,14 @@ def output_form(module: nn.Module, workspace: Workspace) -> OutputForm:
 
 
 def first_samples(data: Any) -> Any:
-    """Limit what a program gives to calibrate with."""
+    """Limit a program's calibration data to the first samples."""
     if data is None or is_section(data):
         return data
     return {"factory": data, "samples": _SAMPLES}
 
 
 def model_name(model: Any) -> str:
-    """Return the name of a result: that of the file or class."""
+    """Return a name for the result, from the model's file or class."""
     if isinstance(model, str | os.PathLike):
         text = Path(model).stem
     else:

@@ -21,7 +21,7 @@ def run(
     settings: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> RunResult:
-    """Compress, export, verify and report, as a spec says; what ``compress run`` does.
+    """Run a spec: compress, export, verify and report, like ``compress run``.
 
     Nothing is printed. Steps that an earlier run of the same spec finished are reused.
 
@@ -32,13 +32,13 @@ def run(
 
     Args:
         spec: the path of a file, its content as a dictionary, or a :class:`compressor.Spec`.
-            Relative paths in the last two start from the current folder.
-        options: what is not in a spec, such as ``RunOptions(fresh=True)``.
-        settings: overrides, as ``--set`` takes them.
-        progress: is told about the stages.
+            Relative paths in the last two are relative to the current folder.
+        options: options that are not in the spec, such as ``RunOptions(fresh=True)``.
+        settings: overrides, as for ``--set``.
+        progress: shows the stages of the run.
 
     Returns:
-        The report and the artifacts. A limit that failed is a verdict, not an error.
+        The report and the artifacts. A failed limit is a verdict, not an error.
 
     Raises:
         CompressorError: the run cannot continue; finished passes are kept for the next run.

@@ -1,4 +1,4 @@
-"""A spec that is written in Python: typed, and completed by editors."""
+"""Specs written in Python: typed, with completion in editors."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from compressor.types.exporter import Exporter
 from compressor.types.options import Options
 from compressor.types.passes import Pass
 
-PLACE = Path("spec in Python")  # what messages name, and whose folder relative paths start from
+PLACE = Path("spec in Python")  # in messages; its folder is the base of relative paths
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """A spec with the keys of a file; relative paths start from the current folder.
+    """A spec with the keys of a file; paths are relative to the current folder.
 
-    Passes, exports and the other sections are their classes or dictionaries as in a file. What a
-    file can only name may be given as it is: a module or a path as the model, a DataLoader or
-    another iterable as data, a function as metric, transform or loss. The manifest says then that
-    no file repeats the run.
+    Passes, exports and other sections are objects of their classes, or dictionaries as in a file.
+    Objects may stand in place of their names in a file: a module as the model, a DataLoader or
+    another iterable as data, a function as metric, transform or loss. The manifest then says that
+    no file can repeat the run.
 
     Example:
         >>> from compressor.passes import Fuse, QuantizeStatic
@@ -49,16 +49,15 @@ class Spec:
 
     Attributes:
         name: name of the result.
-        model: where the model comes from: its section, a module, or the path of an ONNX file or of
-            a checkpoint.
-        exports: the artifacts that are written.
-        passes: what is done, in order.
-        data: sources by role: ``calibration``, ``evaluation``, ``training``; each is its section,
+        model: the section ``model``, a module, or the path of an ONNX file or a checkpoint.
+        exports: the artifacts to write.
+        passes: the passes, in order.
+        data: sources by role (``calibration``, ``evaluation``, ``training``); each is a section,
             a DataLoader, a Dataset, arrays, or an iterable of batches.
-        metric: a metric's name, a function of outputs and target, or its section.
-        limits: what every artifact must reach.
-        seed: seed of everything random.
-        output: folder of the results; default ``out/NAME``.
+        metric: the name of a metric, a function of outputs and target, or a section.
+        limits: limits that every artifact must keep.
+        seed: seed of all random numbers.
+        output: the output folder; by default ``out/NAME``.
     """
 
     name: str
@@ -72,7 +71,7 @@ class Spec:
     output: str | os.PathLike[str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the spec as a file would have it, without what is left at its default.
+        """Return the content of a file with this spec, without keys at their defaults.
 
         >>> compressor.Spec(name="a", model={"onnx": "m.onnx"}, exports=[OnnxExporter()]).to_dict()
         {'version': 1, 'name': 'a', 'model': {'onnx': 'm.onnx'}, 'exports': [{'format': 'onnx'}]}
@@ -87,14 +86,14 @@ class Spec:
 
 
 SpecLike: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Spec | CheckedSpec
-"""A spec's file, its content as a dictionary, a typed one, or one that has been checked."""
+"""The path of a spec, its content as a dictionary, a typed spec, or a checked one."""
 
 
 def checked(spec: SpecLike, settings: Sequence[str] = ()) -> CheckedSpec:
-    """Check a spec; of what it names, nothing is opened yet but data to tell a module's inputs by.
+    """Check a spec; nothing that it names is opened, except data that show a module's inputs.
 
     Args:
-        settings: overrides, as ``--set`` takes them: ``passes.1.epochs=5``.
+        settings: overrides, as for ``--set``: ``passes.1.epochs=5``.
 
     Raises:
         SpecError: anything is wrong; independent errors come together as ``SpecErrors``.
@@ -111,10 +110,10 @@ def checked(spec: SpecLike, settings: Sequence[str] = ()) -> CheckedSpec:
 
 
 class _Writer:
-    """Writes a spec as a file would hold it, with references in place of objects.
+    """Converts a spec to the content of a file, with references in place of objects.
 
     Attributes:
-        objects: what the references stand for.
+        objects: the objects by reference.
     """
 
     def __init__(self) -> None:
@@ -145,7 +144,7 @@ class _Writer:
         return value if isinstance(value, _SCALARS) else self._reference(value, path)
 
     def _reference(self, value: Any, path: KeyPath) -> str:
-        """Return the name of what can be imported, or a name for what was given."""
+        """Return the import path of an object, or a reference that stands for it."""
         if callable(value) and not isinstance(value, nn.Module):
             imported = reference_to(value)
             if imported is not None:
@@ -159,10 +158,10 @@ _SCALARS = (type(None), bool, int, float, str)
 
 
 def _keys(options: Options) -> dict[str, Any]:
-    """Return the keys that were given to a declaration, with the name that a spec gives it.
+    """Return the keys that were set in a declaration, and the name of its pass or format.
 
     Raises:
-        SpecError: a spec has no name for it.
+        SpecError: it has no name in a spec.
     """
     given = {
         info.alias or name: getattr(options, name)
@@ -177,7 +176,7 @@ def _keys(options: Options) -> dict[str, Any]:
 
 
 def _known(kind: catalog.Kind, name: str) -> str:
-    """Return the name of a pass or exporter, which a spec has to find again.
+    """Return the name of a pass or exporter if a spec can refer to it.
 
     Raises:
         SpecError: there is no such name.
@@ -192,12 +191,12 @@ def _known(kind: catalog.Kind, name: str) -> str:
 
 
 def is_section(value: Any) -> bool:
-    """Whether what is given as data is a section as in a file."""
+    """Whether data are given as the section of a file."""
     return isinstance(value, Mapping) and not {*catalog.names("source"), FACTORY}.isdisjoint(value)
 
 
 def _add_inputs(value: dict[str, Any], objects: Mapping[str, Any]) -> None:
-    """Add the inputs of a program's module, if they are not given and its data show them."""
+    """Add the inputs of a program's module if they are missing and its data show them."""
     model, data = value.get("model"), value.get("data")
     if not isinstance(model, dict) or model.get("inputs") or not isinstance(data, dict):
         return
@@ -213,10 +212,10 @@ def _add_inputs(value: dict[str, Any], objects: Mapping[str, Any]) -> None:
 
 
 def _inputs(module: nn.Module, item: Any, target: Any, name: str) -> dict[str, Any]:
-    """Return the inputs of a module that a batch shows, in the order of its forward.
+    """Return the inputs of a module according to a batch, in the order of its forward.
 
     Raises:
-        SpecError: forward takes none of what a dictionary has.
+        SpecError: forward has no parameter with a name in the dictionary.
     """
     taken = inspect.signature(module.forward).parameters.values()
     named = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

@@ -1,4 +1,4 @@
-"""A training in the program's own loop: prepare a module for it, and convert what came out."""
+"""Training in a program's own loop: prepare a module, and convert the trained one."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _ONNX = {"format": "onnx", "target": "ort-cpu"}
 
 
 class PreparedModule(nn.Module):
-    """A module to train, with what a pass trains in it: fake quantization, masks, projections.
+    """A module to train, with the fake quantization, masks and projections of a pass.
 
-    It takes and returns what the module does. Masks and bounds of scales are applied when the
-    module is called after the optimizer has moved its parameters, so that any loop will do.
-    :func:`prepare` makes it, and :func:`convert` makes artifacts of it.
+    It has the inputs and outputs of the original. Masks and bounds of scales are applied at the
+    first call after an optimizer step, so any training loop works. :func:`prepare` creates it, and
+    :func:`convert` exports it.
     """
 
     def __init__(self, handed: Handed, form: OutputForm, spec: CheckedSpec, folder: Any = None):
@@ -66,7 +66,7 @@ class PreparedModule(nn.Module):
         """Run the network on inputs by position or name; other names are ignored.
 
         Raises:
-            SpecError: parameters have been replaced, as sharding does.
+            SpecError: parameters have been replaced, as by sharding.
         """
         self.settle()
         names = self._handed.inputs
@@ -76,10 +76,10 @@ class PreparedModule(nn.Module):
         return self._form.filled([self._outputs[n] for n in self._handed.outputs])
 
     def loss(self, target: Tensor | None = None) -> Tensor:
-        """Return the pass's own loss of the last outputs: that of the task, and of distillation.
+        """Return the pass's own loss for the last outputs, of the task and of distillation.
 
         Args:
-            target: the right answers; not needed where all is learned from a teacher.
+            target: the labels; not needed if the loss is of distillation alone.
 
         Raises:
             SpecError: the module has not been called.
@@ -93,10 +93,10 @@ class PreparedModule(nn.Module):
         return self._handed.loss(self._outputs, tensors, min(self._step, self._handed.steps - 1))
 
     def settle(self) -> None:
-        """Apply masks and bounds of scales, if the optimizer has moved parameters since.
+        """Apply masks and bounds of scales if the optimizer has changed parameters since.
 
         Raises:
-            SpecError: parameters have been replaced, as sharding does.
+            SpecError: parameters have been replaced, as by sharding.
         """
         self._check_own()
         if self._versions() == self._seen:
@@ -106,11 +106,11 @@ class PreparedModule(nn.Module):
         self._begin()
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return the number of the step, and the masks."""
+        """Return the step and the masks."""
         return {"step": self._step, "state": self._handed.state()}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Go on at a step that was saved."""
+        """Restore a saved step and masks."""
         self._step = int(state["step"])
         self._handed.load(state["state"])
 
@@ -165,24 +165,25 @@ def prepare(
 ) -> PreparedModule:
     """Return a module for a training loop of the program's own.
 
-    Passes in front of the one that trains are done; that one calibrates, and hands over what it
-    would train. ``qat`` gives fake quantization, ``distill`` the loss against a teacher, ``prune``
-    of either the masks.
+    The passes before the training pass are applied; the training pass calibrates, and then returns
+    the module that it would train. ``qat`` adds fake quantization, ``distill`` a loss against the
+    teacher, and the option ``prune`` of both adds masks.
 
     Example:
         >>> prepared = compressor.prepare(module, [{"pass": "qat", "loss": "mse"}], loader)
         >>> result = compressor.convert(train(prepared))
 
     Args:
-        module: it is not changed.
-        passes: one of them trains; or a whole spec, whose model is the module.
-        data: what calibrates, as :func:`compressor.quantize` takes it.
-        evaluate: what :func:`convert` judges the artifact on.
-        metric: by what it does.
+        module: the module, which is not modified.
+        passes: the passes, exactly one of which trains; or a whole spec, whose model is replaced
+            by the module.
+        data: calibration data, as for :func:`compressor.quantize`.
+        evaluate: evaluation data for :func:`convert`.
+        metric: the metric of that evaluation.
 
     Raises:
-        SpecError: not one of the passes trains, or one depends on the number of steps, which is
-            not given.
+        SpecError: not exactly one of the passes trains, or one depends on the number of steps,
+            which is not given.
         CompressorError: the module or the data cannot be used.
     """
     if not isinstance(passes, Spec):
@@ -216,17 +217,17 @@ def prepare(
 
 
 def convert(prepared: PreparedModule) -> RunResult:
-    """Finish the run of a module that the program has trained: passes, artifacts, and their report.
+    """Finish the run of a module that the program has trained: passes, artifacts and report.
 
-    The result is what the spec's own training would have given with the same weights. The module
-    may be trained further and converted again.
+    The result is the same as if the spec's own training had produced these weights. The module may
+    be trained further and converted again.
 
     Example:
         >>> compressor.convert(prepared).save("out/edge")
 
     Raises:
-        SpecError: the module was not prepared, or parameters of it have been replaced, as sharding
-            does.
+        SpecError: the module was not prepared, or its parameters have been replaced, as by
+            sharding.
         CompressorError: the run cannot continue.
     """
     if not isinstance(prepared, PreparedModule):

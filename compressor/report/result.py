@@ -43,9 +43,8 @@ class Artifact:
         path: the main file, in the run's folder.
         bytes: size of all its files.
         sha256: of the main file.
-        metric: what the artifact reaches on the evaluation data, in the metric's unit; ``None``
-            where it was not measured.
-        metric_drop: how much worse that is than the float model; positive is worse.
+        metric: the metric on the evaluation data, in its unit; ``None`` if not measured.
+        metric_drop: the drop from the float model; positive is worse.
         size_ratio: bytes over the float model's.
         latency_ratio: latency over the float model's, timed side by side.
         verdict: by the run's limits and checks.
@@ -66,8 +65,8 @@ class Artifact:
 class RunResult:
     """A finished run: what it measured, and where its files are.
 
-    A notebook shows the report's first screen, and ``print`` the table that ``compress run`` ends
-    with.
+    A notebook shows the first screen of the report; ``print`` shows the table that ``compress run``
+    prints.
 
     Example:
         >>> result = compressor.run("spec.yaml")
@@ -77,10 +76,10 @@ class RunResult:
     Attributes:
         report: the content of ``report.json``.
         output: the folder with the artifacts, the reports and the manifest.
-        exit_code: what ``compress run`` exits with: 0, 1 where a limit failed or, for a strict
-            run, is unknown, 4 where an artifact failed its check.
-        cached: nothing had changed: every result is that of an earlier run.
-        kept: what the folder lasts as long as, if it is a temporary one.
+        exit_code: the exit code of ``compress run``: 0; 1 if a limit failed or, in a strict run,
+            is unknown; 4 if an artifact failed its check.
+        cached: whether nothing had changed, so that all results are from an earlier run.
+        kept: an object that keeps a temporary output folder alive.
     """
 
     report: Mapping[str, Any]
@@ -97,7 +96,7 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed; what could not be decided counts as ok."""
+        """Whether nothing failed; an unknown verdict counts as ok."""
         return bool(self.report["ok"])
 
     @property
@@ -155,13 +154,13 @@ class RunResult:
 
         Args:
             folder: a new one, an empty one, or that of an earlier save or run.
-            force: also one that holds other files; those of the same names are replaced.
+            force: also write into one that holds other files; files of the same names are replaced.
 
         Returns:
             The folder.
 
         Raises:
-            SpecError: it is a file, or holds somebody else's files.
+            SpecError: it is a file, or holds other files.
             InputError: the disk is full.
         """
         target = Path(folder).resolve()
