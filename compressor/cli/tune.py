@@ -33,7 +33,7 @@ class _Time(click.ParamType[float]):
         """Return the seconds."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", str(value))
         if match is None:
-            self.fail(f"{value!r} is no time: write 90s, 10m or 2h", param, ctx)
+            self.fail(f"{value!r} is not a time: write 90s, 10m or 2h", param, ctx)
         return float(match[1]) * _UNITS[match[2]]
 
 
@@ -177,7 +177,7 @@ def tune(
             folder = Path.cwd() if output is None else output.resolve().parent
             loaded = spec_of_model(spec, data, metric, folder)
         else:
-            _refuse("a spec, which says it", {"--data": data, "--metric": metric})
+            _refuse("a spec, which names it", {"--data": data, "--metric": metric})
             loaded = load_spec(spec, settings)
         found = find(loaded, goal, output, progress, (workers, scheduler))
     written = None if found.spec is None else near(found.spec)

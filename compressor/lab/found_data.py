@@ -116,7 +116,7 @@ def look_at(place: Path) -> Found:
     found = (_folder(place) or _feeds(place)) if place.is_dir() else None
     if found is None:
         remedy = f"name a folder of images, WAV or npz files, or a file: {', '.join(_FILES)}"
-        raise SpecError(subject, "holds no data that are known", remedy)
+        raise SpecError(subject, "holds no known kind of data", remedy)
     return found
 
 

@@ -135,7 +135,11 @@ class RunResult:
         named = [a for a in self.artifacts if artifact in (None, a.format, a.path.name)]
         if artifact is not None and not named:
             names = [name for a in self.artifacts for name in (a.format, a.path.name)]
-            raise SpecError(f"artifact {artifact!r}", "is none", suggestion(artifact, names))
+            raise SpecError(
+                f"artifact {artifact!r}",
+                "is not an artifact of this run",
+                suggestion(artifact, names),
+            )
         opened = sorted(
             (a for a in named if a.format in _OPENED), key=lambda a: _OPENED.index(a.format)
         )

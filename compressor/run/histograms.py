@@ -301,6 +301,6 @@ def _input(values: _Values | None, now: _Place) -> dict[str, Any] | None:
     entry = values.entry()
     bounds = activation_range(now.node.inputs[0])
     if bounds is None or bounds == "dynamic":
-        why = "it stays float" if bounds is None else "it is determined anew for each input"
+        why = "it stays float" if bounds is None else "it is determined for each input"
         return {**entry, "range": None, "range_reason": why}
     return {**entry, "range": [bounds.low, bounds.high], "range_reason": None}

@@ -302,7 +302,7 @@ def _batches(workspace: Workspace) -> list[int]:
 
 
 _NOT_ASKED = "not measured: compress run --memory does that, in a process for each model"
-_NO_PEAK = "the system does not tell a process's peak"
+_NO_PEAK = "the system does not report a process's peak memory"
 _SECONDS = 10.0  # after which no further start begins, once there were three
 
 

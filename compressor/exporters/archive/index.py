@@ -161,7 +161,7 @@ def with_offsets(head: str) -> str:
         return head
     document = json.loads(head)
     if not isinstance(document, dict):
-        raise ValueError("the header is no mapping")
+        raise ValueError("the header is not a mapping")
     sizes = [_size(name, entry) for name, entry in document.items() if name != "__metadata__"]
     ends = list(accumulate(sizes, initial=0))
     texts = head.split(_LEFT_OUT)

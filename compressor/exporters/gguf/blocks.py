@@ -106,7 +106,7 @@ def pack(codes: QuantizedTensor, kind: BlockFormat) -> Tensor:
         kind: what :func:`format_of` returned.
 
     Raises:
-        ValueError: a scale, or zero point times scale, is no number of float16; ``str`` of the
+        ValueError: a scale, or zero point times scale, is not a float16 number; ``str`` of the
             error says which.
     """
     rows, columns = codes.codes.shape
@@ -159,7 +159,7 @@ def _half(values: Tensor, what: str) -> Tensor:
     """Return numbers ``[n, 1]`` as the bytes of float16, uint8 ``[n, 2]``."""
     halves = values.to(torch.float16)
     if not torch.equal(halves.to(torch.float32), values):
-        raise ValueError(f"{what} is no number of float16")
+        raise ValueError(f"{what} is not a float16 number")
     return halves.contiguous().view(torch.uint8).reshape(-1, 2)
 
 

@@ -82,7 +82,7 @@ class GgufExporter(Exporter):
 
         Raises:
             ArtifactError: it cannot be opened again.
-            ModelError: a weight holds NaN or infinity, or a scale is no number of float16.
+            ModelError: a weight holds NaN or infinity, or a scale is not a float16 number.
         """
         if context.ranks.rank:
             return ()

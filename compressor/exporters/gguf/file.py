@@ -82,7 +82,7 @@ class PlannedTensor:
         """Yield the bytes of one of its sources, uint8, some rows at a time.
 
         Raises:
-            ModelError: a scale is no number of float16, or a value is too large for its type.
+            ModelError: a scale is not a float16 number, or a value is too large for its type.
         """
         if self.order is None:
             yield from (piece.reshape(-1) for piece in self._rows(source))

@@ -241,7 +241,7 @@ class _Reading:
         value = metadata.get(_ALIGNMENT, _USUAL_ALIGNMENT)
         whole = isinstance(value, int) and value >= _LEAST_ALIGNMENT
         if not whole or not isinstance(value, int) or value & (value - 1):
-            raise self._damaged(f"has {value} as {_ALIGNMENT}, which is no power of two")
+            raise self._damaged(f"has {value} as {_ALIGNMENT}, which is not a power of two")
         return value
 
     def _placed(self, found: list[TensorEntry], alignment: int) -> Iterator[TensorEntry]:

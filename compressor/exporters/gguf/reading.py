@@ -46,7 +46,7 @@ class GgufFile:
             self._tensors = {str(tensor.name): tensor for tensor in self._reader.tensors}
         except _MALFORMED as error:
             raise ArtifactError(
-                self.subject, f"is no whole GGUF file ({reason_of(error)})", _AGAIN
+                self.subject, f"is not a complete GGUF file ({reason_of(error)})", _AGAIN
             ) from error
 
     @property

@@ -236,7 +236,7 @@ def _npz(path: Path, inputs: Sequence[TensorSpec]) -> NpzSource:
 def _check(path: Path, spec: TensorSpec, shape: tuple[int, ...], array: Array) -> None:
     wrong = spec.mismatch(shape, str(array.dtype))
     if wrong:
-        raise DataError(f"data {str(path)!r}", f"array {spec.name!r}: {wrong}", "write it so")
+        raise DataError(f"data {str(path)!r}", f"array {spec.name!r}: {wrong}", "convert the array")
 
 
 def _listed(inputs: Sequence[TensorSpec]) -> str:

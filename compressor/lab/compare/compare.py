@@ -181,7 +181,7 @@ def timed_ratio(base: Side, candidate: Side, progress: Progress) -> LatencyRatio
 
 def _not_here(side: Side) -> str:
     if side.name == FLOAT:
-        return "the float model is no artifact of its run"
+        return "the float model is not an artifact of its run"
     entries = side.run.report["artifacts"]
     missing = [f["name"] for e in entries for f in e["files"] if f["name"] in side.run.missing]
     return f"{side.run.path} has no {missing[0]}" if missing else _artifact(side).cannot_run

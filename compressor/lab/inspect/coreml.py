@@ -61,7 +61,7 @@ def inspect_coreml(folder: Path) -> ModelContents:
         try:
             spec.ParseFromString(path.read_bytes())
         except DecodeError as error:
-            raise ValueError(f"{path.name} is no model") from error
+            raise ValueError(f"{path.name} is not a model") from error
         if spec.WhichOneof("Type") != "mlProgram":
             raise ValueError(f"{path.name} is a {spec.WhichOneof('Type')}, and no ML program")
         blocks = [

@@ -52,7 +52,7 @@ def inspect_openvino(path: Path) -> ModelContents:
         try:
             root = ElementTree.fromstring(content)
         except ElementTree.ParseError as error:
-            raise ValueError(f"it is no XML: {error}") from error
+            raise ValueError(f"it is not XML: {error}") from error
         if root.tag != "net" or root.find("layers") is None:
             raise ValueError(f"its root is {root.tag!r}, without layers")
         files = {path.name: len(content)}

@@ -86,7 +86,7 @@ def checked_name(name: Any, subject: str) -> str:
     if not inside or name == ".":
         raise ModelError(
             subject,
-            f"names {name!r}, which is no file in its folder",
+            f"names {name!r}, which is not a file in its folder",
             "it was not written by compressor: do not trust it",
         )
     return str(name)

@@ -56,7 +56,7 @@ def write_signature(path: Path, names: Iterable[str], key: Path) -> str:
     lines = []
     for name in sorted(set(names) - {sums, signature}):
         if not (folder / checked_name(name, subject)).is_file():
-            raise SpecError(subject, f"holds {name!r}, which is no file", "remove it")
+            raise SpecError(subject, f"holds {name!r}, which is not a regular file", "remove it")
         lines.append(f"{file_sha256(folder / name)}  {name}\n")
     text = "".join(lines).encode()
     with switch(folder) as (staged, _):
@@ -134,7 +134,7 @@ def _key(path: Path, option: str, half: Literal["private", "public"], remedy: st
         remedy = "give one without: openssl pkey -in key.pem -out plain.pem"
         raise SpecError(subject, "has a password", remedy) from error
     except (ValueError, unsupported) as error:
-        raise SpecError(subject, f"is no {half} key in PEM", remedy) from error
+        raise SpecError(subject, f"is not a {half} key in PEM", remedy) from error
     if not isinstance(key, kind):
         raise SpecError(subject, "is not an Ed25519 key", remedy)
     return key

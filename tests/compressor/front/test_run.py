@@ -154,7 +154,9 @@ def test_artifacts_are_loaded_as_modules(result: RunResult):
     outputs = [result.load(name)(image)["logits"] for name in (None, "onnx", "model.onnx")]
     assert torch.equal(outputs[1], outputs[2])
     assert np.allclose(outputs[0].numpy(), outputs[1].numpy(), atol=1e-5)
-    with pytest.raises(SpecError, match="artifact 'onxx': is none; did you mean 'onnx'"):
+    with pytest.raises(
+        SpecError, match="artifact 'onxx': is not an artifact of this run; did you mean 'onnx'"
+    ):
         result.load("onxx")
 
 

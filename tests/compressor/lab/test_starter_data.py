@@ -258,7 +258,7 @@ def test_what_a_person_is_asked(tmp_path, monkeypatch):
     ("choices", "message"),
     [
         (Choices(Path("nowhere")), "data 'nowhere': does not exist"),
-        (Choices(Path("empty")), "data 'empty': holds no data that are known"),
+        (Choices(Path("empty")), "data 'empty': holds no known kind of data"),
         (Choices(Path("commands")), "holds 2 WAV files in 2 classes, and no input of the model"),
         (Choices(Path("a.txt")), "is a file of text, which this model's spec does not take"),
         (Choices(target="ort-gpu"), "option --target: is 'ort-gpu'; did you mean 'ort-cpu'"),

@@ -99,7 +99,7 @@ def test_ranges_of_each_input_are_called_that(on_onnx: Project):
     (entry,) = on_onnx.run().report["passes"]
     (item,) = entry["histograms"]
     assert item["weight"]["range_reason"] == "it stays codes while the model runs"
-    assert item["input"]["range_reason"] == "it is determined anew for each input"
+    assert item["input"]["range_reason"] == "it is determined for each input"
 
 
 def test_layers_have_bytes_before_and_after(result: RunResult):

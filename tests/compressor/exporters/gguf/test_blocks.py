@@ -128,7 +128,7 @@ def test_other_scales_are_refused() -> None:
     scheme = scheme_of(4, True, 32)
     codes = torch.zeros(1, 32, dtype=torch.int8)
     zero = torch.zeros(1, 1, dtype=torch.int8)
-    with pytest.raises(ValueError, match="a scale is no number of float16"):
+    with pytest.raises(ValueError, match="a scale is not a float16 number"):
         pack(QuantizedTensor(codes, torch.tensor([[0.1]]), zero, scheme), "Q4_0")
     asymmetric = scheme_of(4, False, 32)
     stored = QuantizedTensor(
@@ -137,5 +137,5 @@ def test_other_scales_are_refused() -> None:
         torch.tensor([[7]], dtype=torch.uint8),
         asymmetric,
     )
-    with pytest.raises(ValueError, match="zero point times scale is no number of float16"):
+    with pytest.raises(ValueError, match="zero point times scale is not a float16 number"):
         pack(stored, "Q4_1")

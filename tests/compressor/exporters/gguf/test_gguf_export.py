@@ -289,7 +289,7 @@ def test_codes_on_no_grid_are_refused(options: dict[str, Any], llama: Path) -> N
 def test_scales_that_no_block_holds_are_refused(llama: Path, tmp_path: Path) -> None:
     step = QuantizeWeights(preset="int4-g32")
     carrier = step.apply(open_checkpoint(llama), PassContext(), {}).carrier
-    with pytest.raises(ModelError, match="a scale is no number of float16"):
+    with pytest.raises(ModelError, match="a scale is not a float16 number"):
         written(carrier, tmp_path)
 
 

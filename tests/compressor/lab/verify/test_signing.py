@@ -124,7 +124,7 @@ def test_a_list_that_somebody_else_made(signed: tuple[Path, Path], tmp_path: Pat
     for text in (f"{'0' * 64}  ../x\n", "not a list\n", f"{'0' * 64}  a\n" * 2, f"{'0' * 64}  a"):
         (folder / SUMS).write_text(text)
         (folder / SIGNATURE).write_bytes(key.sign(text.encode()))
-        with pytest.raises(ModelError, match=r"no file in its folder|is not a list of hashes"):
+        with pytest.raises(ModelError, match=r"not a file in its folder|is not a list of hashes"):
             verify(folder, public)
 
 
@@ -164,7 +164,7 @@ def test_keys_that_are_none(tmp_path: Path) -> None:
     other.write_bytes(curve.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, plain))
     hidden, _ = write_keys(tmp_path, 3, b"secret")
     cases = [
-        (public, "is no private key in PEM; make one with: openssl genpkey"),
+        (public, "is not a private key in PEM; make one with: openssl genpkey"),
         (other, "is not an Ed25519 key"),
         (hidden, "has a password"),
         (tmp_path / "none.pem", "cannot be read"),
@@ -173,7 +173,7 @@ def test_keys_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(SpecError, match=message):
             sign(folder, key)
     sign(folder, private)
-    for key, message in [(private, "is no public key in PEM"), (tmp_path / "none.pem", "read")]:
+    for key, message in [(private, "is not a public key in PEM"), (tmp_path / "none.pem", "read")]:
         with pytest.raises(SpecError, match=message):
             verify(folder, key)
 

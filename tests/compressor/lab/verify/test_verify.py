@@ -300,14 +300,14 @@ NAMES = ["/etc/passwd", "../x", "a/../../x", "", ".", "a//b", "./a", "a\\b", "a\
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_lead_elsewhere(run: Path, name: object) -> None:
-    with pytest.raises(ModelError, match="which is no file in its folder"):
+    with pytest.raises(ModelError, match="which is not a file in its folder"):
         checked_name(name, "manifest 'm'")
     path = run / "manifest.json"
     content = json.loads(path.read_bytes())
     del content["seal"]
     content["outputs"][0]["name"] = name
     path.write_text(sealed_text(content))
-    wrong = "which is no file in its folder" if isinstance(name, str) else "outputs.0.name: "
+    wrong = "which is not a file in its folder" if isinstance(name, str) else "outputs.0.name: "
     with pytest.raises(ModelError, match=wrong):
         verify(run)
 
