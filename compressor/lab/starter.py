@@ -132,7 +132,8 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
         check_worth(nodes, stored, f"model {str(model)!r}")
     carrier = open_onnx(model, OPSET)
     recipe, inputs = recipe_for(carrier), carrier.inputs
-    first = ONNX.format(model=scalar(relative), inputs=_listed(inputs))
+    listed = "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
+    first = ONNX.format(model=scalar(relative), inputs=listed)
     calibrated = recipe.calibrated
     why = _why_feeds(
         inputs, carrier.outputs, stacked=given.found is not None and given.found.stacked
@@ -338,7 +339,3 @@ def _usual(
         return encoder, part, usual_inputs(part)
     except (SpecError, ModelError):
         return "", None, ()
-
-
-def _listed(inputs: Sequence[TensorSpec]) -> str:
-    return "\n".join(f"#   {printable(str(entry))}" for entry in inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,7 +18,7 @@ from compressor.report import formats
 from compressor.report.layer_drawing import layer_drawing
 from compressor.report.layer_table import Distributions, distributions, layer_table, trainings
 from compressor.report.next_step import next_words
-from compressor.report.page import Bar, Interval, Table
+from compressor.report.page import Bar, Interval
 from compressor.report.pages.compare import change_lines, point_texts
 from compressor.report.pages.explain import cost_table
 from compressor.report.past_runs import NONE, Point, Related, points
@@ -106,7 +106,7 @@ def html_report(
         classes=class_table(report),
         slowest=slowest_table(report),
         contents=contents_words(report),
-        costs=None if shown.explanation is None else _costs(shown.explanation),
+        costs=None if shown.explanation is None else cost_table(shown.explanation, _MOST_COSTS),
         explanation=shown.explanation,
         drawing=layer_drawing(report),
         metric=metric_name(report),
@@ -156,11 +156,6 @@ def _summary(report: Report) -> dict[str, Any]:
         "models": content.picked([*keep[:-2], not memory_missing(report), False]),
         "limits": limit_table(report),
     }
-
-
-def _costs(explanation: Explanation) -> Table:
-    """Return what layers cost, those alone that stand first."""
-    return cost_table(replace(explanation, layers=explanation.layers[:_MOST_COSTS]))
 
 
 def _shown(value: Any) -> Any:

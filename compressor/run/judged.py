@@ -86,7 +86,9 @@ class ConstantAnswer:
             return
         if self._first is None:
             self._first = {name: array[:1].copy() for name, array in outputs.items()}
-            target, size = _without_first(target), size - 1
+            size -= 1
+            several = isinstance(target, dict)
+            target = {n: a[1:] for n, a in target.items()} if several else target[1:]
         same = all(outputs[n].shape[1:] == array.shape[1:] for n, array in self._first.items())
         if size and same:
             given = {
@@ -101,7 +103,3 @@ class ConstantAnswer:
         if not self._values:
             return None
         return float(np.concatenate(self._values).mean()) * self._metric.scale.factor
-
-
-def _without_first(target: Any) -> Any:
-    return {n: a[1:] for n, a in target.items()} if isinstance(target, dict) else target[1:]

@@ -47,16 +47,15 @@ def layer_rows(
                 kind=layer.kind,
                 shape=layer.shape,
                 actions=tuple("-" if o is None else o.action for o in planned),
-                reasons=tuple(_why(o) for o in planned),
+                reasons=tuple(
+                    "" if o is None else "; ".join(filter(None, (o.reason, o.remark)))
+                    for o in planned
+                ),
                 bytes_before=sizes_before[layer.name],
                 bytes_after=sum(sizes_after.get(name, 0) for name in names),
             )
         )
     return tuple(rows)
-
-
-def _why(planned: LayerPlan | None) -> str:
-    return "" if planned is None else "; ".join(filter(None, (planned.reason, planned.remark)))
 
 
 def _followed(

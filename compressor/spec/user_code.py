@@ -64,7 +64,7 @@ def load_symbol(reference: str, key: str) -> Callable[..., Any]:
     target: Any = module
     for part in name.split("."):
         if not hasattr(target, part):
-            names = [n for n, value in vars(target).items() if _offered(n, value)]
+            names = [n for n, v in vars(target).items() if callable(v) and not n.startswith("_")]
             raise SpecError(key, f"{module_name!r} has no {part!r}", suggestion(part, names))
         target = getattr(target, part)
     if not callable(target):
@@ -72,11 +72,6 @@ def load_symbol(reference: str, key: str) -> Callable[..., Any]:
             key, f"{reference!r} is a {type(target).__name__}", "name a function or a class"
         )
     return target  # type: ignore[no-any-return]  # callable() does not narrow Any
-
-
-def _offered(name: str, value: object) -> bool:
-    """Return whether a name of a module may be what a user meant: a function or a class."""
-    return not name.startswith("_") and callable(value)
 
 
 def code_digest(function: Callable[..., Any]) -> str:

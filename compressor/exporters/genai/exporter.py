@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -140,7 +140,8 @@ class GenaiExporter(Exporter):
         reference, _ = loaded(type(network), network.config, weights, torch.float32)
         for attention, scheme in caches_of(carrier).items():
             round_cache_of(reference.get_submodule(attention), scheme)
-        tokens = _some_tokens(network.config.vocab_size)
+        last = network.config.vocab_size - 1
+        tokens = np.linspace(1, last, _TOKENS).astype(np.int64)[None]
         with torch.inference_mode():
             wanted = reference.eval()(input_ids=torch.from_numpy(tokens)).logits
         runner = GenaiRunner(path.parent)
@@ -191,8 +192,3 @@ class GenaiExporter(Exporter):
 def _taken(folder: Path) -> tuple[Path, ...]:
     """Return the files that are copied: those of the tokenizer, templates and licence."""
     return tuple(path for path in companions(folder) if path.name not in _LEFT)
-
-
-def _some_tokens(vocabulary: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return a text of tokens from all of a vocabulary, int64 ``[1, tokens]``."""
-    return np.linspace(1, vocabulary - 1, _TOKENS).astype(np.int64)[None]

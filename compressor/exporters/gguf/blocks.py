@@ -134,7 +134,7 @@ def pack(codes: QuantizedTensor, kind: BlockFormat) -> Tensor:
         least = -zeros.to(torch.float32) * scale
         parts = [d, _half(least, "zero point times scale"), _nibbles(levels)]
     elif kind == "Q5_0":
-        parts = [d, _stream(levels >> 4), _nibbles(levels)]
+        parts = [d, _bytes_of((levels >> 4).reshape(len(levels), -1, 8)), _nibbles(levels)]
     elif kind == "Q4_K":
         parts = [d, d, _ones_and(zeros), _all_nibbles(levels, _SMALL)]
     elif kind == "Q5_K":
@@ -183,11 +183,6 @@ def _quarters(levels: Tensor) -> Tensor:
 def _lanes(bits: Tensor) -> Tensor:
     """Pack bits ``[n, 256]``: bit ``i`` of byte ``j`` is that of 32 i + j."""
     return _bytes_of(bits.reshape(len(bits), 8, _SMALL).transpose(1, 2))
-
-
-def _stream(bits: Tensor) -> Tensor:
-    """Pack bits ``[n, 32]``: bit ``i`` of byte ``j`` is that of 8 j + i."""
-    return _bytes_of(bits.reshape(len(bits), -1, 8))
 
 
 def _bytes_of(bits: Tensor) -> Tensor:

@@ -172,7 +172,9 @@ class FileBuilder:
             buffer.data = np.frombuffer(text, np.uint8)
             model.buffers = [*model.buffers, buffer]
             model.metadata.append(note)
-        builder = flatbuffers.Builder(sum(_bytes_of(b) for b in model.buffers) + (1 << 16))
+        builder = flatbuffers.Builder(
+            sum(len(b.data) + _ALIGNMENT for b in model.buffers if b.data is not None) + (1 << 16)
+        )
         builder.Finish(model.Pack(builder), _IDENTIFIER)
         return bytes(builder.Output())
 
@@ -202,10 +204,6 @@ class _AlignedBuffer(schema.BufferT):  # type: ignore[misc]
         schema.BufferStart(builder)
         schema.BufferAddData(builder, vector)
         return schema.BufferEnd(builder)
-
-
-def _bytes_of(buffer: Any) -> int:
-    return 0 if buffer.data is None else len(buffer.data) + _ALIGNMENT
 
 
 def _parameters(quantization: Quantization) -> Any:

@@ -175,15 +175,11 @@ def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]
         if row.codes is None or row.codes.codes != index or value.dtype is None:
             continue
         positions = (row.codes.scale, row.codes.zero_point)
-        scale, zero = (constant_array(_input(node, position)) for position in positions)
+        scale, zero = (constant_array(None if p is None else input_of(node, p)) for p in positions)
         asymmetric = " asym" if zero is not None and np.any(zero) else ""
         scheme = value.dtype.numpy().name + _granularity(node, scale) + asymmetric
         return scheme, None if zero is None else _broadcast(node, zero, shape)
     return "", None
-
-
-def _input(node: ir.Node, position: int | None) -> ir.Value | None:
-    return None if position is None else input_of(node, position)
 
 
 def _granularity(node: ir.Node, scale: Array | None) -> str:

@@ -81,12 +81,12 @@ def _described(
     producer = root.find("rt_info/info[@name='OpenVINO Runtime']")
     notes = root.find("rt_info/framework")
     found = {note.tag: note.get("value", "") for note in ([] if notes is None else notes)}
-    graph = facts(operators, ends, producer="" if producer is None else _version(producer))
+    graph = facts(
+        operators,
+        ends,
+        producer="" if producer is None else f"OpenVINO {producer.get('value', '')}",
+    )
     return described(_KIND, path, files, stored, graph, found)
-
-
-def _version(info: ElementTree.Element) -> str:
-    return f"OpenVINO {info.get('value', '')}"
 
 
 def _roles(

@@ -51,8 +51,13 @@ def explanation_page(explanation: Explanation, written: Path | None = None) -> P
     return page
 
 
-def cost_table(explanation: Explanation) -> Table:
-    """Return what each layer costs, and what a rule for it would gain."""
+def cost_table(explanation: Explanation, most: int | None = None) -> Table:
+    """Return what each layer costs, and what a rule for it would gain.
+
+    Args:
+        most: how many layers are shown, the first ones; all by default.
+    """
+    layers = explanation.layers[:most]
     columns = [
         *left("layer", "pass", "scheme"),
         *right("alone"),
@@ -60,8 +65,8 @@ def cost_table(explanation: Explanation) -> Table:
         *right("costs", "output SQNR", "of the noise", "felt", "metric", "95 %"),
         *left(""),
     ]
-    content = Table(columns, [_cells(explanation, cost) for cost in explanation.layers])
-    felt = any(cost.gain.metric_share is not None for cost in explanation.layers)
+    content = Table(columns, [_cells(explanation, cost) for cost in layers])
+    felt = any(cost.gain.metric_share is not None for cost in layers)
     return content.picked([*[True] * 8, felt, *[explanation.method == _MEASURED] * 3])
 
 
