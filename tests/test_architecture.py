@@ -64,7 +64,7 @@ DECISIONS = (
     "compressor/passes/train/archive/rounds.py",
     "compressor/run/data_doubts.py",
     "compressor/run/decisions.py",
-    "compressor/run/felt_noise.py",
+    "compressor/run/metric_effect.py",
     "compressor/run/verdicts.py",
 )
 # What every room may import, and what imports them only when it is asked for something.

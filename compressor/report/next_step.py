@@ -54,8 +54,8 @@ def next_step(report: Report, folder: str) -> str:
     if not all(check.ok for check in check_rows(report)):
         return f"read the failed checks in {folder}/report.md"
     # Rules for layers win back what the metric lost; they mend no other limit.
-    felt = METRIC_DROP in verdicts or not verdicts
-    if felt and (report.get("advice") or {}).get("suggested"):
+    of_metric = METRIC_DROP in verdicts or not verdicts
+    if of_metric and (report.get("advice") or {}).get("suggested"):
         # No file holds the spec of a Python program.
         return f"compress explain {folder}{'' if report.get('objects') else ' --apply'}"
     if costly := _costliest(report) if _lost_too_much(report) else "":

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from compressor.errors import DataError, ModelError
 from compressor.graph.costs import layer_bytes
-from compressor.run.felt_noise import Feeling
+from compressor.run.metric_effect import MetricEffect
 from compressor.run.noise import ModelNoise, Noise, measured_noise
 from compressor.run.pipeline import FUSE, Step
 from compressor.run.references import Reference
@@ -24,7 +24,7 @@ from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
 
 _SAMPLES = 16
-_VERSION = 8
+_VERSION = 9
 Basis = Literal["outputs", "layers", "weights"]
 
 
@@ -44,13 +44,13 @@ def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict
     basis, noises = _noise(workspace, index, steps, layers)
     shared = sum(noise.counted for noise in noises.values.values())
     whole = shared + sum(noise.counted for noise in noises.layers.values())
-    feeling = _feeling(workspace) if basis == "outputs" else None
+    effect = _effect(workspace) if basis == "outputs" else None
     return {
         "basis": basis,
         "reason": noises.reason or None,
         "shared_inputs": 100.0 * shared / whole if whole > 0 else None,
-        "metric_basis": None if feeling is None else feeling.by,
-        "shared_metric_noise": sum(noise.felt or 0.0 for noise in noises.values.values()),
+        "metric_basis": None if effect is None else effect.basis,
+        "shared_metric_noise": sum(noise.effect or 0.0 for noise in noises.values.values()),
         "layers": [
             {
                 "name": row["name"],
@@ -83,7 +83,9 @@ def _noise(
     touched_noise = {name: noise for name, noise in noises.layers.items() if name in touched}
     if all(n.reached is not None for n in (*touched_noise.values(), *noises.values.values())):
         return "outputs", replace(noises, layers=touched_noise)
-    left = {name: replace(noise, reached=None, felt=None) for name, noise in touched_noise.items()}
+    left = {
+        name: replace(noise, reached=None, effect=None) for name, noise in touched_noise.items()
+    }
     return "layers", ModelNoise(left, {}, noises.reason)
 
 
@@ -134,7 +136,7 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
                     step.carrier,
                     exact,
                     workspace.looked_at(_SAMPLES),
-                    _feeling(workspace),
+                    _effect(workspace),
                     workspace.output_parts,
                 )
             except (ModelError, DataError) as error:  # a missing explanation does not fail a run
@@ -149,14 +151,14 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
     )
 
 
-def _feeling(workspace: Workspace) -> Feeling | None:
+def _effect(workspace: Workspace) -> MetricEffect | None:
     metric = workspace.plan.metric
     if metric is None or workspace.evaluation is None:
         return None
     if workspace.evaluation.feeds:  # probes may be single steps, which have no target
         built_in = metric.code is None and (metric.about_classes or metric.against_float)
-        return Feeling(metric, None) if built_in else None
-    return Feeling(metric, None if metric.against_float else workspace.targets(_SAMPLES))
+        return MetricEffect(metric, None) if built_in else None
+    return MetricEffect(metric, None if metric.against_float else workspace.targets(_SAMPLES))
 
 
 def noise_of_row(row: Mapping[str, Any]) -> float:
@@ -174,5 +176,5 @@ def _facts(noise: Noise, whole: float) -> dict[str, float | None]:
         "noise_share": 100.0 * share if is_known else None,
         # With a share of 1 no noise would be left, which is no finite gain.
         "predicted_gain_db": -10.0 * math.log10(1.0 - share) if is_known and share < 1 else None,
-        "metric_noise": noise.felt,
+        "metric_noise": noise.effect,
     }

@@ -22,8 +22,8 @@ from compressor.graph.isolated import Cut, Isolated, cut_at, isolated, readers, 
 from compressor.graph.output_parts import OutputParts
 from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import runner_of
-from compressor.run.felt_noise import Feeling
 from compressor.run.judged import judged_outputs
+from compressor.run.metric_effect import MetricEffect
 from compressor.run.signals import OutputSums, SignalSums
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.tensors import Array, Batch, Feed, cut, fixed_batch, samples_in
@@ -40,13 +40,13 @@ class Noise:
         whole: of a layer's output (of its weight if the model cannot be run).
         own: the same without the noise of a value that others read, too.
         reached: of the model's outputs, if only ``own`` is added; see :class:`OutputSums`.
-        felt: how much of that the metric feels, a mean over samples.
+        effect: its effect on the metric, the mean over samples.
     """
 
     whole: float | None = None
     own: float | None = None
     reached: float | None = None
-    felt: float | None = None
+    effect: float | None = None
 
     @property
     def counted(self) -> float:
@@ -85,7 +85,7 @@ def measured_noise(
     carrier: Carrier,
     baseline: Carrier,
     batches: Sequence[Batch],
-    feeling: Feeling | None = None,
+    effect: MetricEffect | None = None,
     parts: OutputParts = (),
 ) -> ModelNoise:
     """Return each layer's noise on its float input.
@@ -101,7 +101,7 @@ def measured_noise(
     alone = isolated(carrier.graph(), same, main_values(baseline.graph()))
     if not alone.layers:
         return ModelNoise({}, {})
-    measuring = _Measuring(baseline, alone, feeling, parts)
+    measuring = _Measuring(baseline, alone, effect, parts)
     portions = Portions(measuring.values, [carrier, baseline])
     left = _MOST_MACS
     for batch in batches:
@@ -129,7 +129,7 @@ class _Error:
         reached: of the model's outputs.
         whole: of the layer's output, with the noise of values that others read.
         own: the same without that noise.
-        felt: what the metric feels, summed over so many ``samples``.
+        effect: its effect on the metric, the sum over ``samples``.
     """
 
     name: str
@@ -139,7 +139,7 @@ class _Error:
     reached: OutputSums
     whole: SignalSums = field(default_factory=SignalSums)
     parted: SignalSums | None = None
-    felt: float = 0.0
+    effect: float = 0.0
     samples: int = 0
     comparable: bool = True
 
@@ -182,10 +182,10 @@ class _Error:
 
     def noise(self) -> Noise:
         """Return the ratios of the sums."""
-        felt = self.felt / self.samples if self.samples else None
+        effect = self.effect / self.samples if self.samples else None
         if not self.layer:
-            return Noise(reached=self.reached.ratio, felt=felt)
-        return Noise(self.whole.ratio, self.own.ratio, self.reached.ratio, felt)
+            return Noise(reached=self.reached.ratio, effect=effect)
+        return Noise(self.whole.ratio, self.own.ratio, self.reached.ratio, effect)
 
 
 class _Measuring:
@@ -196,7 +196,7 @@ class _Measuring:
     """
 
     def __init__(
-        self, baseline: Carrier, alone: Isolated, feeling: Feeling | None, parts: OutputParts
+        self, baseline: Carrier, alone: Isolated, effect: MetricEffect | None, parts: OutputParts
     ):
         inputs = {i.name for i in baseline.inputs}
         outputs = [layer.output for layer in alone.layers]
@@ -209,7 +209,7 @@ class _Measuring:
             if name not in inputs
         ]
         taps = dict.fromkeys([*alone.cut.inputs, *outputs])
-        self._shared, self._feeling = alone.shared, feeling
+        self._shared, self._effect = alone.shared, effect
         self._baseline = baseline
         self._float = baseline.runner([t for t in taps if t not in inputs])
         self._compressed = _Part(alone.cut)
@@ -238,9 +238,7 @@ class _Measuring:
         if not reaches:
             return
         if self._reaching is None:
-            self._reaching = _Reaching(
-                self._baseline, [e.value for e in self.errors], self._feeling
-            )
+            self._reaching = _Reaching(self._baseline, [e.value for e in self.errors], self._effect)
         self._reaching.add(portion.batch, errors)
 
     def noise(self) -> ModelNoise:
@@ -272,8 +270,8 @@ class _Part:
 class _Reaching:
     """The float model, to each of whose values an error can be added."""
 
-    def __init__(self, baseline: Carrier, values: Sequence[str], feeling: Feeling | None):
-        self._feeling, self._seen = feeling, 0
+    def __init__(self, baseline: Carrier, values: Sequence[str], effect: MetricEffect | None):
+        self._effect, self._seen = effect, 0
         model, self._offsets = with_offsets(baseline.graph(), list(dict.fromkeys(values)))
         dtypes = {v.name: v.dtype for v in model.graph.inputs}
         self._none = {
@@ -291,7 +289,7 @@ class _Reaching:
         feed = {**batch, **self._none}
         exact = self._runner.run(feed)
         size = samples_in(batch)
-        feels = self._feels(batch, exact)
+        effect_of = self._effect_of(batch, exact)
         for error, values in errors:
             if values is None or error.value not in self._offsets:
                 continue
@@ -299,14 +297,14 @@ class _Reaching:
             if not error.rounding:
                 noisy = self._runner.run({**feed, self._offsets[error.value]: values()})
             error.reached.add(list(exact.values()), [noisy[name] for name in exact])
-            if feels is not None:
-                error.felt, error.samples = error.felt + feels(noisy), error.samples + size
+            if effect_of is not None:
+                error.effect, error.samples = error.effect + effect_of(noisy), error.samples + size
         self._seen += size
 
-    def _feels(self, batch: Batch, exact: Batch) -> Callable[[Batch], float] | None:
-        """Return what the metric feels of noise in a portion's outputs."""
-        if self._feeling is None:
+    def _effect_of(self, batch: Batch, exact: Batch) -> Callable[[Batch], float] | None:
+        """Return the effect on the metric of noise in a portion's outputs, as a function."""
+        if self._effect is None:
             return None
-        metric = self._feeling.metric
-        feels = self._feeling.relative_to(judged_outputs(batch, exact, metric), self._seen)
-        return lambda noisy: feels(judged_outputs(batch, noisy, metric))
+        metric = self._effect.metric
+        effect_of = self._effect.relative_to(judged_outputs(batch, exact, metric), self._seen)
+        return lambda noisy: effect_of(judged_outputs(batch, noisy, metric))

@@ -75,7 +75,7 @@ def compared(name: str, path: Path, settings: tuple[str, ...]) -> None:
     rows = [row(cost, found.get(cost.change.layer)) for cost in predicted.layers[:LAYERS]]
     show(
         f"{name}: share of the noise that goes",
-        ["layer", "change", "felt", "predicted", "measured", "metric, 95 %"],
+        ["layer", "change", "effect", "predicted", "measured", "metric, 95 %"],
         rows,
     )
     for word, explanation in (("prediction", predicted), ("measurement", measured)):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from compressor import catalog
 from compressor.errors import CompressorError, ModelError, SpecError
 from compressor.files import settle
-from compressor.lab.explain.doubts import doubts, own_drop, unfelt_reason, whole_noise
+from compressor.lab.explain.doubts import doubts, own_drop, unknown_effect, whole_noise
 from compressor.lab.explain.explanation import (
     Explanation,
     Gain,
@@ -165,14 +165,14 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
             *over,
             *little,
             *_shared(passes),
-            *_feels(layers),
+            *_effect_note(layers),
             *(_NOTES[basis] for basis in _NOTES if basis in bases),
         ),
     )
 
 
 def _predicted(report: Mapping[str, Any], layers: Sequence[LayerCost]) -> Gain:
-    """Return what changes would bring together; the metric's loss goes as what it feels goes.
+    """Return what changes would bring together; the metric's loss goes as the effect on it does.
 
     What other passes lost, such as those that train, stays.
     """
@@ -215,7 +215,7 @@ def _divided(run: FinishedRun, suggested: Sequence[LayerCost]) -> str:
 def suspects(run: FinishedRun) -> list[LayerCost]:
     """Return every layer that a pass with rules changed, the noisiest first.
 
-    Shares are of the noise that all passes together add, and of what the metric feels of it.
+    Shares are of the noise that all passes together add, and of its effect on the metric.
 
     Raises:
         SpecError: there is none, or a pass is not installed.
@@ -233,8 +233,8 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
         )
     whole = sum(whole_noise(entry["attribution"]) for entry in run.report["passes"])
     entries = [p["attribution"] for p in run.report["passes"] if p["attribution"]]
-    unfelt = unfelt_reason(run.report["passes"][-1]["metric"], entries)
-    felt_whole = 0.0 if unfelt else sum(_felt(entry) for entry in entries)
+    unknown = unknown_effect(run.report["passes"][-1]["metric"], entries)
+    whole_effect = 0.0 if unknown else sum(map(_effect, entries))
     costs = []
     for index, entry, row in rows:
         declared = _declared(run, index)
@@ -249,12 +249,14 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
             else None
         )
         share = None if share is None else share * (1 - change.kept)
-        felt = None if felt_whole <= 0 else row.get("metric_noise")
+        effect = None if whole_effect <= 0 else row.get("metric_noise")
         gain = Gain(
             bytes=round(int(row["bytes_to_skip"]) * change.cost),
             sqnr_db=gained_db(share) if share is not None and runs else None,
             noise_share=share,
-            metric_share=None if felt is None else felt / felt_whole * 100 * (1 - change.kept),
+            metric_share=None
+            if effect is None
+            else effect / whole_effect * 100 * (1 - change.kept),
         )
         costs.append(LayerCost(str(entry["pass"]), scheme, row["own_sqnr_db"], change, gain))
     costs.sort(key=lambda cost: -(cost.gain.noise_share or 0.0))
@@ -272,8 +274,8 @@ def _alone(run: FinishedRun, scheme: str) -> bool:
     return run.by_command or (bare and scheme.endswith("asym"))
 
 
-def _felt(attribution: Mapping[str, Any]) -> float:
-    """Return what the metric feels of the noise that a pass adds."""
+def _effect(attribution: Mapping[str, Any]) -> float:
+    """Return the effect on the metric of the noise that a pass adds."""
     of_layers = sum(row.get("metric_noise") or 0.0 for row in attribution["layers"])
     return of_layers + float(attribution.get("shared_metric_noise") or 0.0)
 
@@ -297,11 +299,11 @@ def _declared(run: FinishedRun, index: int) -> Pass:
         ) from error
 
 
-def _feels(layers: Sequence[LayerCost]) -> list[str]:
+def _effect_note(layers: Sequence[LayerCost]) -> list[str]:
     if not any(cost.gain.metric_share is not None for cost in layers):
         return []
     return [
-        "'felt' is the share of what the metric feels of the noise; layers are ranked by it: the "
+        "'effect' is the share of the noise's effect on the metric; layers are ranked by it: the "
         "divergence of the answers' probabilities for metrics about classes, else the change of "
         "each sample's value"
     ]

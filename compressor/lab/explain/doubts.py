@@ -19,7 +19,7 @@ def doubts(report: Mapping[str, Any]) -> str:
     entries = [entry["attribution"] for entry in passes if entry["attribution"]]
     sqnr, trained = passes[-1]["sqnr_db"], any(entry.get("training") for entry in passes)
     reason = (
-        unfelt_reason(passes[-1]["metric"], entries)
+        unknown_effect(passes[-1]["metric"], entries)
         or _lost_before(passes)
         or _twice(passes)
         or _made_up_for(passes)
@@ -82,20 +82,20 @@ def _twice(passes: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def unfelt_reason(metric: Mapping[str, Any] | None, entries: Sequence[Mapping[str, Any]]) -> str:
-    """Return why it is not known what the metric feels of each layer; empty where it is."""
+def unknown_effect(metric: Mapping[str, Any] | None, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Return why the effect of each layer on the metric is not known; empty if it is."""
     rows = [row for entry in entries for row in entry["layers"]]
     if metric is None:
         return "no metric was measured"
-    felt = [row.get("metric_noise") for row in rows]
-    known = [value for value in felt if value is not None]
+    effects = [row.get("metric_noise") for row in rows]
+    known = [value for value in effects if value is not None]
     if not known:
-        return f"what {metric['name']} feels of each layer's noise is not known"
-    feeling = sum(value > 0 for value in known)
+        return f"the effect of each layer's noise on {metric['name']} is not known"
+    changing = sum(value > 0 for value in known)
     steps = any(entry.get("metric_basis") == "metric" for entry in entries)
-    if steps and feeling < max(_LEAST_LAYERS, _LEAST_SHARE * len(known)):
+    if steps and changing < max(_LEAST_LAYERS, _LEAST_SHARE * len(known)):
         return (
-            f"the noise of {feeling} of {len(known)} layers alone changes {metric['name']} of any "
+            f"the noise of {changing} of {len(known)} layers alone changes {metric['name']} of any "
             "of the samples that noise is measured on"
         )
     return ""

@@ -106,8 +106,8 @@ class Gain:
         noise_share: percent of the power of the output's noise that would go.
         metric: how much better the metric would be, in its unit; ``None`` where it is not known.
         ci95: its 95 % interval, from samples paired.
-        metric_share: percent of what the metric feels of the noise that would go; ``None`` where
-            that is not known.
+        metric_share: percent of the noise's effect on the metric that would go; ``None`` if that
+            is not known.
     """
 
     bytes: int
@@ -119,7 +119,7 @@ class Gain:
 
     @property
     def share(self) -> float | None:
-        """What changes are ranked by: percent of what the metric feels, else of the noise."""
+        """What changes are ranked by: percent of the effect on the metric, else of the noise."""
         return self.noise_share if self.metric_share is None else self.metric_share
 
     @property
@@ -240,8 +240,8 @@ def best(layers: Sequence[LayerCost], count: int, room: float = math.inf) -> lis
     """Return the layers whose change brings most for its bytes, as far as there is room for them.
 
     First those that improve the metric beyond chance, by their gain for each byte; then those
-    that remove more than half of what a layer's change removes on average, by the share that goes
-    of what the metric feels for each byte.
+    that remove more than half of what a layer's change removes on average, by the share of the
+    effect on the metric that goes for each byte.
 
     Args:
         room: bytes that all changes may take together.
@@ -275,7 +275,7 @@ def together(gains: Sequence[Gain]) -> Gain:
     """
     shares = [gain.noise_share for gain in gains if gain.noise_share is not None]
     share = sum(shares) if shares else None
-    felt = [gain.metric_share for gain in gains if gain.metric_share is not None]
+    effects = [gain.metric_share for gain in gains if gain.metric_share is not None]
     metrics = [gain.metric for gain in gains if gain.certain and gain.metric is not None]
     measured = any(gain.sqnr_db is not None for gain in gains)
     return Gain(
@@ -283,7 +283,7 @@ def together(gains: Sequence[Gain]) -> Gain:
         sqnr_db=gained_db(share) if measured and share is not None else None,
         noise_share=None if share is None else min(share, 100.0),
         metric=sum(metrics) if metrics else None,
-        metric_share=min(sum(felt), 100.0) if felt else None,
+        metric_share=min(sum(effects), 100.0) if effects else None,
     )
 
 

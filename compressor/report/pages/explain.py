@@ -62,12 +62,12 @@ def cost_table(explanation: Explanation, most: int | None = None) -> Table:
         *left("layer", "pass", "scheme"),
         *right("alone"),
         *left("change"),
-        *right("costs", "output SQNR", "of the noise", "felt", "metric", "95 %"),
+        *right("costs", "output SQNR", "of the noise", "effect", "metric", "95 %"),
         *left(""),
     ]
     content = Table(columns, [_cells(explanation, cost) for cost in layers])
-    felt = any(cost.gain.metric_share is not None for cost in layers)
-    return content.picked([*[True] * 8, felt, *[explanation.method == _MEASURED] * 3])
+    known = any(cost.gain.metric_share is not None for cost in layers)
+    return content.picked([*[True] * 8, known, *[explanation.method == _MEASURED] * 3])
 
 
 def _cells(explanation: Explanation, cost: LayerCost) -> list[str]:

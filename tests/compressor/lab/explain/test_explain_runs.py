@@ -16,7 +16,7 @@ from compressor.cli.application import application
 from compressor.errors import DataError
 from compressor.models.onnx.carrier import open_onnx
 from compressor.run import attribution
-from compressor.run.felt_noise import Feeling
+from compressor.run.metric_effect import MetricEffect
 from tests.compressor.conftest import spine_of_tests
 from tests.compressor.passes.prepare.networks import stretched
 from tests.compressor.tiny_project import ONNX, Project, copied, onnx_project
@@ -251,7 +251,7 @@ def test_a_metric_that_refuses_noise_does_not_fail_the_run(on_onnx: Project):
     on_onnx.spec["passes"] = [dict(QUANTIZE)]
     with pytest.MonkeyPatch.context() as patch:
         refused = DataError("metric 'f1'", "failed", "check it")
-        patch.setattr(Feeling, "relative_to", Mock(side_effect=refused))
+        patch.setattr(MetricEffect, "relative_to", Mock(side_effect=refused))
         on_onnx.run()
     found = on_onnx.report()["passes"][0]["attribution"]
     assert found["reason"] == "metric 'f1': failed; check it"

@@ -1,7 +1,8 @@
-"""How much of the noise in a model's outputs its metric feels.
+"""The effect of noise in a model's outputs on its metric.
 
-Noise that the metric does not look at, such as that of an output that it does not read, or of
-answers that are far from any other, costs nothing. So layers are ranked by what the metric feels:
+Noise that does not change the metric, such as that of an output that it does not read, or of
+answers far from a decision boundary, costs nothing. So layers are ranked by the effect on the
+metric:
 
 - Metrics about classes (accuracy, agreement, top5, perplexity, f1, token-accuracy) by the
   Kullback-Leibler divergence of the answers' probabilities (as in ZeroQ, Cai et al. 2020). It
@@ -23,13 +24,13 @@ from compressor.run.class_metrics import log_softmax
 from compressor.run.metrics import Metric
 from compressor.types.tensors import Array, Batch
 
-FeltBy = Literal["divergence", "metric"]
+EffectBasis = Literal["divergence", "metric"]
 _MOST_LOGITS = 1 << 22  # a tenth of a second for each layer
 
 
 @dataclass(frozen=True)
-class Feeling:
-    """What a metric feels.
+class MetricEffect:
+    """How noise changes a metric.
 
     Attributes:
         targets: of the samples that noise is measured on, ``[N, ...]``, or several by name;
@@ -40,12 +41,12 @@ class Feeling:
     targets: Array | Mapping[str, Array] | None
 
     @property
-    def by(self) -> FeltBy:
-        """What is added up."""
+    def basis(self) -> EffectBasis:
+        """The measure of the effect."""
         return "divergence" if self.metric.about_classes else "metric"
 
     def relative_to(self, exact: Batch, first: int = 0) -> Callable[[Batch], float]:
-        """Return a function of outputs with noise: what the metric feels, summed over samples.
+        """Return a function from noisy outputs to their effect on the metric, summed over samples.
 
         Args:
             exact: the float model's outputs for some samples.
