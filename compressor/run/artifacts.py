@@ -21,7 +21,7 @@ from compressor.files import (
     scratch,
 )
 from compressor.graph.costs import model_bytes
-from compressor.run.evaluate import Evaluation, RememberedRunner
+from compressor.run.evaluate import CachingRunner, Evaluation
 from compressor.run.store import compute_versions, result_key
 from compressor.run.workspace import Workspace, metric_code
 from compressor.spec.load import Spec
@@ -289,7 +289,7 @@ def artifact_evaluation(workspace: Workspace, artifact: StoredArtifact) -> Evalu
     )
 
 
-def artifact_runner(workspace: Workspace, artifact: StoredArtifact) -> RememberedRunner:
+def artifact_runner(workspace: Workspace, artifact: StoredArtifact) -> CachingRunner:
     """Return an artifact, ready to run."""
     return workspace.runner(artifact.key, lambda: artifact.exporter.open(artifact.path))
 

@@ -89,10 +89,10 @@ class Data:
             return [self.first(samples)]
         return list(islice(self.unrolled(carrier, self.batches()), samples))
 
-    def held(self) -> Data:
-        """Return the same data, which are read and transformed once if they are small."""
+    def cached(self) -> Data:
+        """Return the same data with a cache of read and transformed batches, if they are small."""
         single = self.feeds or self.recurrence is not None
-        return self if single else replace(self, source=HeldSource(self.source))
+        return self if single else replace(self, source=CachedSource(self.source))
 
     @property
     def preparation(self) -> str:
@@ -122,12 +122,12 @@ class Data:
 
 
 @dataclass(frozen=True)
-class HeldSource:
-    """A source whose batches are held once they have been read, unless they take much memory."""
+class CachedSource:
+    """A source that caches its batches when they are first read, unless they take much memory."""
 
     source: Source
     most: int = 32 << 20  # bytes
-    _batches: dict[int, list[Batch]] = field(default_factory=dict)  # by their size
+    _batches: dict[int, list[Batch]] = field(default_factory=dict)  # by batch size
 
     def info(self) -> SourceInfo:
         """Describe the source."""
@@ -138,7 +138,7 @@ class HeldSource:
         return self.source.digest()
 
     def batches(self, size: int, limit: int | None = None) -> Iterator[Batch]:
-        """Yield batches, which may be changed: what is held are copies."""
+        """Yield batches, which may be modified: the cache has copies."""
         if limit is not None:
             yield from self.source.batches(size, limit)
         elif size in self._batches:

@@ -37,7 +37,7 @@ from compressor.types.tensors import (
 )
 
 _SIGNAL_SAMPLES = 64
-_REMEMBERED = 64 << 20
+_CACHE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -224,21 +224,21 @@ def _sqnr(layer: Layer, sums: SignalSums) -> float | None:
     return ratio_db(sums.signal, sums.error)
 
 
-class RememberedRunner:
-    """Runs a model once for each batch, and remembers the outputs as far as memory is given.
+class CachingRunner:
+    """Runs a model and caches its outputs by the content of the batch.
 
-    The model is opened when it is needed, until it is closed.
+    The model is opened on demand, and can be closed in between.
 
     Args:
-        opener: starts a runtime for the model, which is done when it is first needed.
-        most: bytes of outputs that are held.
-        reads: names of what the model reads; all else in a batch makes no difference.
+        opener: starts a runtime for the model.
+        most: capacity of the cache in bytes.
+        reads: names of the arrays that the model reads; others do not distinguish batches.
     """
 
     def __init__(
         self,
         opener: Callable[[], Runner],
-        most: int = _REMEMBERED,
+        most: int = _CACHE_BYTES,
         reads: Collection[str] | None = None,
     ):
         self._opener = opener
@@ -258,11 +258,11 @@ class RememberedRunner:
         return self._open
 
     def close(self) -> None:
-        """Give the model's memory back; what is remembered stays."""
+        """Release the model's memory; the cache stays."""
         self._open = None
 
     def run(self, batch: Batch) -> Batch:
-        """Return the outputs for a batch, which are not to be changed."""
+        """Return the outputs for a batch, which must not be modified."""
         key = _content(batch, self._reads)
         if key not in self._outputs:
             outputs = self._runner.run(batch)
@@ -271,7 +271,7 @@ class RememberedRunner:
         return self._outputs[key]
 
     def remember(self, batch: Batch, outputs: Batch) -> None:
-        """Take what the model gave for a batch elsewhere."""
+        """Add outputs for a batch that were computed elsewhere."""
         self._remember(_content(batch, self._reads), outputs)
 
     def _remember(self, key: bytes, outputs: Batch) -> None:

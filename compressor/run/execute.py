@@ -23,7 +23,7 @@ from compressor.run.artifacts import (
 from compressor.run.attribution import attribution
 from compressor.run.data_doubts import no_evidence
 from compressor.run.decisions import class_entries, flipped_entry
-from compressor.run.evaluate import Evaluation, RememberedRunner
+from compressor.run.evaluate import CachingRunner, Evaluation
 from compressor.run.fidelity import Trio
 from compressor.run.options import RunOptions
 from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
@@ -61,12 +61,12 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[StoredArt
 
 
 @contextmanager
-def settled() -> Iterator[None]:
-    """Let the garbage collector pass by what is there already.
+def objects_frozen() -> Iterator[None]:
+    """Exclude the objects that exist already from garbage collection inside the block.
 
-    To look at all objects of the libraries takes a third of a second, and a run collects garbage
-    after each pass: a graph refers to itself, and would hold its weights until then. What planning
-    leaves behind is young, and the oldest objects are the libraries'.
+    A full collection takes a third of a second because of the libraries' objects, and a run
+    collects after each pass: a graph has reference cycles, and would keep its weights until then.
+    Garbage of the planning is young, and the oldest objects are the libraries'.
     """
     if gc.get_freeze_count():  # whoever has done so keeps them
         yield
@@ -79,8 +79,8 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def settle() -> None:
-    """Within :func:`settled`, let the collector pass by what there is now; it stays to the end."""
+def freeze_objects() -> None:
+    """Within :func:`objects_frozen`, also exclude the objects that exist now, until its end."""
     if gc.get_freeze_count():
         gc.collect()
         gc.freeze()
@@ -88,7 +88,7 @@ def settle() -> None:
 
 @contextmanager
 def computing_for(exports: Sequence[Exporter]) -> Iterator[None]:
-    """Let graphs with codes compute as the exports' targets do, if none of them saturates."""
+    """Let quantized graphs compute as the exports' targets do, if none of these saturates."""
     exact = [exporter.exact for exporter in exports if exporter.targets]
     with exact_products(bool(exact) and all(exact)):
         yield
@@ -96,7 +96,7 @@ def computing_for(exports: Sequence[Exporter]) -> Iterator[None]:
 
 def execute(workspace: Workspace) -> tuple[dict[str, Any], list[StoredArtifact]]:
     """Run everything up to the report; the output folder is not touched yet."""
-    with settled(), computing_for(workspace.plan.spec.exports):
+    with objects_frozen(), computing_for(workspace.plan.spec.exports):
         return _executed(workspace)
 
 
@@ -232,7 +232,7 @@ def _as_float(workspace: Workspace, step: Step) -> Evaluation | None:
     key = result_key("as-float", step.key, baseline=workspace.source_key, data=data.digest)
     found: Mapping[str, Any] | None = workspace.store.read(key)
     if found is None:
-        fused = RememberedRunner(partial(workspace.opened, step.carrier))
+        fused = CachingRunner(partial(workspace.opened, step.carrier))
         floats = workspace.baseline_runner
         outputs, parts = step.carrier.outputs, workspace.output_parts
         trio = Trio(f"after {step.name}", fused, floats, floats, outputs, parts)

@@ -10,7 +10,7 @@ import numpy as np
 
 from compressor.errors import ArtifactError
 from compressor.graph.output_parts import OutputParts, cut_parts
-from compressor.run.evaluate import RememberedRunner, largest_gap, outputs_of
+from compressor.run.evaluate import CachingRunner, largest_gap, outputs_of
 from compressor.run.metrics import check_finite
 from compressor.run.signals import OutputSums
 from compressor.run.verdicts import agreement, same_function
@@ -28,9 +28,9 @@ class Trio:
     """
 
     name: str
-    artifact: RememberedRunner
-    source: RememberedRunner
-    float_model: RememberedRunner
+    artifact: CachingRunner
+    source: CachingRunner
+    float_model: CachingRunner
     declared: Sequence[TensorSpec]
     parts: OutputParts = ()
 

@@ -22,7 +22,7 @@ from compressor.progress import Progress, Steps
 from compressor.run.data import Data
 from compressor.run.decisions import Decisions
 from compressor.run.decoder_runner import DecoderRunner
-from compressor.run.evaluate import Evaluation, RememberedRunner, evaluate
+from compressor.run.evaluate import CachingRunner, Evaluation, evaluate
 from compressor.run.judged import judged_parts
 from compressor.run.metrics import Metric
 from compressor.run.options import DEFAULTS, RunOptions
@@ -46,7 +46,7 @@ _FEWEST_LOOKED_AT = 4
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
 _EVALUATION = 7  # version of what is stored
 _CHECK_SAMPLES = 2
-_REMEMBERED = 16 << 20  # bytes of a compressed model's outputs
+_CACHE_BYTES = 16 << 20  # bytes of a compressed model's outputs
 
 
 @dataclass
@@ -63,20 +63,20 @@ class Workspace:
     options: RunOptions = DEFAULTS
     collected: StatisticsCache = field(default_factory=lambda: StatisticsCache(limit=0))
     _loaded: bool = field(default=False, init=False)
-    _runners: dict[str, RememberedRunner] = field(default_factory=dict, init=False)
+    _runners: dict[str, CachingRunner] = field(default_factory=dict, init=False)
     _alike: dict[str, str] = field(default_factory=dict, init=False)
 
     def begin_step(self) -> None:
-        """Count the stages that follow to the next step of the run, if steps are counted.
+        """Begin the next step of the run, to which the following stages belong.
 
-        What the step before has freed goes back to the system, and so do sessions.
+        Freed memory and sessions of the step before are released.
         """
         self.release()
         if isinstance(self.progress, Steps):
             self.progress.begin()
 
     def release(self) -> None:
-        """Close sessions, and give back to the system what has been freed."""
+        """Close sessions, and return freed memory to the system."""
         if "baseline_runner" in self.__dict__:
             self.baseline_runner.close()
         for runner in self._runners.values():
@@ -137,52 +137,52 @@ class Workspace:
         self.load()
         return self.plan.model.carrier
 
-    def runner(self, key: str, opener: Callable[[], Runner]) -> RememberedRunner:
-        """Return the model with this key, ready to run; what it gave for a batch is remembered."""
-        runner = RememberedRunner(opener, _REMEMBERED, self._read)
+    def runner(self, key: str, opener: Callable[[], Runner]) -> CachingRunner:
+        """Return a runner of the model with this key, which caches its outputs."""
+        runner = CachingRunner(opener, _CACHE_BYTES, self._read)
         return self._runners.setdefault(key, runner)
 
     def take_as_equal(self, key: str, other: str) -> None:
-        """Let the evaluation of one model be that of another, whose outputs are equal."""
+        """Use the evaluation of another model, whose outputs are equal, for a model."""
         self._alike.setdefault(key, other)
 
     @cached_property
-    def baseline_runner(self) -> RememberedRunner:
-        """The float model, ready to run; what it gave for a batch is remembered."""
-        return RememberedRunner(
+    def baseline_runner(self) -> CachingRunner:
+        """A runner of the float model, which caches its outputs."""
+        return CachingRunner(
             lambda: self._over_sequences(self.opened(self.baseline)), reads=self._read
         )
 
     @cached_property
     def _read(self) -> frozenset[str]:
-        """Names of what the model reads, which the right answers are not among."""
+        """Names of the model's inputs, without the target."""
         return frozenset(i.name for i in self.plan.model.carrier.inputs)
 
     def opened(self, carrier: Carrier) -> Runner:
-        """Return a model, ready to run; a checkpoint, over the evaluation data only."""
-        if not isinstance(carrier, BlockCheckpoint) or self._held_evaluation is None:
+        """Return a runner of a model; that of a checkpoint runs over the evaluation data only."""
+        if not isinstance(carrier, BlockCheckpoint) or self._cached_evaluation is None:
             return carrier.runner()
         folder = store_of(self.plan.spec.output)
-        return DecoderRunner(carrier, self._held_evaluation.batches(), folder)
+        return DecoderRunner(carrier, self._cached_evaluation.batches(), folder)
 
     def _over_sequences(self, runner: Runner) -> Runner:
-        """Let a model run over the sequences of the evaluation data, if it carries a state."""
+        """Return a runner over sequences if the evaluation data have a state."""
         recurrence = None if self.evaluation is None else self.evaluation.recurrence
         return runner if recurrence is None else RecurrentRunner(runner, recurrence)
 
     @property
     def evaluation(self) -> Data | None:
-        """The evaluation data, if there is any."""
+        """The evaluation data, if there are any."""
         return self.plan.data.get("evaluation")
 
     @cached_property
-    def _held_evaluation(self) -> Data | None:
-        """The same, for each model of the run in turn."""
-        return None if self.evaluation is None else self.evaluation.held()
+    def _cached_evaluation(self) -> Data | None:
+        """The evaluation data with a cache, which serves all models of the run."""
+        return None if self.evaluation is None else self.evaluation.cached()
 
     @cached_property
     def output_parts(self) -> OutputParts:
-        """What each of the float model's outputs is joined of; empty where that is not known."""
+        """The parts that each of the float model's outputs is joined of; empty if unknown."""
         data = self.evaluation
         return () if data is None else judged_parts(self.plan.model.carrier, data)
 
@@ -218,10 +218,10 @@ class Workspace:
         return [made_batch(inputs, zeros)]
 
     def looked_at(self, most: int) -> list[Batch]:
-        """Return the samples on which layers are looked at, as :meth:`probes` does.
+        """Return samples for measuring the noise of layers, as :meth:`probes` does.
 
-        A layer has thousands of values for a sample of a large network, so a few samples tell its
-        noise: there are as many as take some seconds to run.
+        A layer of a large network has thousands of values for each sample, so a few samples are
+        enough: as many as run in some seconds.
         """
         work = batch_macs(self.baseline, self.probes(1)[0])
         return self.probes(max(_FEWEST_LOOKED_AT, min(most, int(_LOOKED_AT_MACS / max(work, 1)))))
@@ -235,7 +235,7 @@ class Workspace:
 
     def evaluated(self, key: str, make_runner: Any, label: str) -> Evaluation | None:
         """Return the evaluation of the model with this key, from the store if possible."""
-        data, metric = self._held_evaluation, self.plan.metric
+        data, metric = self._cached_evaluation, self.plan.metric
         if data is None or metric is None:
             return None
         evaluation_key = result_key(

@@ -26,7 +26,7 @@ from compressor.report.pages.tune import tune_page
 from compressor.report.result import check_free, stale_files
 from compressor.report.tune_front import tune_html
 from compressor.run.artifacts import manifest, stage_artifacts
-from compressor.run.execute import computing_for, settled
+from compressor.run.execute import computing_for, objects_frozen
 from compressor.run.plan import Plan
 from compressor.spec.load import Spec
 from compressor.types.proofs import sealed_text
@@ -84,7 +84,7 @@ def tune(
 
     with (
         bench.store.locked(),
-        settled(),
+        objects_frozen(),
         computing_for(bench.spec.exports),
         dask_crew(spec, goal, *crew, progress) as workers,
     ):

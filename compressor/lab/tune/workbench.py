@@ -33,7 +33,7 @@ from compressor.run.artifacts import (
 from compressor.run.attribution import attribution, noise_of_row
 from compressor.run.data_doubts import no_evidence
 from compressor.run.evaluate import Evaluation
-from compressor.run.execute import settle
+from compressor.run.execute import freeze_objects
 from compressor.run.pipeline import FUSE, Step, run_passes
 from compressor.run.plan import Plan, make_plan
 from compressor.run.statistics import Difference, paired_difference
@@ -173,7 +173,7 @@ class Workbench:
             size, _ = float_file(workspace, artifact.exporter)
         made = Candidate(name, recipe, choice, plan, steps, written, artifact, workspace, size)
         self.made[key] = made
-        settle()  # it stays to the end of the search
+        freeze_objects()  # it stays to the end of the search
         return made
 
     def _run(self, plan: Plan) -> tuple[Workspace, list[Step]]:

@@ -11,7 +11,7 @@ from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.run.class_metrics import ACCURACY, kl_sums
 from compressor.run.data import Data
-from compressor.run.evaluate import RememberedRunner, evaluate, layer_signals, outputs_of
+from compressor.run.evaluate import CachingRunner, evaluate, layer_signals, outputs_of
 from compressor.run.metrics import Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
@@ -193,7 +193,7 @@ class CountedRunner:
 
 def test_a_model_is_run_once_for_each_batch():
     counted = CountedRunner()
-    runner = RememberedRunner(lambda: counted)
+    runner = CachingRunner(lambda: counted)
     first, other = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((2, 3), np.float32)}
     for batch in (first, other, first, other, {"x": first["x"].copy()}):
         assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
@@ -204,7 +204,7 @@ def test_a_model_is_run_once_for_each_batch():
 
 def test_right_answers_beside_what_a_model_reads_make_no_other_batch():
     counted = CountedRunner()
-    runner = RememberedRunner(lambda: counted, reads=["x"])
+    runner = CachingRunner(lambda: counted, reads=["x"])
     inputs = {"x": np.ones((2, 3), np.float32)}
     for labels in (np.zeros(2), np.ones(2), np.array(["a", None], object)):
         runner.run({**inputs, "label": labels})
@@ -213,7 +213,7 @@ def test_right_answers_beside_what_a_model_reads_make_no_other_batch():
 
 
 def test_what_is_remembered_keeps_no_memory_of_the_runtime():
-    runner = RememberedRunner(OnnxCarrier(ir.from_proto(tiny_onnx())).runner)
+    runner = CachingRunner(OnnxCarrier(ir.from_proto(tiny_onnx())).runner)
     batch = {"image": sample_images(0, 2)}
     for _ in range(2):
         assert all(array.base is None for array in runner.run(batch).values())
@@ -226,7 +226,7 @@ def test_a_closed_model_is_opened_again_for_a_new_batch_alone():
         opened.append(CountedRunner())
         return opened[-1]
 
-    runner = RememberedRunner(open_runner)
+    runner = CachingRunner(open_runner)
     first, other = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((2, 3), np.float32)}
     assert not opened
     runner.run(first)
@@ -239,7 +239,7 @@ def test_a_closed_model_is_opened_again_for_a_new_batch_alone():
 
 def test_outputs_that_take_too_much_memory_are_computed_again():
     counted = CountedRunner()
-    runner = RememberedRunner(lambda: counted, most=24)
+    runner = CachingRunner(lambda: counted, most=24)
     small, large = {"x": np.ones((2, 3), np.float32)}, {"x": np.zeros((3, 3), np.float32)}
     for batch in (small, large, small, large):
         assert (runner.run(batch)["y"] == 2 * batch["x"]).all()
@@ -253,7 +253,7 @@ def test_a_model_is_open_while_it_is_needed():
         opened.append(CountedRunner())
         return opened[-1]
 
-    runner = RememberedRunner(opener)
+    runner = CachingRunner(opener)
     assert not opened
     for value in (1, 2):
         runner.run({"x": np.full((2, 3), value, np.float32)})

@@ -33,7 +33,7 @@ from compressor.graph.costs import batch_macs
 from compressor.passes.quantize.static.judging import best, exceeding, heavy_tails, remaining
 from compressor.passes.quantize.static.settings import Decision
 from compressor.passes.quantize.static.simulation import Codes, Simulation, output_errors
-from compressor.run.evaluate import RememberedRunner
+from compressor.run.evaluate import CachingRunner
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import Samples
 from compressor.types.passes import PassContext
@@ -268,9 +268,9 @@ class _Data:
         return self.judged(self.kept)
 
     @cached_property
-    def judge(self) -> RememberedRunner:
+    def judge(self) -> CachingRunner:
         """The float model; outputs that :meth:`outputs` has seen are not computed again."""
-        return RememberedRunner(lambda: self.runner, _MOST_OUTPUTS)
+        return CachingRunner(lambda: self.runner, _MOST_OUTPUTS)
 
     def close(self) -> None:
         """Give the float model's memory back until it is needed again."""

@@ -20,7 +20,7 @@ from compressor.passes.quantize.static.observing import MOST_SAMPLES, spread
 from compressor.passes.quantize.static.options import CANDIDATES, StaticActivationOptions
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.qat.qat import Qat
-from compressor.run.evaluate import RememberedRunner
+from compressor.run.evaluate import CachingRunner
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.passes import Outcome
 from compressor.types.tensors import Batch, Feed, TensorSpec
@@ -275,11 +275,11 @@ def test_the_float_model_is_closed_before_samples_are_judged(
     """What it gave is remembered as far as memory is given, and is the same where it is not."""
     opened = list[int]()
 
-    class Watched(RememberedRunner):
+    class Watched(CachingRunner):
         def __init__(self, opener: Callable[[], Runner], most: int):
             super().__init__(lambda: (opened.append(most), opener())[1], most)
 
-    monkeypatch.setattr(observing, "RememberedRunner", Watched)
+    monkeypatch.setattr(observing, "CachingRunner", Watched)
     monkeypatch.setattr(observing, "heavy_tails", lambda _: heavy)
     monkeypatch.setattr(observing, "_MOST_MACS", macs)
     first = applied(network(), normal(16))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from compressor.run.data import Data, HeldSource
+from compressor.run.data import CachedSource, Data
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 
@@ -38,40 +38,40 @@ def rows(batches: Iterator[Batch]) -> list[list[float]]:
 
 def test_small_data_are_read_once_for_each_size_of_batches():
     source = Counted()
-    held = HeldSource(source)
-    assert rows(held.batches(2)) == rows(held.batches(2)) == [[0, 1], [2, 3], [4]]
+    cached = CachedSource(source)
+    assert rows(cached.batches(2)) == rows(cached.batches(2)) == [[0, 1], [2, 3], [4]]
     assert source.read == 5
-    assert rows(held.batches(3)) == [[0, 1, 2], [3, 4]]
+    assert rows(cached.batches(3)) == [[0, 1, 2], [3, 4]]
     assert source.read == 10
-    assert rows(held.batches(2, 3)) == [[0, 1], [2]], "a part is not held, nor taken for all"
-    assert rows(held.batches(2)) == [[0, 1], [2, 3], [4]]
+    assert rows(cached.batches(2, 3)) == [[0, 1], [2]], "a part is not held, nor taken for all"
+    assert rows(cached.batches(2)) == [[0, 1], [2, 3], [4]]
     assert source.read == 13
-    assert (held.info().samples, held.digest()) == (5, "five")
+    assert (cached.info().samples, cached.digest()) == (5, "five")
 
 
 @pytest.mark.parametrize(("most", "read"), [(20, 5), (19, 10)])
 def test_data_are_held_up_to_so_many_bytes(most: int, read: int):
     source = Counted()
-    held = HeldSource(source, most)
-    assert rows(held.batches(2)) == rows(held.batches(2))
+    cached = CachedSource(source, most)
+    assert rows(cached.batches(2)) == rows(cached.batches(2))
     assert source.read == read
 
 
 def test_whoever_changes_a_batch_changes_no_other():
-    held = HeldSource(Counted())
+    cached = CachedSource(Counted())
     for _ in range(3):
-        for batch in held.batches(5):
+        for batch in cached.batches(5):
             assert batch["x"].tolist() == [0, 1, 2, 3, 4]
             batch["x"] += 1
 
 
 def test_an_interrupted_reading_is_not_taken_for_all():
-    held = HeldSource(Counted())
-    next(held.batches(2))
-    assert rows(held.batches(2)) == [[0, 1], [2, 3], [4]]
+    cached = CachedSource(Counted())
+    next(cached.batches(2))
+    assert rows(cached.batches(2)) == [[0, 1], [2, 3], [4]]
 
 
 def test_feeds_are_read_again():
     data = Data("evaluation", Counted(), None, 2, "", "spec")
-    assert isinstance(data.held().source, HeldSource)
-    assert replace(data, feeds=True).held().source is data.source
+    assert isinstance(data.cached().source, CachedSource)
+    assert replace(data, feeds=True).cached().source is data.source
