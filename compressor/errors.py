@@ -162,6 +162,12 @@ def message_lines(error: BaseException) -> list[str]:
     return [line.strip() for line in str(error).splitlines() if line.strip()]
 
 
+def not_finite(subject: str, what: str = "holds values") -> ModelError:
+    """Return the error of weights that are NaN or infinite."""
+    remedy = "the training diverged or the file is damaged; use an earlier checkpoint"
+    return ModelError(subject, f"{what} that are NaN or infinite", remedy)
+
+
 def first_line(error: BaseException) -> str:
     """Return how a library's message begins; the error's type where it has none."""
     return [*message_lines(error), type(error).__name__][0][:300]

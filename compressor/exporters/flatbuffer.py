@@ -14,12 +14,24 @@ from typing import TypeVar
 
 import numpy as np
 
+from compressor.errors import SpecError
 from compressor.types.tensors import Array
 
+_LIMIT = 2**31  # bytes of a file
 _MARK = slice(4, 8)
 _AGAIN = 4  # times the file's size that may be read: parts may overlap, but not without end
 _MORE = 1 << 20  # bytes
 _Default = TypeVar("_Default", int, float)
+
+
+def check_size(size: int, kind: str) -> None:
+    """Raise ``SpecError`` for an export of more bytes than a flatbuffer can have."""
+    if size >= _LIMIT:
+        raise SpecError(
+            f"export {kind}",
+            f"takes {size:,} bytes, and a file of this format 2 GB at most",
+            "export onnx, whose weights may have a file of their own",
+        )
 
 
 @dataclass

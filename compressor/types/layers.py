@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from compressor.errors import ModelError
+from compressor.errors import not_finite
 from compressor.types.rounded_inputs import InputScheme
 
 LayerKind = Literal["Conv", "ConvTranspose", "Gemm", "MatMul", "Gather", "LSTM", "GRU", "RNN"]
@@ -392,8 +392,4 @@ def sqnr_db(reference: torch.Tensor, approximation: torch.Tensor) -> float | Non
 def check_finite(layer: Layer, matrix: torch.Tensor) -> None:
     """Raise :class:`ModelError` if a layer's weight holds NaN or infinite values."""
     if not bool(torch.isfinite(matrix).all()):
-        raise ModelError(
-            f"layer {layer.name!r}",
-            "its weight holds values that are NaN or infinite",
-            "the training diverged or the file is damaged; use an earlier checkpoint",
-        )
+        raise not_finite(f"layer {layer.name!r}", "its weight holds values")

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.errors import ModelError, SpecError
+from compressor.errors import SpecError, not_finite
 from compressor.exporters.onnx.matmul_nbits import Compute, Packing, block_of, has_kernel
 from compressor.models.element_types import natural_type
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, StoredTensor
@@ -182,11 +182,7 @@ def float_tensors(
 def _finite(source: StoredTensor) -> torch.Tensor:
     values = source.read()
     if not bool(values.isfinite().all()):
-        raise ModelError(
-            f"tensor {source.name!r}",
-            "holds values that are NaN or infinite",
-            "the training diverged or the file is damaged; use an earlier checkpoint",
-        )
+        raise not_finite(f"tensor {source.name!r}")
     return values
 
 

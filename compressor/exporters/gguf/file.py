@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from compressor.errors import ArtifactError, ModelError, SpecError
+from compressor.errors import ArtifactError, ModelError, SpecError, not_finite
 from compressor.exporters.gguf.architectures import ROPE_FACTORS, architecture_of, check_names
 from compressor.exporters.gguf.blocks import SIZES, BlockFormat, format_of, pack, row_bytes
 from compressor.exporters.gguf.experts import experts_together
@@ -111,11 +111,7 @@ class PlannedTensor:
 
     def _floats(self, tensor: StoredTensor, values: torch.Tensor) -> torch.Tensor:
         if not bool(values.isfinite().all()):
-            raise ModelError(
-                f"tensor {tensor.name!r}",
-                "holds values that are NaN or infinite",
-                "the training diverged or the file is damaged; use an earlier checkpoint",
-            )
+            raise not_finite(f"tensor {tensor.name!r}")
         if self.kind not in _DTYPES:
             from gguf import GGMLQuantizationType
             from gguf.quants import quantize

@@ -8,14 +8,13 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from compressor.errors import SpecError
 from compressor.exporters.device_exporter import DeviceExporter, note_of
+from compressor.exporters.flatbuffer import check_size
 from compressor.files import disk_errors
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext
 
 NAME = "model.tflite"
-_LIMIT = 2**31  # bytes, of a flatbuffer
 _NOTE = "compressor"
 
 
@@ -34,13 +33,7 @@ class LitertExporter(DeviceExporter):
 
     def check(self, carrier: Carrier) -> None:
         """Check that LiteRT is installed, and has what the model needs."""
-        size = len(_content(self.taken_graph(carrier), USUAL, planned=True))
-        if size >= _LIMIT:
-            raise SpecError(
-                "export litert",
-                f"takes {size:,} bytes, and a file of this format 2 GB at most",
-                "export onnx, whose weights may have a file of their own",
-            )
+        check_size(len(_content(self.taken_graph(carrier), USUAL, planned=True)), self.format)
 
     def predict(self, carrier: Carrier) -> int:
         """Return about the bytes of the file; no weight is evaluated."""

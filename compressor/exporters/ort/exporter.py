@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from compressor.errors import ArtifactError, SpecError, artifact_errors, first_line
+from compressor.errors import ArtifactError, artifact_errors, first_line
+from compressor.exporters.flatbuffer import check_size
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.exporters.onnx.matmul_nbits import Compute
 from compressor.exporters.ort.sorted_file import with_sorted_kernels
@@ -23,7 +24,6 @@ NAME = "model.ort"
 _CONFIG = "required_operators.config"
 _PORTABLE = ("NchwcTransformer",)  # blocks channels as this machine's processor wants them
 _CODES = ("ConstantFolding",)  # would store float weights in place of codes
-_LIMIT = 2**31  # bytes, of a flatbuffer
 _OVERHEAD = 300  # bytes for each operator, as measured on quantized convolutional networks
 
 
@@ -67,13 +67,7 @@ class OrtExporter(Exporter):
     def check(self, carrier: Carrier) -> None:
         """Check that ONNX Runtime takes what the model holds."""
         self._onnx.check(carrier)
-        size = self._onnx.predict(carrier)
-        if size >= _LIMIT:
-            raise SpecError(
-                "export ort",
-                f"takes {size:,} bytes, and a file of this format 2 GB at most",
-                "export onnx, whose weights may have a file of their own",
-            )
+        check_size(self._onnx.predict(carrier), self.format)
 
     def predict(self, carrier: Carrier) -> int:
         """Return about the bytes of both files; no weight is evaluated."""

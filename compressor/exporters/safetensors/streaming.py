@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import torch
 
-from compressor.errors import InputError, ModelError
+from compressor.errors import InputError, not_finite
 from compressor.exporters.safetensors.code_layouts import COMPRESSED_TENSORS, CodeLayout
 from compressor.exporters.safetensors.stream_plan import (
     PlannedShard,
@@ -141,11 +141,7 @@ def _check_finite(name: str, values: torch.Tensor) -> None:
         return
     bad = int((~values.isfinite()).sum())
     if bad:
-        raise ModelError(
-            f"tensor {name!r}",
-            f"holds {bad} values that are NaN or infinite",
-            "the training diverged or the file is damaged; use an earlier checkpoint",
-        )
+        raise not_finite(f"tensor {name!r}", f"holds {bad} values")
 
 
 def _rows(tensor: StoredTensor) -> int:

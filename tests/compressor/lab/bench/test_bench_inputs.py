@@ -136,7 +136,10 @@ def test_samples_from_a_file(tmp_path: Path):
     [
         ({"x": np.ones(3, np.float32)}, "has no array 'image'; it has 'x'"),
         ({"image": np.ones((0, 3, 8, 8), np.float32)}, "array 'image' is empty"),
-        ({"image": np.ones((2, 3, 8, 8))}, "dtype is float64, the model expects float32; write it"),
+        (
+            {"image": np.ones((2, 3, 8, 8))},
+            "the model expects float32; convert the array",
+        ),
         ({"image": np.ones((2, 3, 8), np.float32)}, "array 'image': shape is [1, 3, 8], the model"),
     ],
 )
