@@ -1,4 +1,4 @@
-"""The command line: its commands, and what becomes of a failure."""
+"""The command line: its commands, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _PIPE_CLOSED = 128 + 13  # as a shell reports a process that SIGPIPE ended
 
 
 def report(error: CompressorError, *, debug: bool) -> int:
-    """Print an error that the user can mend, one line for each cause."""
+    """Print an error that the user can fix, one line for each cause."""
     _trace(error, debug=debug)
     for cause in getattr(error, "errors", (error,)):
         _line(f"error: {cause}")
@@ -54,7 +54,7 @@ def report(error: CompressorError, *, debug: bool) -> int:
 
 
 def failed(error: Exception, *, debug: bool) -> int:
-    """Print why a command could not end, and return its exit code."""
+    """Print why a command failed, and return its exit code."""
     if isinstance(error, CompressorError):
         return report(error, debug=debug)
     if isinstance(error, BrokenPipeError):
@@ -65,7 +65,7 @@ def failed(error: Exception, *, debug: bool) -> int:
 
 
 def usage(error: click.ClickException) -> int:
-    """Print what is wrong with the command line."""
+    """Print an error in the command line."""
     text = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
     path = "compress" if context is None else context.command_path
@@ -74,20 +74,20 @@ def usage(error: click.ClickException) -> int:
 
 
 def interrupted(command: str | None = None) -> int:
-    """Print, of a command that keeps what it has finished, that nothing is lost."""
+    """Print that a command was interrupted, and whether it can be resumed."""
     _line("interrupted" + ("; the same command resumes" if command in _RESUMED else ""))
     return int(ExitCode.INTERRUPTED)
 
 
 def pipe_closed() -> int:
-    """Print nothing: whoever read the output has gone."""
+    """Print nothing: the reader of the output has exited."""
     # Python flushes stdout when it exits, and would complain then.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return _PIPE_CLOSED
 
 
 def system(error: OSError, *, debug: bool) -> int:
-    """Print what the system does not let us do with a file."""
+    """Print an error of the operating system about a file."""
     name = error.filename
     if error.strerror is None or (name is None and error.errno not in _OF_DISKS):
         return internal(error, debug=debug)
@@ -98,7 +98,7 @@ def system(error: OSError, *, debug: bool) -> int:
 
 
 def internal(error: Exception, *, debug: bool) -> int:
-    """Print a failure that is a defect of this program, or of a package that extends it."""
+    """Print a defect of this program, or of a package that extends it."""
     what = f"raised {type(error).__name__}: {error}"
     if package := raised_by_third_party(error):
         mend = "correct it, or report it to its authors; --debug shows the traceback"

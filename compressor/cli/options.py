@@ -1,4 +1,4 @@
-"""What several commands share: arguments, options, progress bars and printing."""
+"""Arguments, options, progress bars and printing that several commands share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """A finite number in a range: click takes NaN for one that lies in each."""
+    """A finite number in a range; click accepts NaN for any range."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -103,7 +103,7 @@ def compare_options(function: _Function) -> _Function:
 
 
 def near(path: Path) -> Path:
-    """Return a path as seen from the current folder, where it lies below that."""
+    """Return a path relative to the current folder, if it lies below that."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
@@ -167,8 +167,8 @@ def columns() -> tuple[ProgressColumn, ...]:
 class LineProgress:
     """Prints a line for each stage that is done, on what is stderr now.
 
-    One that takes long also gets a line after ten seconds, and then at least every minute, whether
-    it reports progress or not: services that run jobs end those that print nothing.
+    A long stage also gets a line after ten seconds, and then at least every minute, whether it
+    reports progress or not: CI services end jobs that print nothing.
     """
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class LineProgress:
 
     @contextmanager
     def stage(self, description: str, total: int | None = None) -> Iterator[Advance]:
-        """Print what was done, and how long it took."""
+        """Print a finished stage and its duration."""
         start, over, reached = time.monotonic(), threading.Event(), ("", "")
 
         def advance(done: int, text: str = "") -> None:

@@ -82,7 +82,7 @@ def markdown_page(page: Page) -> str:
 
 
 def table(content: Table) -> str:
-    """Lay out a table, without the columns that only HTML has room for."""
+    """Lay out a table, without the columns that are for HTML only."""
     content = content.narrow
     rule = ["---:" if column.kind == "number" else "---" for column in content.columns]
     rows = [[_heading(column) for column in content.columns], rule]
@@ -91,12 +91,12 @@ def table(content: Table) -> str:
 
 
 def listed(items: Iterable[str]) -> str:
-    """Lay out a list of what is Markdown already; nothing of nothing."""
+    """Lay out a list of Markdown items; empty without items."""
     return "\n".join(f"- {item}" for item in items)
 
 
 def text(value: str) -> str:
-    """Escape what Markdown would take for markup, and keep it on one line."""
+    """Escape Markdown markup in a text, and join its lines."""
     return _SPECIAL.sub(r"\\\1", printable(" ".join(value.split())))
 
 

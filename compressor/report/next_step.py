@@ -1,4 +1,4 @@
-"""What to do next: about a verdict that is not passed, or to improve on one that is."""
+"""The next step of the user: after a verdict that is not passed, or to improve the result."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def advice_line(report: Report) -> str:
 
 
 def next_words(report: Report) -> str:
-    """Return what to do next, for a page that does not know its folder; empty if unknown."""
+    """Return the next step for a page that does not know the run's folder; empty if unknown."""
     step = next_step(report, "RUN") if not (report.get("advice") or {}).get("suggested") else ""
     return "; ".join(words for words in (step, advice_line(report)) if words)
 
 
 def next_step(report: Report, folder: str) -> str:
-    """Return what to do about a verdict that is not passed, or what would improve it.
+    """Return the next step after a verdict that is not passed, or an improvement.
 
     Empty where nothing is to be done.
 

@@ -202,7 +202,7 @@ class RunResult:
 
 
 def check_free(folder: Path, *, force: bool) -> None:
-    """Refuse a folder that holds somebody else's files, unless that is forced.
+    """Refuse a folder that holds files of others, unless ``force`` is set.
 
     Raises:
         SpecError: it does, is a file, or cannot be written.

@@ -57,7 +57,7 @@ def f1(parts: Array) -> Array:
 
 
 def rank_correlation(parts: Array) -> Array:
-    """Return values of Spearman's correlation: that of ranks, of which equal values share the mean.
+    """Return values of Spearman's correlation: that of ranks; equal values have their mean rank.
 
     Args:
         parts: the two values of each sample, ``[N, 2]``.

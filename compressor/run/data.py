@@ -80,7 +80,7 @@ class Data:
         raise DataError(f"{self.role} data", "has no samples", "check the source").at(self.where)
 
     def probes(self, samples: int, carrier: Carrier) -> list[Batch]:
-        """Return about so many first samples as one batch, or as single feeds.
+        """Return about ``samples`` first samples as one batch, or as single feeds.
 
         Args:
             carrier: the model that states come from.

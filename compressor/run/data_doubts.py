@@ -1,4 +1,4 @@
-"""Whether data are of use: what is refused, and what makes one doubt a verdict."""
+"""Checks of data: what is refused, and doubts about verdicts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FARTHEST = 16.0  # between values of one kind of data: pixels of 255 and of 1 a
 def data_doubts(
     spec: Spec, carrier: Carrier, samples: Mapping[str, Batch], *, calibrates: bool
 ) -> tuple[str, ...]:
-    """Return what is doubtful about the data that calibrate and those that judge.
+    """Return doubts about the calibration and evaluation data.
 
     Args:
         carrier: the float model.
@@ -53,7 +53,7 @@ def data_doubts(
 
 
 def no_evidence(spec: Spec, evaluation: Evaluation | None) -> str:
-    """Return why the samples that judge cannot show that a limit holds; empty if they can.
+    """Return why the evaluation samples cannot show that a limit holds; empty if they can.
 
     Args:
         evaluation: of the float model; ``None`` where nothing was judged.
@@ -67,7 +67,7 @@ def no_evidence(spec: Spec, evaluation: Evaluation | None) -> str:
 
 
 def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:
-    """Return a doubt where the model scores more classes than there are folders to judge.
+    """Return a doubt if the model scores more classes than there are evaluation folders.
 
     Folders are numbered in their order: one that is missing shifts the labels of all behind it.
     """
@@ -88,9 +88,9 @@ def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:
 
 
 def lines_that_are_cut(spec: Spec, carrier: Carrier) -> list[str]:
-    """Return a doubt where lines that judge are longer than samples.
+    """Return a doubt if evaluation lines are longer than samples.
 
-    What a line says behind the cut no model can know, and an answer that stood there is lost.
+    The model does not see the rest of a line, which may hold the answer.
     """
     entry = spec.data.get("evaluation")
     source = None if entry is None else entry.options
@@ -107,7 +107,7 @@ def lines_that_are_cut(spec: Spec, carrier: Carrier) -> list[str]:
 
 
 def copied_samples(evaluation: Evaluation | None) -> list[str]:
-    """Return a doubt where samples that judge are copies of others, inputs and target.
+    """Return a doubt if evaluation samples are copies of others, inputs and target.
 
     Args:
         evaluation: of the float model; ``None`` where nothing was judged.
@@ -146,7 +146,7 @@ def _largest(array: Array) -> float:
 
 
 def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]:
-    """Return a doubt where evaluation reads samples that calibrate or train, too.
+    """Return a doubt if evaluation reads samples that also calibrate or train.
 
     Sources are compared by what names them, as a plan does not read their samples, and files by
     their bytes, too.
@@ -226,7 +226,7 @@ def _overlap(first: DataKeys, second: DataKeys) -> bool:
 
 
 def why_foreign(carrier: Carrier) -> tuple[str, str]:
-    """Return why a graph cannot be run, and what to do about it."""
+    """Return why a graph cannot be run, and the remedy."""
     return (
         f"ONNX Runtime has no operator {foreign_operators(carrier.graph())[0]}",
         "leave data out and use passes that run nothing, such as fuse, cast and quantize-weights "

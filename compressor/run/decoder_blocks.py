@@ -119,7 +119,7 @@ class DecoderBlocks:
         yield DecoderStage(OpenBlock(self, len(blocks) - 1), Stage(rest, {}), "rest")
 
     def key_of(self, place: str) -> str:
-        """The key in the store of what a pass makes of a stage."""
+        """Return the key in the store of a pass's result for a stage."""
         return result_key("block", self.key, place=place, version=_VERSION)
 
     def _begun(self) -> int:

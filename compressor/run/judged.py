@@ -1,4 +1,4 @@
-"""What a metric is given: the outputs that it is about, and what they are compared with."""
+"""The inputs of a metric: the outputs that it judges, and their targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def judged_parts(carrier: Carrier, data: Data) -> OutputParts:
 
 
 def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
-    """Return the outputs that a metric is about, with samples as first axis.
+    """Return the outputs that a metric judges, with samples as first axis.
 
     The user's own metric gets all outputs; of a feed, as the model gives them. For a metric of
     tokens, those that the attention mask leaves out are zeros.
@@ -81,7 +81,7 @@ class ConstantAnswer:
         self._first: Batch | None = None
 
     def add(self, outputs: Batch, target: Any, size: int) -> None:
-        """Take the judged outputs of ``size`` samples, and what they are held against."""
+        """Add the judged outputs of ``size`` samples, and their targets."""
         if not self._looks:
             return
         if self._first is None:

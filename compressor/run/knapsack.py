@@ -46,13 +46,13 @@ def cheapest(classes: Sequence[Options], budget: float) -> list[int] | None:
 def combined(
     classes: Sequence[Options], budget: float = np.inf, most: int | None = None
 ) -> tuple[Options, NDArray[np.int64]]:
-    """Return the choices of one option of each class than which none is both faster and better.
+    """Return the Pareto-optimal choices of one option of each class.
 
     The multiple-choice knapsack problem, by dynamic programming over dominance (H. Kellerer,
     U. Pferschy and D. Pisinger, Knapsack Problems, 2004, section 11.5): of all choices among the
-    first classes, those remain than which none is both faster and better. Where more than ``most``
-    remain (4,000 if left out), times are told apart no finer than the range over ``most``; sums
-    stay exact, so a choice never exceeds the budget.
+    first classes, those remain that no other choice dominates in time and loss. If more than
+    ``most`` remain (default: 4,000), times are distinguished at a resolution of their range over
+    ``most``; sums stay exact, so a choice never exceeds the budget.
 
     Returns:
         What each choice takes and loses, by ascending time, and its options ``[n, classes]``.

@@ -121,7 +121,7 @@ class Metric:
         target: Array | None = None,
         dtypes: Mapping[str, str] | None = None,
     ) -> None:
-        """Check that outputs of these shapes, and the target of one sample, are what it takes.
+        """Check that outputs of these shapes, and the target of one sample, fit the metric.
 
         A user's own metric is not checked.
 
@@ -171,7 +171,7 @@ class Metric:
         )
 
     def settled(self, values: Array) -> Array:
-        """Return one value a sample of what :meth:`per_sample` returned for all samples.
+        """Return one value per sample from the results of :meth:`per_sample` for all samples.
 
         Raises:
             DataError: the figure is not defined for them.

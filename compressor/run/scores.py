@@ -35,7 +35,7 @@ def scores_first(outputs: Batch) -> Batch:
 
 
 def scores_of(outputs: Batch) -> Array:
-    """Return scores ``[N, ..., classes]``, of which the largest decides."""
+    """Return the scores ``[N, ..., classes]``; the largest one decides."""
     name, scores = next(iter(outputs.items()))
     if not holds_scores(scores):
         raise UnfitError(
@@ -49,7 +49,7 @@ def scores_of(outputs: Batch) -> Array:
 
 
 def holds_scores(array: Array) -> bool:
-    """Return whether an array ``[N, ..., classes]`` can hold scores, of which the largest decides.
+    """Return whether an array ``[N, ..., classes]`` can hold scores of classes.
 
     These are floats, or codes of one byte; wider integers are numbers of classes.
     """

@@ -1,4 +1,4 @@
-"""Sums of squares of what models write, and of their errors."""
+"""Sums of squares of values in models, and of their errors."""
 
 from __future__ import annotations
 

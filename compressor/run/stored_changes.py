@@ -1,4 +1,4 @@
-"""What a pass made of a stage of blocks, in a file: codes, floats, and what was done, as JSON."""
+"""Stored results of a pass for a stage of blocks: codes and floats in a file, the rest as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEPARATOR = "|"  # between a parameter's name and a part's
 
 
 def saved(changes: Changes, carrier: BlockCheckpoint, path: Path) -> dict[str, Any]:
-    """Write what became of weights, and return what else has to be known of it, as JSON."""
+    """Write changed weights into a file, and return the rest of the result as JSON."""
     tensors: dict[str, torch.Tensor] = {}
     schemes: dict[str, Any] = {}
     inputs: dict[str, Any] = {}

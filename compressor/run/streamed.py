@@ -1,4 +1,4 @@
-"""Apply passes to a checkpoint that is streamed, with what they have to see of its blocks."""
+"""Apply passes to a streamed checkpoint, with its blocks or data if they need them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _replayed(
 
 @dataclass(frozen=True)
 class KeptInStore:
-    """What a pass has found on its way, in the store; see compressor.types.passes.KeptTensors.
+    """Intermediate results of a pass in the store; see compressor.types.passes.KeptTensors.
 
     Args:
         writes: this process is the one that writes.
@@ -78,12 +78,12 @@ class KeptInStore:
     writes: bool
 
     def read(self) -> Mapping[str, Tensor]:
-        """Return what was kept, if anything."""
+        """Return the stored tensors, if any."""
         found = self._store.read(self._key)
         return {} if found is None else read_weights(self._store.folder(self._key) / _TENSORS)
 
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Keep them in place of what was kept before."""
+        """Store tensors in place of those stored before."""
         if self.writes:
             with self._store.write(self._key) as (folder, _):
                 save_file(dict(tensors), folder / _TENSORS)

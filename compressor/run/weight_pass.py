@@ -44,18 +44,18 @@ _SAMPLE_ROWS = 32  # the first ones: others would be seeks on a cold disk before
 
 @dataclass(frozen=True)
 class Treatment:
-    """What a pass does to one layer.
+    """The treatment of one layer by a pass.
 
     Attributes:
-        action: what happens, as the plan shows it, such as ``int4/group 128``.
-        kept: why the layer is left as it is; empty where it is changed.
-        remark: what else the plan says of a layer that is changed.
-        setting: what :meth:`WeightPass.change` needs to know; a :class:`Scheme` where the weight
-            becomes codes.
-        request: the statistic of what the layer multiplies its weight with, if one is needed.
-        together: rows that a pass by rows is given at once, or a multiple of them.
-        inputs: how the values that the weight is multiplied with are rounded as the model runs.
-        span: the statistic of how far these values go, if one is needed for that.
+        action: a short description for the plan, such as ``int4/group 128``.
+        kept: why the layer stays unchanged; empty if it is changed.
+        remark: a further remark on a changed layer in the plan.
+        setting: parameters for :meth:`WeightPass.change`; a :class:`Scheme` if the weight is
+            quantized.
+        request: the statistic of the layer's inputs, if one is needed.
+        together: a pass by rows gets a multiple of this number of rows at once.
+        inputs: how the layer's inputs are rounded at run time.
+        span: the statistic of the range of these inputs, if one is needed.
     """
 
     action: str = ""
@@ -69,7 +69,7 @@ class Treatment:
 
     @property
     def scheme(self) -> Scheme | None:
-        """How the codes mean numbers, where the weight becomes codes."""
+        """The quantization scheme, if the weight is quantized."""
         return self.setting if isinstance(self.setting, Scheme) else None
 
 
@@ -79,8 +79,8 @@ class WeightRows:
 
     Attributes:
         matrix: ``[rows, columns]``, rows are output channels; in float32 unless the weight is
-            float64 or the pass does not widen. It is not to be changed.
-        start: the number of the first row; a pass by rows is given some of them at a time.
+            float64 or the pass does not widen. It must not be modified.
+        start: the index of the first row; a pass by rows gets some rows at a time.
     """
 
     layer: Layer
@@ -90,12 +90,12 @@ class WeightRows:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a pass does to a model.
+    """The choices of a pass for a model.
 
     Attributes:
-        treatments: by layer name, for every layer in order.
-        notes: what the user should know, one sentence each.
-        work: what the pass keeps from one block to the next.
+        treatments: treatments by layer name, for every layer in order.
+        notes: notes for the user, one sentence each.
+        work: state that the pass keeps from block to block.
     """
 
     treatments: Mapping[str, Treatment]
@@ -109,13 +109,13 @@ class Choice:
 
 @dataclass(eq=False)
 class Changes:
-    """What has become of weights.
+    """Changed weights.
 
     Attributes:
         weights: by parameter name: codes, a float tensor in stored shape, or a change that is
             computed when the weight is read.
-        notes: what the user should know, one sentence each.
-        spans: the greatest magnitudes of values that are rounded as the model runs, by their names.
+        notes: notes for the user, one sentence each.
+        spans: the largest magnitudes of values that are rounded at run time, by value name.
     """
 
     weights: dict[str, WeightCodes | WeightChange | Tensor] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Changes:
     spans: dict[str, tuple[float, ...]] = field(default_factory=dict)
 
     def update(self, other: Changes) -> None:
-        """Add what a later block became."""
+        """Add the changes of a later block."""
         self.weights.update(other.weights)
         self.outcomes.update(other.outcomes)
         self.notes += other.notes
@@ -138,10 +138,10 @@ class WeightPass(Pass):
     something remains to be done to the model as a whole.
 
     Class attributes:
-        action: what the plan says is done to a layer.
-        by_rows: what a row becomes depends on that row alone, so weights may be changed some rows
-            at a time, when they are read.
-        widens: 16-bit floats are given as float32; otherwise as they are, which takes less memory.
+        action: the description of a changed layer in the plan.
+        by_rows: whether a changed row depends on that row alone, so that weights may be changed
+            some rows at a time when they are read.
+        widens: whether 16-bit floats are converted to float32; otherwise less memory is needed.
 
     >>> class Halve(WeightPass):
     ...     name = "halve"
@@ -170,7 +170,7 @@ class WeightPass(Pass):
         return schema
 
     def choose(self, carrier: Carrier, context: PassContext) -> Choice:  # noqa: ARG002
-        """Return what happens to each layer: by default, every float layer that no rule skips.
+        """Return the treatment of each layer: by default, every float layer that no rule skips.
 
         Reads structure only, never weights.
 
@@ -189,21 +189,21 @@ class WeightPass(Pass):
     def change(
         self, rows: WeightRows, treatment: Treatment, statistics: Mapping[str, Any]
     ) -> Tensor | QuantizedTensor:
-        """Return what rows of a weight become.
+        """Return the changed rows of a weight.
 
         Args:
-            rows: the rows, and whose they are.
-            treatment: what was chosen for the layer.
+            rows: the rows and their layer.
+            treatment: the chosen treatment of the layer.
             statistics: results of the requests, by ``Request.key``.
 
         Returns:
-            A float matrix of the same shape, or its codes where the treatment has a scheme.
+            A float matrix of the same shape, or its codes if the treatment has a scheme.
         """
 
     def change_layers(
         self, carrier: Carrier, choice: Choice, layers: Sequence[Layer], block: Block
     ) -> Changes:
-        """Return what the chosen layers of a block become; by default, each for itself.
+        """Return the changes of the chosen layers of a block; by default, of each separately.
 
         Raises:
             ModelError: a weight is not finite.
@@ -233,7 +233,7 @@ class WeightPass(Pass):
         return changes
 
     def conclude(self, carrier: Carrier, choice: Choice, changes: Changes) -> Outcome:
-        """Return the model with its changed weights, and what was done in the model's order."""
+        """Return the model with its changed weights, and the outcomes in the model's order."""
         by_kind: dict[type, dict[str, Any]] = {Tensor: {}, WeightChange: {}, WeightCodes: {}}
         order = {layer.weight: place for place, layer in enumerate(carrier.layers())}
         for name in sorted(changes.weights, key=lambda name: order.get(name, -1)):

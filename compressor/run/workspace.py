@@ -298,11 +298,11 @@ class KeptNumbers:
     _store: Store
 
     def read(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Return what was kept, if anything."""
+        """Return the stored numbers, if any."""
         return self._store.read(self._key(identity))
 
     def write(self, identity: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-        """Keep it in place of what was kept before."""
+        """Store numbers in place of those stored before."""
         self._store.keep(self._key(identity), content)
 
     @staticmethod

@@ -35,7 +35,7 @@ class Counter:
 
 
 def energy_counters(provider: str, folder: Path = POWERCAP) -> tuple[tuple[Counter, ...], str]:
-    """Return the counters of what computes, or none and why there is none.
+    """Return the energy counters of the device, or the reason why there are none.
 
     Args:
         provider: ``cpu`` for the processor, others for the GPU.
@@ -47,7 +47,7 @@ def energy_counters(provider: str, folder: Path = POWERCAP) -> tuple[tuple[Count
 def measure_energy(
     models: Sequence[tuple[Runner, Sequence[Counter]]], batch: Batch
 ) -> list[dict[str, Any]]:
-    """Run each model alone for a while, in turn, and return joules for one run of the batch.
+    """Run the models in turn, each alone, and return joules per run of the batch.
 
     Args:
         models: what runs, with the counters of what computes it. They count everything that the

@@ -1,4 +1,4 @@
-"""What artifacts are timed on: the inputs that they declare, filled with random or given values."""
+"""Inputs for timing artifacts: as declared by the artifacts, with random or given values."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def agreed(takes: Mapping[str, tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...
 
 
 def undeclared(name: str, shapes: Mapping[str, Sequence[int]]) -> tuple[TensorSpec, ...]:
-    """Return inputs of given shapes, for formats that do not say what they take; float32 all.
+    """Return float32 inputs of given shapes, for formats that do not declare their inputs.
 
     Raises:
         SpecError: no shape is given.

@@ -158,7 +158,7 @@ _BASE, _CANDIDATE = "base", "candidate"
 
 
 def timed_ratio(base: Side, candidate: Side, progress: Progress) -> LatencyRatio:
-    """Run both artifacts in turn on random inputs; where that is impossible, use the stored times.
+    """Run both artifacts in turn on random inputs; if that is impossible, use the stored times.
 
     Raises:
         CompressorError: an artifact that ran in its own run does not open or run here.

@@ -1,1 +1,1 @@
-"""Which layer costs what, and what to do about it."""
+"""The cost of each layer in quality, and changes that reduce it."""

@@ -1,4 +1,4 @@
-"""Why nobody can tell what rules for layers would gain, where it is so."""
+"""Reasons why the gain of rules for layers cannot be predicted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_LOST = 0.5  # share of the metric's loss that passes with rules have at le
 
 
 def doubts(report: Mapping[str, Any]) -> str:
-    """Return why what a change would gain cannot be predicted; empty where it can."""
+    """Return why the gain of a change cannot be predicted; empty if it can."""
     passes = report["passes"]
     entries = [entry["attribution"] for entry in passes if entry["attribution"]]
     sqnr, trained = passes[-1]["sqnr_db"], any(entry.get("training") for entry in passes)

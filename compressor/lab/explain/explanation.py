@@ -1,4 +1,4 @@
-"""What an explanation says: costs of layers, changes worth making, and what they would gain."""
+"""Explanations: costs of layers, suggested changes, and their gains."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class Change:
 def change_for(
     index: int, declared: Pass, layer: str, scheme: str, *, alike: bool = False
 ) -> Change:
-    """Choose what to do about a layer: 8 bits where it has fewer and may, else leave it out.
+    """Choose a change of a layer: 8 bits if it has fewer and the pass allows 8, else skip it.
 
-    That goes for its weight and for what it reads. Each bit more halves the step of rounding, and
-    so leaves a quarter of the noise's power.
+    This applies to its weight and its inputs. Each additional bit halves the quantization step, and
+    so leaves a quarter of the noise power.
 
     Args:
         index: place of the pass in the spec.
@@ -97,7 +97,7 @@ Method = Literal["sqnr", "leave-one-out"]
 
 @dataclass(frozen=True)
 class Gain:
-    """What a change, or several together, would bring.
+    """The gain of one change, or of several together.
 
     Attributes:
         bytes: more bytes of the model.
@@ -130,11 +130,11 @@ class Gain:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer costs, and what to do about it.
+    """The cost of one layer, and a change that reduces it.
 
     Attributes:
-        own_sqnr_db: signal to noise of its output when it reads what it reads in the float model.
-        gain: what that would bring, predicted or measured.
+        own_sqnr_db: SQNR of its output on the float model's inputs.
+        gain: the gain of the change, predicted or measured.
     """
 
     pass_name: str

@@ -1,4 +1,4 @@
-"""What each operator has to do, what bounds it, and what each kind of compression could save."""
+"""The work of each operator, what bounds it, and what each kind of compression could save."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _joined(before: Work | None, kernel: Kernel, works: Sequence[Work]) -> Work:
 
 
 def total_traffic(parts: Iterable[Traffic]) -> Traffic:
-    """Return the sum of what several operators move."""
+    """Return the total traffic of several operators."""
     every = list(parts)
     return Traffic(
         weights=sum(t.weights for t in every),
