@@ -53,14 +53,13 @@ from compressor.graph.skeleton import skeleton
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
-from compressor.types.proofs import sealed_text
+from compressor.types.proofs import NO_HASH, sealed_text
 
 SCHEMA = 1
 KIND = "tensorrt-engine"
 ENGINE = "model.engine"
 MANIFEST = f"{ENGINE}.json"
 _TRIED = 64_000_000  # bytes of weights up to which a plan builds the engine with made-up ones
-_NO_HASH = "0" * 64
 _MISPLACED: Mapping[building.BuilderName, Mapping[str, str]] = {
     "gpu": {"compute-capability": "builds for the GPU that it runs on"},
     "rtx": {
@@ -193,7 +192,7 @@ class TensorrtExporter(Exporter):
         engine = self._tried(form, settings)
         if engine is None:
             return weight_bytes(skeleton(form.model))
-        text = self._manifest(engine, form.model, form.carrier, USUAL, {MODEL: _NO_HASH})
+        text = self._manifest(engine, form.model, form.carrier, USUAL, {MODEL: NO_HASH})
         return len(engine.plan) + len(text.encode())
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
