@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -134,6 +134,21 @@ def resolve(reference: str) -> Any:
     """Import ``package.module:Name`` from this distribution."""
     module, _, attribute = reference.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def lazy_classes(kind: Kind, module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a module with the built-in classes of a kind.
+
+    Each is imported on first use.
+    """
+    references = {r.partition(":")[2]: r for r in BUILT_IN[kind].values()}
+
+    def load_class(name: str) -> Any:
+        if name not in references:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return resolve(references[name])
+
+    return load_class, lambda: sorted(references)
 
 
 @cache  # to read the metadata of all packages takes as long as to plan

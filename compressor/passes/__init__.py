@@ -7,7 +7,9 @@ Their classes are here, too, for specs in Python; each is imported on first use.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from compressor.catalog import lazy_classes
 
 if TYPE_CHECKING:
     from compressor.passes.factor.low_rank import LowRank as LowRank
@@ -32,17 +34,4 @@ if TYPE_CHECKING:
     from compressor.passes.train.finetune import Finetune as Finetune
     from compressor.passes.train.qat.qat import Qat as Qat
 
-
-def __getattr__(name: str) -> Any:
-    from compressor.catalog import BUILT_IN, resolve
-
-    for reference in BUILT_IN["pass"].values():
-        if reference.partition(":")[2] == name:
-            return resolve(reference)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    from compressor.catalog import BUILT_IN
-
-    return sorted(reference.partition(":")[2] for reference in BUILT_IN["pass"].values())
+__getattr__, __dir__ = lazy_classes("pass", __name__)

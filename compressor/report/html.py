@@ -68,32 +68,19 @@ class Tile:
     interval: Interval | None = None
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the page shows beside the report.
-
-    Attributes:
-        explanation: what each layer costs; ``None`` where nothing says.
-        samples: those whose decision flipped.
-    """
-
-    explanation: Explanation | None = None
-    samples: Sequence[Sample] = ()
-
-
-_NO_MORE = Shown()
-
-
 def html_report(
     report: Report,
     related: Related = NONE,
     history: Trend | None = None,
-    shown: Shown = _NO_MORE,
+    explanation: Explanation | None = None,
+    samples: Sequence[Sample] = (),
 ) -> str:
     """Render a report as one file without scripts, fonts or images from elsewhere.
 
     Args:
-        history: the runs of this spec before it, and it.
+        history: the earlier runs of this spec and this one.
+        explanation: the cost of each layer, if known.
+        samples: samples whose decision flipped.
     """
     counted = distributions(report)
     runs = [] if history is None else _past_runs(history)
@@ -102,12 +89,12 @@ def html_report(
         **_summary(report),
         flipped=report.get("flipped"),
         flipped_words=flipped_words(report),
-        samples=shown.samples,
+        samples=samples,
         classes=class_table(report),
         slowest=slowest_table(report),
         contents=contents_words(report),
-        costs=None if shown.explanation is None else cost_table(shown.explanation, _MOST_COSTS),
-        explanation=shown.explanation,
+        costs=None if explanation is None else cost_table(explanation, _MOST_COSTS),
+        explanation=explanation,
         drawing=layer_drawing(report),
         metric=metric_name(report),
         metric_title=metric_title(report),

@@ -14,7 +14,7 @@ from compressor.lab.explain.by_sqnr import FinishedRun
 from compressor.lab.verify.manifests import MANIFEST
 from compressor.models.checkpoint.folder import CARD
 from compressor.progress import SILENT, Progress
-from compressor.report.html import Shown, html_report
+from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.model_card import is_shared, model_card
 from compressor.report.past_runs import related_runs
@@ -76,8 +76,9 @@ def _publish(
 ) -> None:
     """Put artifacts, reports and manifest in the place of what an earlier run left, together."""
     output = workspace.plan.spec.output
-    shown = Shown(advice.explanation, shown_samples(report, workspace.evaluation))
-    page = html_report(report, related_runs(output, report), history, shown)
+    samples = shown_samples(report, workspace.evaluation)
+    related = related_runs(output, report)
+    page = html_report(report, related, history, advice.explanation, samples)
     texts = (json_text(report), markdown_report(report), page)
     with switch(output) as (staged, gone):
         stage_artifacts(artifacts, output, staged)

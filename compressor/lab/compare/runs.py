@@ -189,15 +189,15 @@ def check_comparable(base: Side, candidate: Side, allowed: Collection[Allowed]) 
     first, second = base.run.report, candidate.run.report
     pair = f"{base.run.path!r} and {candidate.run.path!r}"
     ours, theirs = (_facts(report) for report in (first, second))
-    differing = [
-        (what, f"{_short(ours[what])} against {_short(theirs[what])}", remedy)
-        for what, remedy in _REMEDIES.items()
+    errors = [
+        SpecError(
+            pair, f"differ in {title} ({_short(ours[what])} against {_short(theirs[what])})", remedy
+        )
+        for what, (title, remedy) in _SHARED.items()
         if ours[what] != theirs[what] and what not in allowed
     ]
-    if differing:
-        raise SpecErrors(
-            [SpecError(pair, f"differ in {_TITLES[w]} ({d})", r) for w, d, r in differing]
-        )
+    if errors:
+        raise SpecErrors(errors)
 
 
 def version_notes(base: Side, candidate: Side) -> list[str]:
@@ -207,19 +207,22 @@ def version_notes(base: Side, candidate: Side) -> list[str]:
     return [f"{name}: {ours[name]} in the base, {theirs[name]} in the candidate" for name in names]
 
 
-_TITLES: Mapping[str, str] = {
-    "version": "the version of compressor",
-    "model": "the float model",
-    "data": "the evaluation data",
-    "metric": "the metric",
-    "metric code": "the metric's code",
-}
-_REMEDIES: Mapping[str, str] = {
-    "version": "run the base's spec again with this version, or --allow version",
-    "model": "compare runs of one model, or --allow model",
-    "data": "evaluate both on the same data: only then do their samples pair",
-    "metric": "use the same metric in both specs",
-    "metric code": "run the base's spec again with the same code",
+# Facts that two runs must share, with their titles and remedies.
+_SHARED: Mapping[str, tuple[str, str]] = {
+    "version": (
+        "the version of compressor",
+        "run the base's spec again with this version, or --allow version",
+    ),
+    "model": ("the float model", "compare runs of one model, or --allow model"),
+    "data": (
+        "the evaluation data",
+        "evaluate both on the same data: only then do their samples pair",
+    ),
+    "metric": ("the metric", "use the same metric in both specs"),
+    "metric code": (
+        "the metric's code",
+        "run the base's spec again with the same code",
+    ),
 }
 
 

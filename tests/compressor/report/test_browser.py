@@ -15,7 +15,7 @@ import pytest
 from markupsafe import Markup
 
 from compressor.lab.compare.trend import LevelChange, Point, Trend
-from compressor.report.html import Shown, html_report
+from compressor.report.html import html_report
 from compressor.report.past_runs import Related
 from compressor.report.samples import Sample, shown_samples
 from tests.chromium import chromium
@@ -76,7 +76,7 @@ def address(report: Report, tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     step = LevelChange(3, "commit-3", 2.2, (1.5, 2.9), 0.001)
     history = Trend("accuracy", "%", True, runs, (step,))
-    page = html_report(report, Related({"earlier": other}), history, Shown(samples=samples()))
+    page = html_report(report, Related({"earlier": other}), history, samples=samples())
     path.write_text(page, encoding="utf-8")
     return path.as_uri()
 

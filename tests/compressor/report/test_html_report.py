@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from compressor.lab.explain.by_sqnr import FinishedRun, explain_by_sqnr
 from compressor.lab.explain.explanation import Explanation
-from compressor.report.html import Shown, html_report
+from compressor.report.html import html_report
 from compressor.report.layer_drawing import layer_drawing
 from compressor.report.past_runs import NONE, Related
 from compressor.report.samples import Sample
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 @pytest.mark.parametrize("kind", ["passed", "failed", "blind"])
 def test_every_form_is_well_nested_and_stands_alone(kind: str, request: pytest.FixtureRequest):
     report = request.getfixturevalue(f"{kind}_report")
-    whole = html_report(report, shown=Shown(explained(report), _SAMPLES))
+    whole = html_report(report, explanation=explained(report), samples=_SAMPLES)
     page, text = Page(whole), without_library(whole)
     assert "http:" not in text
     assert "https:" not in text
@@ -82,7 +82,7 @@ def test_every_form_is_well_nested_and_stands_alone(kind: str, request: pytest.F
         assert attributes.get("href", "data:,") == "data:,"
         assert not any(name.startswith("on") for name in attributes)
     assert len(text) < 100_000
-    assert whole == html_report(report, shown=Shown(explained(report), _SAMPLES))
+    assert whole == html_report(report, explanation=explained(report), samples=_SAMPLES)
 
 
 def explained(report: Report) -> Explanation:
@@ -107,7 +107,7 @@ def test_the_first_screen_says_what_to_do_next(failed_report: Report, passed_rep
 
 
 def test_flipped_samples_have_their_answers(passed_report: Report):
-    page = Page(html_report(passed_report, shown=Shown(None, _SAMPLES)))
+    page = Page(html_report(passed_report, samples=_SAMPLES))
     said = (
         "model.onnx decides otherwise than the float model in 21 of 2,000 samples; 12 of them were"
     )
@@ -134,7 +134,7 @@ def test_classes_fold_where_there_are_many(passed_report: Report):
 
 
 def test_why_is_one_click_away(passed_report: Report):
-    page = Page(html_report(passed_report, shown=Shown(explained(passed_report))))
+    page = Page(html_report(passed_report, explanation=explained(passed_report)))
     said = (
         "Of the 312 kB of model.onnx, 275 kB are weights, 7.04 kB scales and zero points, and "
         "30.0 kB the graph: names, shapes and operators. However narrow the weights become, "
