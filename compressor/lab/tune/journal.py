@@ -44,7 +44,7 @@ class Journal:
             bound = f", may lose {self.amount(found.bound)}"
         self.path.append(
             f"{candidate.name}: {formats.size(candidate.bytes)} "
-            f"({candidate.size_ratio:.2f} ×), {quality}{bound}"
+            f"({formats.ratio(candidate.size_ratio)}), {quality}{bound}"
         )
 
     def drop(self, candidate: Candidate) -> str:
@@ -155,12 +155,12 @@ class Journal:
         limit = self.goal.metric_drop
         bounds = [(self.bench.searched(c).bound, c) for c in pool]
         kept = [c for b, c in bounds if b is not None and limit is not None and b <= limit]
-        near = [min(some, key=self._excess) for some in (kept, pool) if some]
+        near = [min(some, key=self.excess) for some in (kept, pool) if some]
         for candidate in near:
             self.bench.proved(candidate)
         return near
 
-    def _excess(self, candidate: Candidate) -> float:
+    def excess(self, candidate: Candidate) -> float:
         """Return by which factor a candidate is past the limits of size and latency."""
         size, time = self.goal.size_ratio, self.goal.latency_ratio
         ratios = [] if size is None else [candidate.size_ratio / size]

@@ -18,7 +18,7 @@ from compressor.report import formats
 
 # That remain of the weights or the time: each step is bolder, until one loses too much.
 _SHARES = (0.8, 0.5, 0.25, 0.1, 0.04)
-_TRAINED_SHARES = (0.6, 0.4, 0.2, 0.1)
+_TRAINED_SHARES = (0.6, 0.4, 0.2, 0.1, 0.05, 0.02)
 _CLOSE = 1.15  # the factor between a share that is kept and one that is not, to try none between
 _FAR = 4.0  # times the limit that the first share may lose, to try what lies above it
 _REACHED = 0.95  # of a share that is asked for, to be below it
@@ -80,25 +80,29 @@ class Structure:
 
     def explore(self, pool: Sequence[Candidate]) -> None:
         """Try structures on top of the best recipe so far, mild ones first."""
-        start = self._start(pool)
+        start, kept = self._start(pool), 1.0
         named = [str(entry["pass"]) for entry in self.bench.spec.document.value["passes"]]
         if start is None:
             self.journal.skip("fewer channels", "no recipe keeps the limit with all of them")
         elif set(named) & set(_PRUNING):
             self.journal.skip("fewer channels", "the spec removes weights itself")
         else:
-            self._pruned(start)
+            kept = self._pruned(start)
             self._sparse(start)
-        self._trained(pool, start)
+        self._trained(pool, start, kept)
 
     def _start(self, pool: Sequence[Candidate]) -> Candidate | None:
         """Return the recipe that is made smaller or faster: of those as good, the quietest.
 
-        Where all of them take too long, that is the fastest.
+        Where all of them take too long, that is the fastest. Of a size alone, it is the widest, and
+        where all of them are too large, the smallest: it needs to lose the fewest weights.
         """
-        limit = self.goal.metric_drop
+        limit, size_ratio = self.goal.metric_drop, self.goal.size_ratio
         if limit is None:
-            return pool[0]  # the widest, which may be too large with all of its channels
+            assert size_ratio is not None
+            if any(c.size_ratio <= size_ratio for c in pool):
+                return pool[0]
+            return min(pool, key=lambda c: c.bytes)
         bounds = [(self.bench.searched(c).bound, c) for c in pool]
         kept = [c for bound, c in bounds if bound is not None and bound <= limit]
         fast = [c for c in kept if self.proofs.is_fast(c)]
@@ -121,53 +125,79 @@ class Structure:
 
     def _shares(self, most: float, offered: Sequence[float]) -> tuple[float, ...]:
         """Return which shares are tried, as long as they keep the limit."""
+        if not self.goal.rounds:
+            return ()
         if most >= 1 and self.goal.metric_drop is not None:
-            return tuple(offered[: self.goal.rounds])
+            return tuple(offered)
         first = round(most, 2)
         if self.goal.metric_drop is None:
-            return (first,) if _FEWEST <= first < 1 and self.goal.rounds else ()
-        return (first, *(s for s in offered if _CLOSE * s < first))[: self.goal.rounds]
+            return (first,) if _FEWEST <= first < 1 else ()
+        return (first, *(s for s in offered if _CLOSE * s < first))
 
-    def _pruned(self, start: Candidate) -> None:
-        """Remove more and more, in each of two ways, as long as the limit may be kept."""
+    def _pruned(self, start: Candidate) -> float:
+        """Remove more and more, in each of two ways, as long as the limit may be kept.
+
+        Returns:
+            the least share that may keep it with fewer channels.
+        """
         most = self._most(start)
         shares = self._shares(most, _SHARES)
         if not shares:
             words = "they are not needed, or too few would be left"
             self.journal.skip("fewer channels", words if self.goal.rounds else "--rounds is 0")
         what, removal = self._removal(start)
-        self._rungs(_Way(what, removal, start.recipe, start, most), shares)
+        kept = self._rungs(_Way(what, removal, start.recipe, start, most), shares)
         factored = start.recipe.with_parts(start.choice)
         if factored is None:
             self.journal.skip("low rank", "the names of layers do not tell their parts apart")
         else:
             counted, factors = self._factors(start)
             self._rungs(_Way(f"{counted} by low rank", factors, factored, start, most), shares)
+        return kept
 
-    def _rungs(self, way: _Way, shares: Sequence[float]) -> None:
-        """Go down the shares until one loses too much, and then between that and the one before."""
-        self.ahead([way.recipe(share) for share in shares])
+    def _rungs(self, way: _Way, shares: Sequence[float]) -> float:
+        """Go down the shares until one loses too much, and then between that and the one before.
+
+        What makes no smaller file is not made, and so is none of the ``--rounds`` steps. If the
+        size alone is limited, the first share that fits ends them: one that takes more than was
+        aimed at says how much less is left next.
+
+        Returns:
+            the least share that may keep the limit.
+        """
+        alone = self.goal.metric_drop is None
+        steps = self.goal.rounds if alone else min(self.goal.rounds, len(shares))
+        self.ahead([way.recipe(share) for share in shares[:steps]])
         kept, broken, left = way.most, 0.0, list(shares)
-        for _ in shares:
+        while steps and (broken or left):
             share = round(math.sqrt(kept * broken), 2) if broken else left.pop(0)
             if self.journal.is_late(way.name(share)):
-                return
+                return kept
             try:
                 size = self._predicted(way, share)
                 made = None if size is None else self._smaller(way, share, size)
             except CompressorError as error:
                 self.journal.skip(way.name(share), f"{error.subject}: {error.problem}")
-                return
+                return kept
             if size is None:
                 if broken:
-                    return
+                    return kept
                 continue  # what takes bytes itself is smaller from some share on
-            if made is None or self._breaks(made):
+            steps -= 1
+            if alone:
+                if made is None or self.proofs.fits(made):
+                    return kept
+                next_share = round(share * _REACHED / max(1.0, self.journal.excess(made)), 2)
+                left = [next_share] if next_share >= _FEWEST else []
+            elif made is None or self._breaks(made):
                 broken = share
             else:
                 kept = share
             if broken and (kept < _CLOSE * broken or (kept == way.most and self._is_far(made))):
-                return
+                return kept
+        if left and not broken:
+            self.journal.skip(way.name(left[0]), "--rounds are used up")
+        return kept
 
     def _removal(self, start: Candidate) -> tuple[str, _Removal]:
         """Return what channels are removed by, and how."""
@@ -242,8 +272,13 @@ class Structure:
         recipe = start.recipe.after({"pass": "prune-nm"})
         self.added(f"2:4 weights, {start.name}", recipe, start.choice)
 
-    def _trained(self, pool: Sequence[Candidate], start: Candidate | None) -> None:
-        """Train with rounding at the fewest bits, and what has lost channels."""
+    def _trained(self, pool: Sequence[Candidate], start: Candidate | None, kept: float) -> None:
+        """Train with rounding at the fewest bits, and what has lost channels.
+
+        Args:
+            kept: the share that may keep the limit without training. Of time, only smaller ones are
+                trained; of bytes, those that make a smaller file.
+        """
         if not self.goal.train:
             self.journal.skip("training (distill, qat)", "it was not asked for (--train)")
             return
@@ -261,7 +296,10 @@ class Structure:
             basis,
             most,
         )
-        self._rungs(way, self._shares(most, _TRAINED_SHARES))
+        shares = self._shares(most, _TRAINED_SHARES)
+        if self._is_slow(basis) and kept < most:
+            shares = tuple(share for share in shares if share < kept)
+        self._rungs(way, shares)
 
     def _rounded(
         self, pool: Sequence[Candidate], start: Candidate | None, teacher: Mapping[str, Any]

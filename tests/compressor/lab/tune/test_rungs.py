@@ -32,6 +32,10 @@ class Made:
     choice: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def size_ratio(self) -> float:
+        return self.bytes / BYTES
+
+    @property
     def artifact(self) -> Any:
         return SimpleNamespace(exporter=SimpleNamespace(target="ort-cpu", format="onnx"))
 
@@ -52,18 +56,21 @@ class Search:
         rounds: int = 4,
         minimize: Objective = "size",
         latency: float | None = None,
+        size_ratio: float | None = None,
         train: bool = False,
         overhead: int = 0,
     ):
         """Begin a search.
 
         Args:
+            size_ratio: the size alone is limited.
             overhead: bytes that a low rank takes beside its share; no channels can be removed then.
         """
         self.loses, self.overhead = loses, overhead
         self.made: dict[str, Made] = {}
         journal = Mock(skipped=[])
         journal.is_late.return_value = False
+        journal.excess = lambda c: c.size_ratio / size_ratio
         journal.skip = lambda what, why: journal.skipped.append(f"{what}: {why}")
         self.journal = journal
         bench: Any = SimpleNamespace(
@@ -79,9 +86,11 @@ class Search:
             size=lambda c: c.bytes if minimize == "size" else c.milliseconds,
             loss=lambda c: (-c.decibels, c.bytes),
             time=lambda c: c.milliseconds,
+            fits=lambda c: c.size_ratio <= size_ratio,
             is_fast=lambda c: latency is None or c.milliseconds <= latency,
         )
-        goal = Goal(LIMIT, None, latency, minimize, rounds, train=train)
+        limit = LIMIT if size_ratio is None else None
+        goal = Goal(limit, size_ratio, latency, minimize, rounds, train=train)
         ahead = Mock()
         self.structure = Structure(bench, goal, journal, self.added, ahead, proofs)
 
@@ -145,7 +154,7 @@ def test_nothing_lies_between_the_whole_and_what_is_far_past_the_limit():
 def test_low_rank_begins_where_fewer_channels_ended():
     search = Search(lambda share: 0.5 if share >= 0.25 else 2.0, rounds=3)
     assert search.explore(WHOLE) == [0.8, 0.5, 0.25]
-    assert search.shares("low-rank") == []
+    assert search.shares("low-rank") == [0.1]
     first = "80% of the weights by low rank, 4 bits: the file is not smaller (800 B)"
     assert first in search.journal.skipped
 
@@ -153,7 +162,7 @@ def test_low_rank_begins_where_fewer_channels_ended():
 def test_low_rank_is_smaller_from_some_share_on():
     search = Search(lambda share: 0.5 if share >= 0.25 else 2.0, overhead=300)
     assert search.explore(WHOLE) == []
-    assert search.shares("low-rank") == [0.5, 0.25, 0.1]
+    assert search.shares("low-rank") == [0.5, 0.25, 0.1, 0.16]
 
 
 def test_the_fastest_is_made_faster():
@@ -205,6 +214,37 @@ def test_what_is_trained_with_its_rounding_is_trained_with_fewer_channels(bound:
     assert all(name.endswith(f"% of the weights, distill, {basis}") for name in distilled)
     first, second, *_ = search.made[distilled[0]].recipe.passes
     assert (first["pass"], second["pass"]) == ("prune-structured", "distill")
+
+
+def test_what_is_trained_is_smaller_than_what_keeps_the_limit_untrained():
+    """Each trained share would have been of a file as large as the tenth that lost 1.1 points."""
+    search = Search(lambda share: 0.5 if share >= 0.1 else 2.0, train=True)
+    assert search.explore(WHOLE) == [0.8, 0.5, 0.25, 0.1, 0.05]
+    assert "4% of the weights, 4 bits: --rounds are used up" in search.journal.skipped
+    assert "5% of the weights, distill, 4 bits" in search.made
+
+
+def test_nothing_slower_is_trained_than_what_keeps_the_limit_untrained():
+    search = Search(lambda _: 0.5, minimize="latency", train=True)
+    search.explore(WHOLE)
+    distilled = [share_of(c.recipe) for n, c in search.made.items() if "distill" in n]
+    assert distilled == [0.05, 0.02]
+    search = Search(lambda _: 2.0, minimize="latency", train=True)
+    search.explore(WHOLE)
+    assert any("60% of the time, distill" in name for name in search.made)
+
+
+def test_of_a_size_alone_as_much_is_removed_as_it_takes():
+    """54 % of the time took 0.308, and nothing was found for 0.3."""
+    wide, narrow = (Made(x, Recipe((QUANTIZE,), 0), y, 0.1) for x, y in (("8", 1000), ("4", 700)))
+    search = Search(lambda _: 0.5, size_ratio=0.5)
+    assert search.explore(wide, narrow) == [0.68, 0.47]  # 0.68 of all takes 0.68 of the bytes
+    assert "47% of the weights, 4" in search.made  # 8 bits would lose more weights
+    search = Search(lambda _: 0.5, size_ratio=0.5, rounds=1)
+    assert search.explore(wide, narrow) == [0.68]
+    search = Search(lambda _: 0.5, size_ratio=0.8)
+    assert search.explore(wide, narrow) == [0.76]
+    assert "76% of the weights, 8" in search.made  # the other is small enough as it is
 
 
 def test_rounding_is_not_trained_where_the_fewest_bits_suffice():
