@@ -137,8 +137,10 @@ class Proofs:
         """Return what may come next in the sequence, the quietest first: of a size, that is it."""
         if not self.going:
             return []
-        fitting = sorted((c for c in pool if c.proof is None and self.fits(c)), key=self.loss)
-        best = self.best
+        best, left = self.best, [c for c in pool if c.proof is None]
+        if best is not None:  # of what breaks the limit, not even the time need be known
+            left = [c for c in left if not self.bench.searched(c).stopped]
+        fitting = sorted(filter(self.fits, left), key=self.loss)
         if best is None:
             return fitting
         return [c for c in fitting if is_smaller(self.size(c), self.size(best))]
@@ -176,8 +178,8 @@ class Proofs:
         needed = {
             c.name: (c, number)
             for c in pool
-            if self.fits(c) and is_smaller(self.size(c), size)
             if (number := self.bench.samples_to_prove(c)) is not None and number > judged
+            if self.fits(c) and is_smaller(self.size(c), size)
         }
         if needed:
             least = min(self.size(c) for c, _ in needed.values())

@@ -227,12 +227,21 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     smaller = [i for i in hopeful if found[i].size < found[safest].size]
     chain = [safest]
     for i in sorted(smaller, key=lambda i: -found[i].size):
+        if any(_is_safer(found[j], found[i]) for j in smaller):
+            continue  # in front of what is smaller and safer, it could only end the proofs
         if is_smaller(found[i].size, found[chain[-1]].size):
             chain.append(i)
     if len(chain) > most:  # both ends, and what lies evenly between
         steps = np.linspace(0, len(chain) - 1, most).round().astype(int)
         chain = [chain[i] for i in dict.fromkeys(steps.tolist())]
     return chain
+
+
+def _is_safer(one: Standing, other: Standing) -> bool:
+    """Whether one candidate is smaller than another, and is expected to lose less."""
+    if one.drop is None or other.drop is None:
+        return False
+    return one.size < other.size and one.drop < other.drop
 
 
 def beyond_the_expected(found: Sequence[Standing], limit: float, size: float) -> list[int]:

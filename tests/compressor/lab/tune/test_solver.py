@@ -227,6 +227,9 @@ def test_a_bit_more_is_a_quarter_of_the_noise(known: dict[str, float], bits: str
         ([(100.0, 0.1), (97.1, 0.2)], 3, [0]),
         ([(96.5, 0.3), (100.0, 0.1), (98.0, 0.2), (95.0, 0.3)], 5, [1, 0]),
         ([(100.0, 0.1), (100.0, 0.2)], 3, [0]),
+        # What is smaller and safer takes the place of what is larger.
+        ([(100.0, 0.1), (80.0, 0.5), (60.0, 0.3)], 5, [0, 2]),
+        ([(100.0, 0.1), (80.0, 0.5), (60.0, 0.5), (40.0, None)], 5, [3]),
         # Of ten, both ends and what lies evenly between.
         ([(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)], 4, [0, 3, 6, 9]),
         ([(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)], 1, [0]),
@@ -291,7 +294,7 @@ def test_more_samples_narrow_the_interval_by_their_root():
 
 
 def test_the_largest_of_the_smaller_ones_is_proved_first():
-    found = [Standing(100, 0.0), Standing(50, 0.1), Standing(80, 0.2)]
+    found = [Standing(100, 0.0), Standing(50, 0.2), Standing(80, 0.1)]
     assert order_of_proof(found, 0.5, 9) == [0, 2, 1]
 
 
