@@ -84,7 +84,7 @@ class Tuning:
         for layer, known in self.table.items():  # a recurrent one has no time of its own
             least = min(entry.cost for entry in known.values())
             known[FLOAT] = floats.get(layer, Entry(0.0, least))
-        if self.goal.minimize == "latency":
+        if self.goal.minimize == "latency" or not any(map(self.proofs.is_fast, pool)):
             choice = dict.fromkeys(self.table, FLOAT)
             self._added(f"float, {self._before(recipe)}", narrowest, choice, pool)
             self._by_the_pass(narrowest, pool)
@@ -110,13 +110,13 @@ class Tuning:
     # One choice for all layers
 
     def _stored(self, uniform: Uniform, recipe: Recipe, widest: Candidate) -> list[Candidate]:
-        """Make the candidate of weights that are only stored, if integers may lose too much.
+        """Make the candidate of weights that are only stored, if integers lose or take too much.
 
         Where they keep the limit, single layers are not stored: all would be computed with as
         floats for next to no bytes. But one quieter recipe comes before integers that keep it
         barely, and none of so few bytes is quieter.
         """
-        if self._keeps(widest) and uniform.may_store(recipe):
+        if self._keeps(widest) and self.proofs.is_fast(widest) and uniform.may_store(recipe):
             words = f"{widest.name} keep the limit, and compute with integers"
             self.journal.skip(f"layers {STORED_WORDS}", words)
             self.stores = False
@@ -136,7 +136,7 @@ class Tuning:
 
         A rule for all layers, as candidates of one width have, takes that choice away.
         """
-        (width,) = set(start.choice.values())
+        width = min(start.choice.values())
         recipe, name = start.recipe.without_rules(width), f"{width} bits, floats where faster"
         if recipe is None or self.journal.is_late(name):
             return

@@ -10,6 +10,7 @@ import pytest
 from compressor.lab.tune import structure
 from compressor.lab.tune.options import FLOAT, STORED
 from compressor.lab.tune.recipe import REMEDIES, Recipe, with_recipe
+from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
 from tests.compressor.lab.tune.test_tune import found, tuned
@@ -90,6 +91,27 @@ def test_what_is_stored_comes_before_integers_that_keep_the_limit_barely(project
     assert stored["sqnr_db"] > points["8 bits"]["sqnr_db"]
     assert stored["drop"] is not None  # it is the first that is proved
     assert not any("stored" in name for name in points)  # no single layer is
+
+
+def test_where_integers_take_too_long_weights_are_stored_and_floats_are_tried(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """No artifact was found, and the nearest was said to take 1.34 of the time."""
+
+    def timed(_: Workbench, candidate: Candidate) -> Any:
+        (option,) = set(candidate.choice.values())
+        ratio = {STORED: 0.9, FLOAT: 0.8}.get(option, 1.4)
+        candidate.latency = {"value": ratio, "ci95": [ratio, ratio]}
+        return candidate.latency
+
+    monkeypatch.setattr(Workbench, "timed", timed)
+    limits = ("--max-metric-drop", "90", "--rounds", "0", "--max-latency-ratio")
+    tuned(project, *limits, "1")
+    result = found(project)
+    assert result["chosen"] == "stored in 8 bits"
+    tuned(project, *limits, "0.2")
+    assert "the nearest: float, fused: " in found(project)["reason"]
+    assert "0.8 of the time" in found(project)["reason"]
 
 
 @pytest.mark.slow
