@@ -108,5 +108,6 @@ class Remedies:
             size = formats.size(abs(other.bytes - candidate.bytes))
             cost = f"{size} {'more' if change > 0 else 'less'}"
         decision = "taken" if helps else "left out"
-        self.journal.path.append(f"{remedy.name}: {gain:+.1f} dB {cost}; {decision}")
+        change_in_db = f"{'' if gain < 0 else '+'}{formats.decibel(gain)}"
+        self.journal.path.append(f"{remedy.name}: {change_in_db} {cost}; {decision}")
         return other if helps else candidate

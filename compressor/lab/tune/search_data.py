@@ -10,6 +10,7 @@ from compressor.calibration.sources.class_folders import ClassFolderSource
 from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.files import json_sha256
+from compressor.lab.tune.from_model import is_model
 from compressor.run.data import Data, open_data
 from compressor.run.judged import judged_parts
 from compressor.run.metrics import Metric, resolve_metric
@@ -89,7 +90,9 @@ def search_data(plan: Plan) -> SearchData:
     """
     spec, given = plan.spec, plan.data.get("search")
     if given is not None:
-        return _search(plan, given, {}, "data.search")
+        own = not is_model(spec.document.path)
+        words = "data.search" if own else "samples that neither calibrate nor judge"
+        return _search(plan, given, {}, words)
     calibration = plan.data["calibration"]
     if calibration.feeds or calibration.recurrence is not None:
         words = "the calibration data: whole feeds are not parted"

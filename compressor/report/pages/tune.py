@@ -64,9 +64,9 @@ def headline(answer: Answer) -> str:
     if point is None:
         return f"{answer.name}: {answer.reason}"
     parts = [f"{answer.name}: {point.name}", formats.size(point.bytes)]
-    parts.append(f"{point.size_ratio:.2f} × the float model's size")
+    parts.append(f"{formats.ratio(point.size_ratio)} the float model's size")
     if point.latency_ratio is not None:
-        parts.append(f"{point.latency_ratio:.2f} × its latency")
+        parts.append(f"{formats.ratio(point.latency_ratio)} its latency")
     if point.drop is not None:
         limit, lost = (_amount(answer, x) for x in (answer.goal.metric_drop, point.drop))
         measured, interval = f"{lost} of {answer.metric}", f"95 % CI {_interval(answer, point)}"

@@ -42,7 +42,7 @@ def test_a_model_and_samples_suffice_and_a_run_gives_the_same_bytes(model: Path)
     assert result.exit_code == 0, result.stderr
     document = json.loads((model.parent / "mine.json").read_text())
     assert document["metric"] == "agreement"
-    assert document["search"] == "data.search"
+    assert document["search"] == "samples that neither calibrate nor judge"
     point = next(p for p in document["points"] if p["name"] == document["chosen"])
     within = [p for p in document["points"] if p["size_ratio"] <= 0.98]
     assert point["sqnr_db"] == max(p["sqnr_db"] for p in within)
