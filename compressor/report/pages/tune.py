@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from compressor.lab.tune.answer import Answer, Point
+from compressor.lab.tune.watch import TIME_WAS_UP
 from compressor.report import formats
 from compressor.report.page import GAP, Block, Cell, Page, Style, Table, bullets, left, line, right
 from compressor.report.terminal import VERDICT_STYLES
@@ -23,6 +24,8 @@ def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
         page += [GAP, line("Not tried:", "strong"), *bullets(answer.not_tried)]
     evaluations = formats.plural(answer.evaluations, "evaluation")
     page += [GAP, line(f"Searched on {answer.search}; judged with {evaluations}.")]
+    if any(why.endswith(TIME_WAS_UP) for why in answer.not_tried):
+        page.append(line("The time was up: the same command goes on from here."))
     if written is not None:
         page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
     return page

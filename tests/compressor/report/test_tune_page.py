@@ -71,6 +71,13 @@ def test_the_page_is_the_golden_one(name: str, page: object):
     assert plain_text(page) == (GOLDEN / name).read_text(encoding="utf-8")  # type: ignore[arg-type]
 
 
+def test_a_search_whose_time_was_up_says_so_at_the_end():
+    words = "The time was up: the same command goes on from here."
+    assert words not in plain_text(tune_page(FOUND))
+    late = replace(FOUND, not_tried=("round 1: the time was up (--budget)",))
+    assert plain_text(tune_page(late)).rstrip().endswith(words)
+
+
 def test_markdown_says_the_same():
     text = markdown_page(tune_page(FOUND, "tuned.yaml"))
     assert text == (GOLDEN / "tune.md").read_text(encoding="utf-8")
