@@ -84,7 +84,7 @@ class Tuning:
         for layer, known in self.table.items():  # a recurrent one has no time of its own
             least = min(entry.cost for entry in known.values())
             known[FLOAT] = floats.get(layer, Entry(0.0, least))
-        if self.goal.minimize == "latency" or not any(map(self.proofs.is_fast, pool)):
+        if self.goal.minimize == "latency" or self._are_slow(pool):
             choice = dict.fromkeys(self.table, FLOAT)
             self._added(f"float, {self._before(recipe)}", narrowest, choice, pool)
             self._by_the_pass(narrowest, pool)
@@ -130,6 +130,14 @@ class Tuning:
         if self.stores:
             return self.table
         return {n: {o: e for o, e in x.items() if o != STORED} for n, x in self.table.items()}
+
+    def _are_slow(self, pool: Sequence[Candidate]) -> bool:
+        """Whether nothing that may keep the metric's limit keeps that of latency."""
+        if self.goal.latency_ratio is None:
+            return False
+        limit, bounds = self.goal.metric_drop, [(self._bound(c), c) for c in pool]
+        kept = [c for bound, c in bounds if limit is None or bound is None or bound <= limit]
+        return not any(map(self.proofs.is_fast, kept))
 
     def _by_the_pass(self, start: Candidate, pool: list[Candidate]) -> None:
         """Add what the pass chooses by itself, which computes in floats where that is faster.
