@@ -79,6 +79,8 @@ class Termination:
 
     def release(self) -> None:
         """End the guard, so that no trace of it is left after the process."""
+        if signal.getsignal(signal.SIGINT) is _on_interrupt:  # a second one ends us without a word
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         with suppress(ProcessLookupError, ChildProcessError):  # another one has waited for it
             os.kill(self._guard, signal.SIGKILL)

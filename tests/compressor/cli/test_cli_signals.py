@@ -92,6 +92,13 @@ def test_what_saves_its_state_is_left_alone() -> None:
     assert signalled(SAVING, signal.SIGTERM) == (0, b"True\n", b"")
 
 
+def test_a_second_interrupt_while_a_command_ends_shows_no_traceback() -> None:
+    again = "import os; os.waitpid = lambda *_: os.kill(os.getpid(), signal.SIGINT)"
+    with start(again) as process:
+        assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == -signal.SIGINT
+
+
 def test_no_process_is_left_of_a_command() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "compressor", "--version"],
