@@ -54,17 +54,17 @@ class Parts:
                 states.update(updated_states(feed, states, values, alone=True))
 
     def results(
-        self, parts: Collection[int], observers: Collection[str] | None = None
+        self, parts: Collection[int], keys: Collection[str] | None = None
     ) -> dict[str, Any]:
         """Return the results of some parts by ``Request.key``, except those without observations.
 
         Args:
-            observers: names of those whose results are wanted; all if left out.
+            keys: those that are wanted; all if left out.
         """
         merged: dict[Any, Any] = {}
         found = dict[str, Any]()
         for key, observer in self._observers.items():
-            if observers is not None and observer.name not in observers:
+            if keys is not None and key not in keys:
                 continue
             place = self._shared[key]
             if place not in merged:

@@ -264,11 +264,10 @@ def apply_pass(
     statistics = workspace.collected.of((upstream, declared.name), survey.requests, collect)
     replays = declared.replays or declared.replays_given
     total = data.runs if data is not None and replays else None
-    again = partial(calibrate, workspace, declared.name) if survey.requests else None
     with workspace.progress.stage(declared.name, total) as advance:
         samples = RunSamples(carrier.inputs, data, context.seed, advance, carrier)
         kept = KeptNumbers(workspace.store)
-        context = replace(context, samples=samples, collect=again, kept=kept)
+        context = replace(context, samples=samples, kept=kept)
         return direct.apply(carrier, context, statistics)
 
 

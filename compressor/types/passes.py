@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -16,14 +16,6 @@ from compressor.types.data import Samples
 from compressor.types.options import Options
 from compressor.types.statistics import Blocks, Request
 from compressor.types.training import Training
-
-
-class Collect(Protocol):
-    """Gathers statistics of a model."""
-
-    def __call__(self, carrier: Carrier, requests: Sequence[Request]) -> Mapping[str, Any]:
-        """Return statistics over the calibration data by ``Request.key``."""
-        ...
 
 
 class Kept(Protocol):
@@ -74,8 +66,6 @@ class PassContext:
         samples: the calibration data, for a pass that :attr:`Pass.replays` them; ``None`` in a
             plan.
         blocks: the model's blocks with their statistics, for a pass :attr:`Pass.by_block`.
-        collect: for a pass that needs statistics of the model that it has changed; ``None`` in a
-            plan.
         kept: numbers measured earlier on this machine; ``None`` in a plan.
         kept_tensors: intermediate results of a pass that :attr:`Pass.replays` data over a
             streamed checkpoint; ``None`` for other passes.
@@ -89,7 +79,6 @@ class PassContext:
     progress: Progress = field(default=SILENT, compare=False, repr=False)
     samples: Samples | None = field(default=None, compare=False, repr=False)
     blocks: Blocks | None = field(default=None, compare=False, repr=False)
-    collect: Collect | None = field(default=None, compare=False, repr=False)
     kept: Kept | None = field(default=None, compare=False, repr=False)
     kept_tensors: KeptTensors | None = field(default=None, compare=False, repr=False)
 

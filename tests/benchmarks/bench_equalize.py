@@ -39,6 +39,7 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 from tests.benchmarks import bench_detector, peers
 from tests.benchmarks.bench_resnet20 import fused, planned, show
 from tests.benchmarks.marks import benchmark, needs
+from tests.compressor.passes.quantize.static_models import Given
 
 pytestmark = benchmark("COMPRESSOR_DATA")
 _WORST = 4.0  # binary logarithm of the greatest factor
@@ -174,7 +175,8 @@ def test_encoder() -> None:
         declared = QuantizeStatic.model_validate({"prepare": prepare})
         start = time.process_time()
         statistics = collect(network, declared.survey(network, context).requests)
-        after = declared.apply(network, replace(context, collect=collect), statistics).carrier
+        given = replace(context, samples=Given(calibration))
+        after = declared.apply(network, given, statistics).carrier
         found = embeddings(after, evaluation)
         seconds = time.process_time() - start
         norms = np.linalg.norm(wanted, axis=1) * np.linalg.norm(found, axis=1)

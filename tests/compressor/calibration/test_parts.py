@@ -25,7 +25,7 @@ def test_results_are_those_of_a_pass_over_the_parts(some: set[int], seed: int):
     wanted = collect(lambda batch: batch, chosen, REQUESTS)
     for _ in range(2):  # results do not change the states
         assert parts.results(some) == wanted
-    assert parts.results(some, ["min-max"]) == {REQUESTS[1].key: wanted[REQUESTS[1].key]}
+    assert parts.results(some, [REQUESTS[1].key]) == {REQUESTS[1].key: wanted[REQUESTS[1].key]}
 
 
 def test_what_was_not_observed_has_no_result():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.resident_memory import forget_pages
 from compressor.passes.quantize.static.static import QuantizeStatic
-from compressor.types.carrier import Carrier
-from compressor.types.passes import PassContext
-from compressor.types.statistics import Request
+from compressor.types.tensors import Batch
+from tests.compressor.passes.quantize.static_models import ORT, Given
 
 SIDE = 1024
 
@@ -142,7 +142,7 @@ def test_pages_that_were_changed_stay(tmp_path: Path, changed: bool) -> None:
 
 
 def test_scaled_weights_leave_no_pages_of_those_before(carrier: OnnxCarrier, tmp_path: Path):
-    """While a model with scaled channels is calibrated, it is there once."""
+    """While a model with scaled channels is run again, it is there once."""
     random = np.random.default_rng(2)
     uneven = np.exp2(random.uniform(-4, 4, SIDE)).astype(np.float32)
     first = carrier.tensors()["first"].read() / torch.from_numpy(uneven)[:, None]
@@ -152,14 +152,17 @@ def test_scaled_weights_leave_no_pages_of_those_before(carrier: OnnxCarrier, tmp
     given = restore_graph(folder)
     held: list[int] = []
 
-    def collect(after: Carrier, requests: Sequence[Request]) -> dict[str, Any]:
-        held.append(resident(folder))
-        batches = [{"x": random.standard_normal((8, SIDE), np.float32) * uneven}]
-        return collect_statistics(after, batches, requests)
+    class Watched(Given):
+        def batches(self) -> Iterator[Batch]:
+            held.append(resident(folder))
+            return super().batches()
+
+    samples = Watched([{"x": random.standard_normal((8, SIDE), np.float32) * uneven}])
 
     declared = QuantizeStatic.model_validate({"weights": {"rounding": "nearest"}})
-    context = PassContext(targets=frozenset({"ort-cpu"}), collect=collect)
-    statistics = collect(given, declared.survey(given, context).requests)
+    context = replace(ORT, samples=samples)
+    requests = declared.survey(given, context).requests
+    statistics = collect_statistics(given, samples.batches(), requests)
     assert declared.apply(given, context, statistics).notes
     assert len(held) == 2
     assert held[1] < SIDE * SIDE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
-from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch
 from tests.compressor.passes.prepare.networks import stretched
+from tests.compressor.passes.quantize.static_models import ORT, Given
 from tests.compressor.tiny_project import ONNX, Project, sample_images
 
 EVERY = [{"match": "*"}]
@@ -58,9 +59,7 @@ def scaled_alike(project: Project) -> Carrier:
     carrier = float_model(project)
     calibration = [{"image": part} for part in np.split(sample_images(2), 3)]
     declared = QuantizeStatic.model_validate({"layers": EVERY}, strict=False)
-    context = PassContext(
-        targets=frozenset({"ort-cpu"}), collect=lambda c, r: collect_statistics(c, calibration, r)
-    )
+    context = replace(ORT, samples=Given(calibration))
     requests = declared.survey(carrier, context).requests
     statistics = collect_statistics(carrier, calibration, requests)
     rescale = declared.apply(carrier, context, statistics).rescale

@@ -13,10 +13,10 @@ from compressor.models.resident_memory import forget_pages
 from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.maths.grids import kept_grids
+from compressor.passes.quantize.static.replayed import Replay
 from compressor.passes.quantize.static.settings import Decision
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, Scheme
-from compressor.types.passes import Collect
 from compressor.types.statistics import Moments, Range, Request
 
 
@@ -51,19 +51,19 @@ def prepare(
     scales: ScaleMap,
     decide: Callable[[ir.Model, Decision | None], Decision],
     moments: Callable[[Decision], Mapping[str, Request]],
-    collect: Collect,
+    replay: Replay,
 ) -> Prepared:
     """Scale channels where that lowers the predicted error.
 
-    What is known of layers' inputs changes with their channels; ranges of values that change are
-    collected again.
+    What is known of layers' inputs changes with their channels. How far scaled values reach follows
+    from what their channels did in all data; some samples say what part of that observers keep.
 
     Args:
         given: the model, and the statistics that were asked for.
         scales: what can be scaled.
         decide: returns what is quantized in a graph, which may copy another that was decided on.
         moments: returns the requests for second moments, by layer name.
-        collect: returns statistics of a model.
+        replay: runs calibration samples again.
     """
     statistics, carrier = given.statistics, given.carrier
     groups = tuple(g for g in scales.groups if not any(_on_grid(carrier, r.layer) for r in g.reads))
@@ -90,12 +90,21 @@ def prepare(
             decision.range_requests(name), before.range_requests(names[name]), strict=True
         )
     ]
-    found = collect(after, [*missing.values(), *(r for r, _ in changed if r.key in known)])
-    known.update(found)
+    wanted = {**missing, **{r.key: r for r, _ in changed if r.key in known}}
+    reaching = {
+        request.key
+        for request, earlier in changed
+        if request.tensor in scaled.reach and statistics.get(earlier.key) is not None
+    }
+    sampled = replay.of(after, decision, known).ranges(reaching) if reaching else {}
+    known.update(sampled)
+    rest = [request for key, request in wanted.items() if key not in sampled]
+    if rest:
+        known.update(replay.collect(after, rest))
     for request, earlier in changed:
-        first, name = statistics.get(earlier.key), request.tensor
-        if first is not None and name in scaled.reach:
-            known[request.key] = _widened(first, found[request.key], *scaled.reach[name])
+        if request.key in reaching:
+            first, reach = statistics[earlier.key], scaled.reach[request.tensor]
+            known[request.key] = _widened(first, known[request.key], *reach)
     return Prepared(after, known, decision, scaled)
 
 

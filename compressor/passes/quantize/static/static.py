@@ -34,7 +34,7 @@ from compressor.passes.quantize.reconstruct import (
     reconstruct,
 )
 from compressor.passes.quantize.rounded_graph import RoundedValue
-from compressor.passes.quantize.static.observing import MOST_SAMPLES, choose_observer
+from compressor.passes.quantize.static.observing import choose_observer
 from compressor.passes.quantize.static.options import (
     StaticActivationOptions,
     StaticRule,
@@ -42,6 +42,7 @@ from compressor.passes.quantize.static.options import (
 )
 from compressor.passes.quantize.static.placement import kernel_notes, profile_for
 from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of, schemes_of
+from compressor.passes.quantize.static.replayed import MOST_SAMPLES, Replay
 from compressor.passes.quantize.static.rounding import Rounding
 from compressor.passes.quantize.static.settings import Decision, StaticSettings
 from compressor.passes.quantize.static.writing import (
@@ -75,7 +76,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 19
+    version: ClassVar[int] = 20
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -166,9 +167,12 @@ class QuantizeStatic(GraphPass):
     ) -> Outcome:
         """Quantize the chosen layers."""
         train = self.weights.rounding == "reconstruct"
-        prepared = self._prepared(carrier, context, statistics)
+        samples = context.samples
+        replay = None if samples is None or samples.made_up else Replay(samples)
+        prepared = self._prepared(carrier, context, statistics, replay)
         ready, gathered = prepared.carrier, prepared.statistics
-        chosen = choose_observer(ready, prepared.decision, gathered, context)
+        chosen = choose_observer(ready, prepared.decision, gathered, replay)
+        del replay  # and the samples that it holds
         decision, weights, errors = self._quantized(
             prepared, context, observer=chosen.observer, train=train
         )
@@ -221,13 +225,17 @@ class QuantizeStatic(GraphPass):
         return with_product_groups(scales, carrier.graph(), names, parameters)
 
     def _prepared(
-        self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
+        self,
+        carrier: Carrier,
+        context: PassContext,
+        statistics: Mapping[str, Any],
+        replay: Replay | None,
     ) -> Prepared:
         decide, scales = self._settings(context).decide, self._scales(carrier)
         given = Prepared(carrier, statistics, decide(carrier.graph()))
-        if scales is None or context.collect is None:
+        if scales is None or replay is None:
             return given
-        return prepare(given, scales, decide, self._moment_requests, context.collect)
+        return prepare(given, scales, decide, self._moment_requests, replay)
 
     def _moment_requests(self, decision: Decision) -> dict[str, Request]:
         """Ask for the second moments of what layers with codes multiply, by the layer's name."""

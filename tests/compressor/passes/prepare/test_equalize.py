@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from compressor.types.passes import GraphPass, Outcome, PassContext
 from compressor.types.tensors import Array, Batch
 from tests.compressor.passes.prepare.networks import chain, image, scaled_layers, stretched
 from tests.compressor.passes.quantize.small_models import graph, noise
+from tests.compressor.passes.quantize.static_models import ORT, Given
 from tests.two_linears import drawn, on_onnx, on_torch
 
 BATCHES = [image(seed) for seed in range(8)]
@@ -29,9 +31,7 @@ INTEGERS = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=Fa
 
 
 def applied(declared: GraphPass, carrier: Carrier, batches: list[Batch] = BATCHES) -> Outcome:
-    context = PassContext(
-        targets=frozenset({"ort-cpu"}), collect=lambda c, r: collect_statistics(c, batches, r)
-    )
+    context = replace(ORT, samples=Given(batches))
     requests = declared.survey(carrier, context).requests
     statistics = collect_statistics(carrier, batches, requests)
     return declared.apply(carrier, context, statistics)
@@ -44,6 +44,22 @@ def output(carrier: Carrier) -> Array:
 def sqnr(carrier: Carrier, outcome: Outcome) -> float:
     wanted, found = output(carrier), output(outcome.carrier)
     return float(10 * np.log10(np.square(wanted).sum() / np.square(wanted - found).sum()))
+
+
+@pytest.mark.parametrize("observer", ["auto", "min-max"])
+def test_scaled_values_reach_as_far_as_in_samples_that_are_not_run_again(observer: str):
+    """Every second of 128 samples is run again, and the largest is not among them."""
+    batches = [image(seed, 1) for seed in range(128)]
+    batches[1] = {name: 8 * array for name, array in batches[1].items()}
+    declared = QuantizeStatic.model_validate(
+        {"layers": [{"match": "*"}], "activations": {"observer": observer}}, strict=False
+    )
+    network = stretched(chain(), SCALE)
+    outcome = applied(declared, network, batches)
+    assert any(row.details for row in outcome.layers)
+    (wanted,) = network.runner().run(batches[1]).values()
+    (found,) = outcome.carrier.runner().run(batches[1]).values()
+    assert 10 * np.log10(np.square(wanted).sum() / np.square(wanted - found).sum()) > 30
 
 
 def test_channels_of_uneven_size_are_scaled_and_the_function_stays():
@@ -164,7 +180,7 @@ def test_an_even_network_keeps_the_bytes_that_it_has_without():
     even = applied(Equalize(), stretched(chain(), SCALE)).carrier
     alone = INTEGERS.model_copy(update={"prepare": "none"})
     outcome = applied(INTEGERS, even)
-    assert outcome.notes == (NOTHING_GAINED,)
+    assert outcome.notes[0] == NOTHING_GAINED
     first, second = outcome.carrier, applied(alone, even).carrier
     for name, tensor in first.tensors().items():
         assert torch.equal(tensor.read(), second.tensors()[name].read()), name

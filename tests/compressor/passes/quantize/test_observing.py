@@ -15,9 +15,9 @@ from torch import nn
 
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
-from compressor.passes.quantize.static import judging, observing
-from compressor.passes.quantize.static.observing import MOST_SAMPLES, spread
+from compressor.passes.quantize.static import judging, observing, replayed
 from compressor.passes.quantize.static.options import CANDIDATES, StaticActivationOptions
+from compressor.passes.quantize.static.replayed import MOST_SAMPLES, spread
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.qat.qat import Qat
 from compressor.run.evaluate import CachingRunner
@@ -146,7 +146,7 @@ class Gated(nn.Module):
 
 
 def test_a_gate_that_stays_a_float_is_looked_at(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(observing, "_RARELY", 0.0)  # samples are held back
+    monkeypatch.setattr(replayed, "_RARELY", 0.0)  # samples are held back
     torch.manual_seed(0)
     spec = TensorSpec("x", ("batch", 4, 6, 6), "float32")
     model = Fuse().apply(TorchCarrier(Gated(), [spec]), ORT, {}).carrier
@@ -279,12 +279,12 @@ def test_the_float_model_is_closed_before_samples_are_judged(
         def __init__(self, opener: Callable[[], Runner], most: int):
             super().__init__(lambda: (opened.append(most), opener())[1], most)
 
-    monkeypatch.setattr(observing, "CachingRunner", Watched)
+    monkeypatch.setattr(replayed, "CachingRunner", Watched)
     monkeypatch.setattr(observing, "heavy_tails", lambda _: heavy)
-    monkeypatch.setattr(observing, "_MOST_MACS", macs)
+    monkeypatch.setattr(replayed, "_MOST_MACS", macs)
     first = applied(network(), normal(16))
     assert not opened
-    monkeypatch.setattr(observing, "_MOST_OUTPUTS", 0)
+    monkeypatch.setattr(replayed, "_MOST_OUTPUTS", 0)
     again = applied(network(), normal(16))
     assert opened == [0]
     assert (content(again), again.notes) == (content(first), first.notes)
@@ -320,7 +320,7 @@ def test_what_was_dropped_is_run_no_more(monkeypatch: pytest.MonkeyPatch):
 def test_the_work_and_the_memory_are_bounded(
     limit: str, most: float, samples: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(observing, limit, most)
+    monkeypatch.setattr(replayed, limit, most)
     assert f"on {samples} calibration samples" in applied(network(), rare()).notes[-1]
 
 
