@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shares of the mean input power that are tried as the penalty."""
@@ -23,76 +22,31 @@ _FEW = 0.5  # pairs for each column up to which they are kept
 _DEAD = 1e-12  # of the largest input power: what has less is taken to be always zero
 
 
-@dataclass(frozen=True)
-class Window:
-    """The window of a convolution, one number for each spatial axis.
-
-    Attributes:
-        pads: zeros before and after, as ONNX orders them: all beginnings, then all ends.
-        dilations: steps between the elements of a patch.
-    """
-
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    pads: tuple[int, ...]
-    dilations: tuple[int, ...]
-
-
-def pairs(
-    inputs: Tensor, outputs: Sequence[Tensor], window: Window | None, wanted: int
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the vectors that a layer multiplies its weight with, and the outputs at these places.
-
-    They are looked at on an even grid, for neighbours are almost the same.
-
-    >>> x, (y,) = pairs(torch.zeros(2, 5, 3), [torch.zeros(2, 5, 7)], None, wanted=9)
-    >>> x.shape, y.shape
-    (torch.Size([2, 5, 3]), torch.Size([2, 5, 7]))
-
-    Args:
-        inputs: of a convolution ``[batch, channels, *lengths]``, else ``[batch, ..., columns]``.
-        outputs: values in the form of the layer's output, with its batch and its lengths.
-        wanted: places to look at in each sample, if it has as many.
-
-    Returns:
-        ``[batch, places, columns]``, and ``[batch, places, rows]`` of each output.
-    """
-    if window is None:
-        flat = [v.reshape(len(v), prod(v.shape[1:-1]), v.shape[-1]) for v in (inputs, *outputs)]
-        step = max(1, flat[0].shape[1] // wanted)
-        first, *rest = (v[:, ::step] for v in flat)
-        return first, rest
-    rank, lengths = len(window.kernel), outputs[0].shape[2:]
-    step = max(1, int((prod(lengths) / wanted) ** (1 / rank)))
-    grid = (slice(None), slice(None), *[slice(None, None, step)] * rank)
-    chosen = [v[grid].flatten(2).transpose(1, 2) for v in outputs]
-    ends = zip(window.pads[:rank], window.pads[rank:], strict=True)
-    padded = functional.pad(inputs, [n for pair in reversed(list(ends)) for n in pair])
-    for axis, (length, stride, gap) in enumerate(
-        zip(window.kernel, window.strides, window.dilations, strict=True)
-    ):
-        padded = padded.unfold(2 + axis, gap * (length - 1) + 1, stride * step)[..., ::gap]
-    order = (0, *range(2, 2 + rank), 1, *range(2 + rank, 2 + 2 * rank))
-    patches = padded.permute(order)
-    columns = inputs.shape[1] * prod(window.kernel)
-    return patches.reshape(len(inputs), -1, columns), chosen
-
-
 class Sums:
     """Moments of a stream of inputs ``x`` and of the targets ``t`` that they are to give.
 
     The first pairs are kept as they are: while they are few beside the columns, what is asked of
     the moments takes a fraction of the time with the pairs themselves.
 
+    The rows of a grouped convolution read the inputs of their group alone. So there are products
+    for each group, and every group is solved by itself.
+
+    Args:
+        columns: that each row reads.
+        rows: of all groups.
+        groups: whose inputs, and whose rows, follow each other.
+
     Attributes:
-        input_sum: ``Σ x``, ``[columns]``.
+        groups: how many.
+        input_sum: ``Σ x``, ``[groups * columns]``.
         target_sum: ``Σ t``, ``[rows]``.
         power: ``Σ t²``, ``[rows]``.
         count: how many pairs there were.
     """
 
-    def __init__(self, columns: int, rows: int):
-        self.input_sum = torch.zeros(columns, dtype=torch.float64)
+    def __init__(self, columns: int, rows: int, groups: int = 1):
+        self.groups = groups
+        self.input_sum = torch.zeros(groups * columns, dtype=torch.float64)
         self.target_sum = torch.zeros(rows, dtype=torch.float64)
         self.power = torch.zeros(rows, dtype=torch.float64)
         self.count = 0
@@ -102,7 +56,7 @@ class Sums:
 
     @property
     def inputs(self) -> Tensor:
-        """``Σ x xᵀ``, ``[columns, columns]``."""
+        """``Σ x xᵀ``, ``[columns, columns]``; of several groups ``[groups, columns, columns]``."""
         return self._multiplied()[0]
 
     @property
@@ -119,13 +73,13 @@ class Sums:
         return torch.cat(inputs).to(torch.float64), torch.cat(targets).to(torch.float64)
 
     def add(self, inputs: Tensor, targets: Tensor) -> None:
-        """Take in pairs, ``[count, columns]`` and ``[count, rows]``."""
+        """Take in pairs, ``[count, groups * columns]`` and ``[count, rows]``."""
         if inputs.shape[1] <= _WIDE:
             inputs, targets = inputs.to(torch.float64), targets.to(torch.float64)
         if self._known:
             self.target_sum += targets.sum(0, dtype=torch.float64)
             self.power += targets.to(torch.float64).square().sum(0)
-            self.cross.add_(targets.T @ inputs)
+            self.cross.add_(self._rows_with(targets, inputs))
             return
         self.input_sum += inputs.sum(0, dtype=torch.float64)
         self.target_sum += targets.sum(0, dtype=torch.float64)
@@ -141,7 +95,7 @@ class Sums:
 
         Products of the inputs are not computed again.
         """
-        sums = Sums(len(self.input_sum), len(self.target_sum))
+        sums = self._empty()
         if self._products is not None:
             sums.input_sum, sums.count, sums._known = self.input_sum, self.count, True
             sums._products = self.inputs, torch.zeros_like(self.cross)
@@ -149,24 +103,48 @@ class Sums:
 
     def _settle(self) -> None:
         """Keep no pairs where products take less."""
-        if self._products is not None or self.count > _FEW * len(self.input_sum):
+        few = self.groups == 1 and self.count <= _FEW * len(self.input_sum)
+        if self._products is not None or not few:
             self._multiplied()
 
     def _multiplied(self) -> tuple[Tensor, Tensor]:
         if self._products is None:
-            columns, rows = len(self.input_sum), len(self.target_sum)
-            second = torch.zeros(columns, columns, dtype=torch.float64)
+            columns, rows = len(self.input_sum) // self.groups, len(self.target_sum)
+            form = (columns, columns) if self.groups == 1 else (self.groups, columns, columns)
+            second = torch.zeros(form, dtype=torch.float64)
             self._products = second, torch.zeros(rows, columns, dtype=torch.float64)
         second, cross = self._products
         for inputs, targets in self._kept:
-            second += inputs.T @ inputs
-            cross += targets.T @ inputs
+            second += self._multiply(inputs, inputs)
+            cross += self._rows_with(targets, inputs)
         self._kept = []
         return self._products
 
+    def _multiply(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return products summed over pairs, of each group with itself."""
+        if self.groups == 1:
+            return left.T @ right
+        left, right = (
+            torch.unflatten(v, 1, (self.groups, -1)).transpose(0, 1) for v in (left, right)
+        )
+        return left.mT @ right
+
+    def _rows_with(self, targets: Tensor, inputs: Tensor) -> Tensor:
+        return self._multiply(targets, inputs).reshape(
+            targets.shape[1], inputs.shape[1] // self.groups
+        )
+
+    def _empty(self) -> Sums:
+        return Sums(len(self.input_sum) // self.groups, len(self.target_sum), self.groups)
+
+    def outputs(self, weight: Tensor) -> Tensor:
+        """Return ``Σ W x``, ``[rows]``."""
+        inputs = self.input_sum.reshape(self.groups, -1, 1)
+        return (torch.unflatten(weight, 0, (self.groups, -1)) @ inputs).flatten()
+
     def __add__(self, other: Sums) -> Sums:
         """Return the sums of both streams."""
-        joined = Sums(len(self.input_sum), len(self.target_sum))
+        joined = self._empty()
         for name in ("input_sum", "target_sum", "power", "count"):
             setattr(joined, name, getattr(self, name) + getattr(other, name))
         if self._products is other._products is None:
@@ -186,8 +164,9 @@ class Sums:
         if (pairs := self.few) is not None:
             inputs, targets = pairs
             return (inputs @ weight.T + bias - targets).square().sum(0)
-        squared = ((weight @ self.inputs - 2 * self.cross) * weight).sum(1)
-        shifted = bias * (2 * (weight @ self.input_sum - self.target_sum) + self.count * bias)
+        inner = (torch.unflatten(weight, 0, (self.groups, -1)) @ self.inputs).reshape(weight.shape)
+        squared = ((inner - 2 * self.cross) * weight).sum(1)
+        shifted = bias * (2 * (self.outputs(weight) - self.target_sum) + self.count * bias)
         return (self.power + squared + shifted).clamp(min=0.0)
 
 
@@ -252,7 +231,7 @@ def solve(
     chosen = _chosen(start, parts, penalties)
     weight, bias = start.weight, start.bias
     if chosen == inf:
-        bias = (whole.target_sum - weight @ whole.input_sum) / whole.count
+        bias = (whole.target_sum - whole.outputs(weight)) / whole.count
     elif chosen is not None:
         ((weight, bias),) = _solved(start, whole, [chosen])
     if variance is None:
@@ -356,23 +335,32 @@ def _solved(start: Start, sums: Sums, penalties: Sequence[float]) -> list[tuple[
         centre, aim = (mean, target) if start.shifts else (torch.zeros_like(mean), start.bias)
         changes = _changes(few[0] - centre, few[1] - aim, start.weight, penalties)
         weights = [start.weight + change for change in changes]
-        return [(w, target - w @ mean if start.shifts else start.bias) for w in weights]
-    inputs, cross = sums.inputs, sums.cross - torch.outer(start.bias, sums.input_sum)
+    else:
+        weights = _by_group(start, sums, penalties)
+    if not start.shifts:
+        return [(w, start.bias) for w in weights]
+    return [(w, target - sums.outputs(w) / sums.count) for w in weights]
+
+
+def _by_group(start: Start, sums: Sums, penalties: Sequence[float]) -> list[Tensor]:
+    """Return the weight for each penalty, from products; each group has a matrix of its own."""
+    first = torch.unflatten(start.weight, 0, (sums.groups, -1))
+    inputs, cross = sums.inputs.expand(sums.groups, -1, -1), sums.cross.reshape(first.shape)
+    total = sums.input_sum.reshape(sums.groups, 1, -1)
+    aim = sums.target_sum / sums.count if start.shifts else start.bias
     if start.shifts:
-        inputs = sums.inputs - torch.outer(mean, sums.input_sum)
-        cross = sums.cross - torch.outer(target, sums.input_sum)
-    missing = (cross - start.weight @ inputs).T
-    power = _power(inputs.diagonal())
-    results = []
+        inputs = inputs - total.mT / sums.count * total
+    missing = (cross - aim.reshape(sums.groups, -1, 1) * total - first @ inputs).mT
+    power = _power(inputs.diagonal(dim1=1, dim2=2))
+    weights = []
     for penalty in penalties:
         ridged = inputs.clone()
-        ridged.diagonal().add_(penalty * power)
+        ridged.diagonal(dim1=1, dim2=2).add_(penalty * power)
         factor, failed = torch.linalg.cholesky_ex(ridged)
-        weight = start.weight
-        if not bool(failed):  # too little is added to what rounding has left of a singular matrix
-            weight = weight + torch.cholesky_solve(missing, factor).T
-        results.append((weight, target - weight @ mean if start.shifts else start.bias))
-    return results
+        # Too little may be added to what rounding has left of a singular matrix.
+        change = torch.where(failed[:, None, None] == 0, torch.cholesky_solve(missing, factor), 0.0)
+        weights.append((first + change.mT).flatten(0, 1))
+    return weights
 
 
 def _changes(
@@ -393,7 +381,9 @@ def _changes(
         yield found.T @ inputs
 
 
-def _power(powers: Tensor) -> float:
-    """Return the mean input power of columns that are not dead."""
-    alive = powers > _DEAD * powers.max()
-    return float(powers[alive].mean()) if bool(alive.any()) else 1.0
+def _power(powers: Tensor) -> Tensor:
+    """Return the mean input power of columns that are not dead, ``[..., 1]``."""
+    alive = powers > _DEAD * powers.amax(-1, keepdim=True)
+    count = alive.sum(-1, keepdim=True)
+    mean = (powers * alive).sum(-1, keepdim=True) / count.clamp(min=1)
+    return torch.where(count > 0, mean, 1.0)

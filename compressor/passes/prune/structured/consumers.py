@@ -18,7 +18,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, sole_reader
 from compressor.models.element_types import tensor_of
 from compressor.models.layer_uses import nodes_of
-from compressor.passes.prune.maths.least_squares import Window
+from compressor.passes.prune.maths.places import Window
 from compressor.run.weight_pass import FLOATS
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, Units
@@ -114,6 +114,10 @@ def find_consumers(
         if not _loses(layer, kept):
             continue
         reason = _obstacle(layer, node, owned)
+        if (
+            not reason and layer.groups > 1
+        ):  # it is solved by group, and has no moment of all inputs
+            reason = "it is computed in groups"
         if reason:
             reasons[layer.name] = reason
         else:
@@ -184,8 +188,6 @@ def _obstacle(layer: Layer, node: ir.Node, owned: Collection[str]) -> str:
         return "its input is constant"
     if len(_source(weight).uses()) > 1 or len(weight.uses()) > 1:
         return "its weight is read at several places"
-    if layer.groups > 1:
-        return "it is computed in groups"
     if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return "its padding depends on its input"
     scaled = {attributes.get_float(name, 1.0) for name in ("alpha", "beta")} != {1.0}

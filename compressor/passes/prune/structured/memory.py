@@ -43,14 +43,14 @@ def planned(
         f"where inputs of {listed(layers, 3)} go, what remains is not solved: {reason}"
         for reason, layers in names.items()
     )
-    squares = {c.layer.weight: _DOUBLE * c.layer.columns**2 for c in consumers}
+    squares = {c.layer.weight: _DOUBLE * c.layer.groups * c.layer.columns**2 for c in consumers}
     blocks = partition(carrier.graph(), past_sizes=True)
     together = (sum(squares.get(name, 0) for name in block.weights) for block in blocks)
     at_once = min(sum(squares.values()), AT_ONCE) if scored else 0
     held_moments = max(FOLDS * max(together, default=0), at_once)
     bound = held_moments + _WORKING * max(squares.values(), default=0)
     held = sum(
-        _SINGLE * rows_of(c.layer.columns) * (c.layer.columns + c.layer.rows)
+        _SINGLE * rows_of(c.layer.columns) * (c.layer.groups * c.layer.columns + c.layer.rows)
         for c in consumers
         if c.bounds is not None
     )

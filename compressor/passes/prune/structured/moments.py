@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from compressor.passes.prune.maths.least_squares import Sums, pairs
+from compressor.passes.prune.maths.least_squares import Sums
+from compressor.passes.prune.maths.places import pairs
 from compressor.passes.prune.structured.consumers import Consumer
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap

@@ -27,7 +27,8 @@ from compressor.graph.channels.slicing import Kept
 from compressor.graph.residuals import ResidualBlock
 from compressor.models.element_types import tensor_of
 from compressor.models.onnx.ort_runner import graph_runner
-from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, pairs, solve
+from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, solve
+from compressor.passes.prune.maths.places import pairs
 from compressor.passes.prune.structured.consumers import (
     Consumer,
     changed_layers,

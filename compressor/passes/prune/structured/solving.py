@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from compressor.passes.prune.maths.least_squares import (
@@ -64,8 +65,8 @@ class Task:
     held: list[tuple[Seen, int]] | None = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        columns, rows = self.layer.layer.columns, self.layer.layer.rows
-        self.sums = [Sums(columns, rows) for _ in range(FOLDS)]
+        layer = self.layer.layer
+        self.sums = [Sums(layer.columns, layer.rows, layer.groups) for _ in range(FOLDS)]
 
     @property
     def bounds(self) -> Bounds | None:
@@ -101,7 +102,16 @@ class Task:
         if self.fit is None or self.bounds is None:
             return seen.target
         inputs, kind = seen.inputs, seen.inputs.dtype
-        now = inputs @ self.fit.weight.T.to(kind) + self.fit.bias.to(kind)
+        weight, groups = self.fit.weight.to(kind), self.layer.layer.groups
+        if groups == 1:
+            now = inputs @ weight.T
+        else:
+            parts = (
+                torch.unflatten(inputs, -1, (groups, -1)),
+                torch.unflatten(weight, 0, (groups, -1)),
+            )
+            now = torch.einsum("...gc,grc->...gr", *parts).flatten(-2)
+        now = now + self.fit.bias.to(kind)
         offset = self.offset.to(kind) + seen.beside
         return clipped_targets(seen.target, now, self.scale.to(kind), offset, *self.bounds)
 

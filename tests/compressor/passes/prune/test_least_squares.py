@@ -14,12 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from compressor.passes.prune.maths.least_squares import (
     Start,
     Sums,
-    Window,
-    pairs,
+    _solved,
     solve,
     solved_again,
     without_columns,
 )
+from compressor.passes.prune.maths.places import Window, pairs
 
 
 def problem(seed: int, samples: int, columns: int, rows: int = 3) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,6 +94,42 @@ def test_few_pairs_are_solved_as_many_are(shifts: bool):
         assert torch.allclose(found.bias, wanted.bias, rtol=1e-7)
         assert found.before == pytest.approx(wanted.before)
         assert found.after == pytest.approx(wanted.after)
+
+
+@pytest.mark.parametrize("shifts", [True, False])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_groups_are_solved_as_each_alone(shifts: bool, rows: int):
+    """Rows of a grouped convolution; the first group's inputs are dead."""
+    groups = [problem(seed, 60, 4, rows) for seed in range(3)]
+    groups[0][0].zero_()
+    inputs, targets = (torch.cat([g[i] for g in groups], 1) for i in (0, 1))
+    whole = start(torch.cat([g[2] for g in groups]), shifts=shifts)
+    parts = [Sums(4, 3 * rows, 3) for _ in range(2)]
+    for place, part in enumerate(parts):
+        for half in (slice(0, 30), slice(30, 60)):
+            part.add(inputs[half][place::2], targets[half][place::2])
+    fit = solve(whole, parts, penalties=(1e-3,))
+    again = solve(
+        whole, [again_of(part, inputs, targets, i) for i, part in enumerate(parts)], (1e-3,)
+    )
+    assert torch.allclose(again.weight, fit.weight)
+    for place, (x, y, weight) in enumerate(groups):
+        rows_of = slice(place * rows, (place + 1) * rows)
+        alone = [Sums(4, rows) for _ in range(2)]
+        for fold, part in enumerate(alone):
+            part.add(x[fold::2], y[fold::2])
+        ((wanted, bias),) = _solved(start(weight, shifts=shifts), alone[0] + alone[1], [1e-3])
+        assert torch.allclose(fit.weight[rows_of], wanted)
+        assert torch.allclose(fit.bias[rows_of], bias)
+        errors = (parts[0] + parts[1]).errors(fit.weight, fit.bias)[rows_of].sum()
+        assert float(errors) == pytest.approx(error(wanted, bias, x, y))
+
+
+def again_of(sums: Sums, inputs: Tensor, targets: Tensor, fold: int) -> Sums:
+    """Return sums that take in the same targets once more."""
+    made = sums.again()
+    made.add(inputs[fold::2], targets[fold::2])
+    return made
 
 
 def test_few_pairs_cost_no_product_of_all_columns():

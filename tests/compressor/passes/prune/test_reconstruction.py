@@ -121,7 +121,7 @@ def test_layers_of_all_kinds_are_solved_or_named():
     assert note.startswith("where inputs of 'wider' go, what remains is not solved: ConvTranspose")
     assert survey.memory > 8 * 36**2
     outcome = pruned(HALF, model, data())
-    assert set(fits(outcome)) == {"point", "line", "single", "head"}
+    assert set(fits(outcome)) == {"point", "grouped", "line", "single", "head"}
     assert all(after <= before for before, after in fits(outcome).values())
     assert np.isfinite(output(outcome.carrier, data().data[0])).all()
 
