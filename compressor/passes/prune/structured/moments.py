@@ -10,6 +10,7 @@ import torch
 from compressor.passes.prune.maths.least_squares import Sums
 from compressor.passes.prune.maths.places import pairs
 from compressor.passes.prune.structured.consumers import Consumer
+from compressor.passes.prune.structured.few import ADDED
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
 from compressor.types.tensors import Array, Batch
@@ -17,6 +18,7 @@ from compressor.types.tensors import Array, Batch
 AT_ONCE = 256 << 20  # bytes of moments; more only if a single part has more
 _PLACES = 64  # of a feature map or a sequence that are looked at in each sample
 _DOUBLE = 8  # bytes
+_PAIRS = 4  # for each input, from which on they tell; many of them are alike, as neighbours are
 
 
 def moment_bytes(consumer: Consumer) -> int:
@@ -74,12 +76,12 @@ def gathered(
 
 
 def tells(sums: Sums) -> bool:
-    """Whether sums say what a layer loses without some inputs: there are as many pairs as inputs.
+    """Whether sums say what a layer loses without some inputs: they are of enough pairs.
 
-    Of fewer, some inputs are given by the others, and by any choice of so many: nothing would be
-    lost, on these samples.
+    Of fewer pairs than inputs, some inputs are given by the others, and by any choice of so many:
+    nothing would be lost, on these samples. Of not many more, little is.
     """
-    return sums.count >= len(sums.input_sum)
+    return sums.count >= _PAIRS * len(sums.input_sum)
 
 
 class Moments:
@@ -114,17 +116,15 @@ class Moments:
         """Whether most layers that were looked at read too little; see :func:`tells`."""
         return 2 * sum(self._told.values()) < len(self._told)
 
-    def notes(self) -> list[str]:
-        """Return a sentence where most layers read too little."""
-        if not self.few:
-            return []
+    def note(self) -> str:
+        """Return in a sentence that most layers read too little, and what is done."""
         untold = [name for name, told in self._told.items() if not told]
-        return [
+        return (
             f"the calibration samples show {len(untold)} of {len(self._told)} layers, such as "
-            f"{untold[0]!r}, fewer values than they have inputs, and nothing tells which of these "
-            "can go: unless criterion names another, channels are ranked by l2, and what layers "
-            "lose is not measured with these solved. Give more samples"
-        ]
+            f"{untold[0]!r}, fewer than {_PAIRS} values for each input, too few to tell what can "
+            f"go: so at least {ADDED} samples of the same values in other orders were added. Give "
+            "more samples"
+        )
 
 
 def _tensor(array: Array) -> torch.Tensor:

@@ -20,6 +20,7 @@ from compressor.models.threads import on_threads
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.criteria import Queue, Scores
 from compressor.passes.prune.structured import groups, latency, memory, principal, scores
+from compressor.passes.prune.structured.few import Shuffled
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import QUICK, remaining_scores
@@ -79,7 +80,7 @@ class PruneStructured(GraphPass):
         "channels by their score over their group's mean; local takes the same share of each "
         "group; sensitivity takes from each until it alone would cost the outputs the same or, "
         "with criterion reconstruction, where solved layers lose least for the savings; default: "
-        "sensitivity if there are enough calibration data to tell, else global; a latency always "
+        "sensitivity with calibration data, else global; a latency always "
         "weighs measured losses against measured times",
     )
     drop_blocks: bool = Field(
@@ -278,7 +279,14 @@ class _Pruning:
         self._notes: list[str] = []
 
     def outcome(self) -> Outcome:
-        queues = self._selector.queues(self._scores())
+        found = self._scores()
+        if self._solves and self._moments.few:
+            assert self._samples is not None
+            self._notes.append(self._moments.note())
+            self._samples = Shuffled(self._samples, self._context.seed)
+            del self._moments  # of the samples alone
+            found = self._scores()
+        queues = self._selector.queues(found)
         sensitivities = self._sensitivities(queues)
         variant = self._chosen(queues, sensitivities)
         smaller, kept = self._removal.smaller(variant)
@@ -293,7 +301,6 @@ class _Pruning:
         self._notes += self._removal.became(after, kept, dropped=bool(variant.dropped))
         self._notes += self._removal.proof(variant, smaller, self._samples)
         details: dict[str, dict[str, Any]] = {}
-        self._notes += self._moments.notes() if self._solves else []
         if self._solves:
             assert self._samples is not None
             graphs, data = (self._graph, after.graph()), self._samples.batches()
@@ -322,12 +329,7 @@ class _Pruning:
     @property
     def _scope(self) -> groups.Scope:
         measured = self._options.target.ranked and self._fed and not self._removal.masked.unfed
-        return self._options.scope or ("sensitivity" if measured and not self._few else "global")
-
-    @property
-    def _few(self) -> bool:
-        """Whether there turned out to be too few samples to choose by what solved layers lose."""
-        return self._options.criterion is None and self._moments.few
+        return self._options.scope or ("sensitivity" if measured else "global")
 
     @property
     def _trades(self) -> bool:
@@ -351,8 +353,7 @@ class _Pruning:
             case "reconstruction":
                 plain, most = sized(weighed, 2), inf if self._options.criterion else QUICK
                 given = (self._carrier, channels, removable, self._moments)
-                found = remaining_scores(*given, plain, most)
-                return plain if self._few else found
+                return remaining_scores(*given, plain, most)
             case "principal-components":
                 assert self._turned is not None
                 return self._turned.scores(removable, sized(weighed, 2))
@@ -390,7 +391,7 @@ class _Pruning:
         assert self._samples is not None
         model = (self._carrier, self._analysis, self._selector, self._blocks)
         given = (*model, queues, self._samples, self._context)
-        moments = self._moments if self._solves and not self._few else None
+        moments = self._moments if self._solves else None
         wanted = latency.LatencyTarget(*given, self._options.re_estimate, moments)
         with on_threads(latency.THREADS):
             variant, notes = wanted.chosen(self._options.target.value)

@@ -14,13 +14,14 @@ from compressor.graph.channels.analysis import map_channels
 from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import allowed_counts, by_score
-from compressor.passes.prune.structured import latency, memory, moments, recent, solved, structured
+from compressor.passes.prune.structured import few, memory, moments, recent, solved, structured
 from compressor.passes.prune.structured.consumers import possible_consumers
+from compressor.passes.prune.structured.few import Shuffled
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.remaining import remaining_scores
 from compressor.passes.prune.structured.solved import solved_losses
 from compressor.types.passes import PassContext
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, samples_in
 from tests.compressor.passes.prune.structured_models import (
     Given,
     Plain,
@@ -28,6 +29,7 @@ from tests.compressor.passes.prune.structured_models import (
     carrier,
     data,
     declared,
+    output,
     pruned,
     timed_by,
 )
@@ -211,17 +213,50 @@ def one_sample() -> Given:
     return Given(({"image": data().data[0]["image"][:1]},))
 
 
-def test_one_sample_does_not_choose():
+def test_one_sample_is_joined_by_others_of_its_values():
     """A layer that reads one place loses nothing on it by any choice: all of it went."""
     before = carrier(Residual())
     ours = pruned(declared(target={"macs": 0.6}), before, one_sample())
     (note,) = [n for n in ours.notes if "Give more samples" in n]
-    assert "4 of 4 layers, such as 'inner', fewer values than they have inputs" in note
-    named = declared(target={"macs": 0.6}, criterion="l2", scope="global")
-    theirs = pruned(named, before, one_sample())
-    assert [n for n in ours.notes if n != note] == [*theirs.notes]
+    assert "4 of 4 layers, such as 'inner', fewer than 4 values for each input" in note
+    joined = Given(tuple(Shuffled(one_sample(), seed=0).batches()))
+    theirs = pruned(declared(target={"macs": 0.6}), before, joined)
     for name, tensor in ours.carrier.tensors().items():
         assert torch.equal(tensor.read(), theirs.carrier.tensors()[name].read())
+
+
+def test_of_one_sample_others_lose_less(monkeypatch: pytest.MonkeyPatch):
+    before, others = carrier(Residual()), data(16, seed=7)
+
+    def lost() -> float:
+        after = pruned(declared(target={"macs": 0.6}), before, one_sample()).carrier
+        wanted, found = (
+            np.concatenate([output(c, batch) for batch in others.data]) for c in (before, after)
+        )
+        return float(np.square(found - wanted).sum() / np.square(wanted - wanted.mean(0)).sum())
+
+    joined = lost()
+    monkeypatch.setattr(few, "ADDED", 0)
+    assert joined < 0.5 * lost()
+
+
+def test_samples_are_shuffled_each_by_itself_and_the_same_at_each_call():
+    given = Given(
+        (
+            {"ids": np.arange(12).reshape(2, 6), "length": np.array([6, 5])},
+            {"ids": np.arange(6).reshape(1, 6) + 50, "length": np.array([6])},
+        )
+    )
+    joined = Shuffled(given, seed=0)
+    first, second = list(joined.batches()), list(joined.batches())
+    assert sum(map(samples_in, first)) == 3 + few.ADDED + 2, "a whole number of times three"
+    assert all(np.array_equal(a["ids"], b["ids"]) for a, b in zip(first, second, strict=True))
+    for place, batch in enumerate(first):
+        whole = given.data[place % 2]
+        assert np.array_equal(batch["length"], whole["length"])
+        assert np.array_equal(np.sort(batch["ids"], 1), whole["ids"])
+        assert np.array_equal(batch["ids"], whole["ids"]) == (place < 2)
+    assert np.array_equal(joined.probe(1)["ids"], given.probe(1)["ids"])
 
 
 def test_enough_samples_choose_without_a_note():
@@ -229,8 +264,9 @@ def test_enough_samples_choose_without_a_note():
     assert not [n for n in notes if "Give more samples" in n]
 
 
-def test_one_sample_says_nothing_of_solved_layers_at_a_latency(monkeypatch: pytest.MonkeyPatch):
+def test_a_latency_weighs_what_is_lost_on_joined_samples(monkeypatch: pytest.MonkeyPatch):
     timed_by(monkeypatch, lambda model: 1e-9 * macs(model))
-    monkeypatch.setattr(latency, "SolvedModel", None)
-    outcome = pruned(declared(target={"latency": 0.8}), carrier(Residual()), one_sample())
-    assert [n for n in outcome.notes if "Give more samples" in n]
+    step, before = declared(target={"latency": 0.8}), carrier(Residual())
+    ours = pruned(step, before, one_sample())
+    joined = Given(tuple(Shuffled(one_sample(), seed=0).batches()))
+    assert ours.notes[1:] == pruned(step, before, joined).notes
