@@ -19,7 +19,7 @@ from compressor.errors import ModelError, SpecError, message_lines
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.parametrized import computed_by
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
-from compressor.models.torch.translations import FloatBounds, translations
+from compressor.models.torch.translations import OtherCalls, translations
 from compressor.models.transformers.experts import plain_experts
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
@@ -96,7 +96,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             _without_gradients(module),
             whole_recurrences(),
             plain_experts(module),
-            FloatBounds(),
+            OtherCalls(),
         ):
             program = torch.onnx.export(
                 module,

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from compressor.graph.operators import operator
+from compressor.models.torch.embedding_bags import embedding_bag
 
 Value: TypeAlias = Any
 """A tensor or a length of the graph that is being written."""
@@ -36,11 +37,12 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
     }
 
 
-class FloatBounds(TorchFunctionMode):
-    """Lets both bounds be traced as floats where one is, as in ``x.clamp(0.1, 1)``.
+class OtherCalls(TorchFunctionMode):
+    """Replaces calls that the exporter writes wrongly by equal ones while a module is traced.
 
-    The exporter makes a tensor of one of two numbers of different types, and finds no operator that
-    takes a tensor and a number.
+    Both bounds are floats where one is, as in ``x.clamp(0.1, 1)``: the exporter makes a tensor of
+    one of two numbers of different types, and finds no operator that takes a tensor and a number.
+    Bags of embeddings become a lookup and a sum: it writes a loop that no runtime loads.
     """
 
     def __torch_function__(
@@ -54,6 +56,8 @@ class FloatBounds(TorchFunctionMode):
         if func in _CLAMPS and any(isinstance(x, float) for x in (*args, *given.values())):
             args = (args[0], *map(_as_float, args[1:]))
             given = {name: _as_float(value) for name, value in given.items()}
+        elif func is torch.nn.functional.embedding_bag and given.get("max_norm") is None:
+            return embedding_bag(*args, **given)
         return func(*args, **given)
 
 
