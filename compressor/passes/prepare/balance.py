@@ -248,6 +248,13 @@ class _Work:
         self.spans = dict(spans)
         self._layers = {step.layer.name: step for step in scales.steps if step.layer}
         self._gains: dict[str, Tensor] = {}
+        # Read along another axis than that on which errors are followed, as parts of heads are.
+        self._crossed = {
+            read.value
+            for group in scales.groups
+            for read in group.reads
+            if group.values[read.value][0] != scales.lines[read.value][0]
+        }
         self._follow()
 
     def scaled(self) -> Iterator[ScaledGroup]:
@@ -275,7 +282,7 @@ class _Work:
                 if step.layer is None:
                     if behind is not None:
                         self._add(value, self._moved(behind, step.output, value))
-                elif value in self.spans:
+                elif value in self.spans and value not in self._crossed:
                     squares = self.parameters.matrix(step.layer).square().sum(3)
                     gain = self._row_gains(step.layer, squares)
                     self._add(value, (gain[:, :, None] * squares).sum(1).flatten())

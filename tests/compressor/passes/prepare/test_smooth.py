@@ -87,6 +87,29 @@ def test_static_quantization_of_an_encoder_loses_less():
     assert after < before / 2
 
 
+def test_a_layer_that_reads_a_part_of_each_head():
+    """Errors are followed along heads there, and the layer's inputs lie on another axis."""
+    network = graph(
+        f"""g (float[N, {POSITIONS}, 8] x) => (float[N, {POSITIONS}, 8] y) {{
+            a = MatMul (x, first.weight)
+            b = Relu (a)
+            [split] h = Reshape (b, heads)
+            [turned] t = Transpose <perm = [0, 2, 1, 3]> (h)
+            s = MatMul (t, gate.weight)
+            [back] w = Transpose <perm = [0, 2, 1, 3]> (s)
+            [joined] y = Reshape (w, whole)
+        }}""",
+        {
+            "first.weight": noise(8, 8),
+            "gate.weight": noise(4, 4),
+            "heads": np.array([0, POSITIONS, 2, 4]),
+            "whole": np.array([0, POSITIONS, 8]),
+        },
+    )
+    step = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
+    assert error(network, applied(step, network, BATCHES).carrier) < 0.05
+
+
 def test_a_model_without_products_of_matrices_is_an_error():
     image = graph(
         "g (float[N, 3, 8, 8] x) => (float[N, 4, 6, 6] y) { y = Conv (x, only.weight) }",
