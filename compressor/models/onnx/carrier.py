@@ -23,7 +23,12 @@ from compressor.graph.skeleton import converted
 from compressor.graph.values import tensor_spec
 from compressor.models.element_types import TORCH_DTYPES, from_numpy
 from compressor.models.executor import GraphModule
-from compressor.models.onnx.checks import check_loads, check_operators, foreign_operators
+from compressor.models.onnx.checks import (
+    check_loads,
+    check_operators,
+    foreign_operators,
+    free_wrong_ranks,
+)
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import (
     OLDEST_RUN,
@@ -225,6 +230,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     check_numbers(model, subject)
     _check_shapes(model, subject)
     common.InlinePass()(model)
+    free_wrong_ranks(model)
     name_by_modules(model)
     check_operators(model, subject)
     runs = not foreign_operators(model) and not computes_in_bfloat16(model)

@@ -8,7 +8,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.errors import ModelError
-from compressor.graph.values import DEFAULT_DOMAINS, all_nodes
+from compressor.graph.plain import infer_shapes
+from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, is_op, static_shape
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.onnx.ort_session import OrtRunner
 
@@ -93,3 +94,29 @@ def _runtime_operators() -> frozenset[tuple[str, str]]:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return frozenset((schema.domain, schema.name) for schema in state.get_all_operator_schema())
+
+
+def free_wrong_ranks(model: ir.Model) -> None:
+    """Give outputs the number of axes that is computed where a file states another, in place.
+
+    ONNX Runtime runs such files, but what is inferred from the statement changes what they give.
+    """
+    probe = model.clone()
+    for value in probe.graph.outputs:
+        value.shape = None
+    infer_shapes(probe)
+    for value, computed in zip(model.graph.outputs, probe.graph.outputs, strict=True):
+        rank = _rank(computed)
+        if value.shape is not None and rank not in (None, len(value.shape)):
+            value.shape = computed.shape or ir.Shape([None] * (rank or 0))
+
+
+def _rank(value: ir.Value) -> int | None:
+    """Return how many axes an inferred value has; that of a shape to come is known before it is."""
+    if value.shape is not None:
+        return len(value.shape)
+    node = value.producer()
+    if node is None or not is_op(node, "Reshape") or node.inputs[1] is None:
+        return None
+    lengths = static_shape(node.inputs[1])
+    return lengths[0] if lengths else None

@@ -243,3 +243,17 @@ def test_an_operator_of_a_foreign_domain(tmp_path: Path) -> None:
     assert (swirl.op_type, helper.get_node_attr_value(swirl, "strength")) == ("Swirl", 3)
     assert {entry.domain: entry.version for entry in written.opset_import}["com.acme"] == 1
     assert catalog.load("exporter", "onnx")().check_written(after, path) == "4 tensors read back"
+
+
+def test_an_output_has_the_axes_that_it_is_computed_with(tmp_path: Path) -> None:
+    """A file may state others; ONNX Runtime warns, and gives what is computed."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 13]>
+        g (float[b, 2, t] x) => (float[1, s] y)
+        { sizes = Shape(x)  lengths = Abs(sizes)  moved = Relu(x)  y = Reshape(moved, lengths) }
+    """)
+    onnx.save(model, tmp_path / "stated.onnx")
+    carrier: Carrier = open_onnx(tmp_path / "stated.onnx", OPSET)
+    x = np.ones((3, 2, 5), np.float32)
+    path = exported(applied(carrier, "fuse", lambda _: {"x": x}), tmp_path / "out")
+    assert session(path).run(None, {"x": x})[0].shape == x.shape
