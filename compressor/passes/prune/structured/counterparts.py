@@ -55,6 +55,35 @@ def stand_ins(pruned: ir.Model, dropped: Sequence[ResidualBlock]) -> dict[str, s
     return found
 
 
+def named_alike(pruned: ir.Model, whole: ir.Model) -> ir.Model | None:
+    """Return the pruned model with the names of the whole one's values; ``None`` if it has others.
+
+    A module that was adapted to fewer channels may have been lowered again. The exporter numbers
+    values as it meets them, and how many constants are among these depends on the channels.
+    """
+    names = [(node.op_type, *(v.name for v in node.outputs)) for node in whole.graph]
+    kinds = {name: kind for kind, *several in names for name in several}
+    kinds |= dict.fromkeys(whole.graph.initializers, "")
+    if all(
+        kinds.get(value.name, node.op_type) == node.op_type
+        for node in pruned.graph
+        for value in node.outputs
+    ):
+        return pruned
+    if [node.op_type for node in pruned.graph] != [name[0] for name in names]:
+        return None
+    renamed = pruned.clone()
+    outputs = [value for node in renamed.graph for value in node.outputs]
+    wanted = [name for _, *several in names for name in several]
+    for number, value in enumerate(outputs):
+        value.name = f"renamed.{number}"
+    for name in {*renamed.graph.initializers} & {*wanted}:
+        renamed.graph.initializers[name].name = f"constant.{name}"
+    for value, wanted_name in zip(outputs, wanted, strict=True):
+        value.name = wanted_name
+    return renamed
+
+
 def common_blocks(
     whole: ir.Model, pruned: ir.Model, counterparts: Collection[str]
 ) -> list[tuple[GraphBlock, GraphBlock]]:

@@ -114,6 +114,26 @@ class Choice:
     reasons: Mapping[int, str]  # why groups cannot, by their number
     ruled: frozenset[str] = frozenset()  # layers that a rule keeps, or takes a share of
 
+    def unnamed(self, planned: Flags | None) -> dict[str, str]:
+        """Return what happens to groups that can be pruned and no layer writes, by their names.
+
+        A recurrent node has no layers before ``fuse`` where its weights are stacked from several
+        parameters, or computed from them.
+
+        Args:
+            planned: the units that go, if that is known.
+        """
+        written = {index for indices in self.writers.values() for index in indices}
+        named = {id(self.channels.groups[index]) for index in written}
+        actions: dict[str, str] = {}
+        for group in (p.group for p in self.prunable if id(p.group) not in named):
+            all_units = len(group.units)
+            left = all_units - (0 if planned is None else int(planned[group.units].sum()))
+            actions[group.name] = (
+                f"{left} of {all_units} channels" if planned is not None else "prune"
+            )
+        return actions
+
     def kept_reason(self, layer: Layer) -> str:
         """Return why a layer keeps all of its output channels; empty if it need not."""
         groups = self.writers.get(layer.name, ())

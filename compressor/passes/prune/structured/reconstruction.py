@@ -34,7 +34,12 @@ from compressor.passes.prune.structured.consumers import (
     changed_layers,
     upstream,
 )
-from compressor.passes.prune.structured.counterparts import Ends, common_blocks, stand_ins
+from compressor.passes.prune.structured.counterparts import (
+    Ends,
+    common_blocks,
+    named_alike,
+    stand_ins,
+)
 from compressor.passes.prune.structured.solving import Seen, Task
 from compressor.run.blockwise import Activations
 from compressor.types.carrier import Carrier
@@ -95,7 +100,7 @@ def reconstructed(
 
     Args:
         after: the model without its removed channels.
-        graphs: those of the model before pruning, and after it; values have the same names.
+        graphs: those of the model before pruning, and after it.
         kept: the positions that remain of parameters' axes.
         batches: the calibration data; read once.
         required: it is an error if ONNX Runtime does not run a model, and else no layer is solved.
@@ -104,10 +109,13 @@ def reconstructed(
         DataError: there are no samples, or a value is not finite.
         ModelError: a model is not run, and must be.
     """
-    counterparts = stand_ins(graphs[1], dropped)
-    consumers = changed_layers(graphs[1], kept, after.tensors().keys(), counterparts)
+    whole, pruned = graphs[0], graphs[1] if dropped else named_alike(graphs[1], graphs[0])
+    if pruned is None:
+        return after, Solved(problem="the smaller module has other operators than the whole one")
+    counterparts = stand_ins(pruned, dropped)
+    consumers = changed_layers(pruned, kept, after.tensors().keys(), counterparts)
     try:
-        solved = solved_layers(graphs, consumers, counterparts, batches)
+        solved = solved_layers((whole, pruned), consumers, counterparts, batches)
     except ModelError as error:
         if required:
             raise

@@ -165,6 +165,8 @@ class PruneStructured(GraphPass):
                 actions[layer.name] = f"{after} of {before} channels"
                 if after == before:
                     reasons[layer.name] = f"the target leaves its {before} channels whole"
+        actions |= (others := choice.unnamed(planned if exact else None))
+        reasons |= dict.fromkeys(others, "")
         rows = plan_layers(self.name, actions, reasons, quantized=is_quantized(graph))
         selector.check()
         if self.criterion == "principal-components":

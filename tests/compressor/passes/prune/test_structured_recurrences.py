@@ -92,3 +92,30 @@ def test_a_target_counts_the_work_of_recurrences() -> None:
     entry, heads = 5 * 8, 10 * 3
     stacked = 24 * (8 + 6) + 24 * (6 + 6)
     assert f"MACs {entry + heads + stacked + 30 * (6 + 10):,} -> " in note
+
+
+class Projected(nn.Module):
+    """Recurrent layers whose weights are stacked and multiplied until ``fuse`` has folded them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.RNN(5, 8, nonlinearity="relu", batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(16, 6, proj_size=4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        heard, (state, _) = self.lstm(self.both(x)[0])
+        return self.head(heard[:, -1]), state[0]
+
+
+def test_units_that_no_layer_writes_are_planned_and_removed() -> None:
+    carrier = TorchCarrier(shaken(Projected()), INPUTS)
+    rows = {row.name: row for row in HALF.survey(carrier, CONTEXT).layers}
+    assert {name for name, row in rows.items() if row.touched} == {
+        "both.weight_ih_l0",
+        "lstm.weight_ih_l0",
+    }
+    assert rows["both.weight_ih_l0"].action == "4 of 8 channels"
+    graph = pruned(HALF, carrier, Given((batch(1),))).carrier.graph().graph
+    units = {n.op_type: n.attributes.get_int("hidden_size") for n in graph}
+    assert (units["RNN"], units["LSTM"]) == (4, 3)
