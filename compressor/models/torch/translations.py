@@ -7,7 +7,6 @@ symbolic lengths, and with Python numbers for the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from math import sqrt
 from typing import Any, TypeAlias
 
@@ -15,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from compressor.graph.operators import operator
+from compressor.models.torch.complex_values import ZEROS, add_complex, einsum, zeros
 from compressor.models.torch.embedding_bags import embedding_bag
 
 Value: TypeAlias = Any
@@ -24,12 +24,13 @@ _CLAMPS = frozenset(
     for owner in (torch, torch.Tensor)
     for name in ("clamp", "clamp_", "clip", "clip_")
 )
+_PAIR = 3  # arguments of a sum of products of two tensors
 _USUAL_RANK = 4  # of attention: batch, heads, positions, features
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
     """Return the functions by operator, but for those of complex values."""
-    _add_complex()
+    add_complex()
     aten = torch.ops.aten
     return {
         aten.as_strided.default: _as_strided,
@@ -42,7 +43,8 @@ class OtherCalls(TorchFunctionMode):
 
     Both bounds are floats where one is, as in ``x.clamp(0.1, 1)``: the exporter makes a tensor of
     one of two numbers of different types, and finds no operator that takes a tensor and a number.
-    Bags of embeddings become a lookup and a sum: it writes a loop that no runtime loads.
+    Bags of embeddings become a lookup and a sum: it writes a loop that no runtime loads. Complex
+    zeros and sums of products are made of real ones: it has no function for them.
     """
 
     def __torch_function__(
@@ -58,30 +60,18 @@ class OtherCalls(TorchFunctionMode):
             given = {name: _as_float(value) for name, value in given.items()}
         elif func is torch.nn.functional.embedding_bag and given.get("max_norm") is None:
             return embedding_bag(*args, **given)
-        return func(*args, **given)
+        elif func is torch.einsum and len(args) == _PAIR and _are_complex(args[1:]):
+            return einsum(*args)
+        made = func(*args, **given)
+        return zeros(made) if func in ZEROS and made.is_complex() else made
+
+
+def _are_complex(operands: Iterable[Any]) -> bool:
+    return all(isinstance(each, torch.Tensor) and each.is_complex() for each in operands)
 
 
 def _as_float(bound: Any) -> Any:
     return float(bound) if type(bound) is int else bound
-
-
-@cache
-def _add_complex() -> None:
-    """Add what the exporter lacks for complex values, which are pairs in a last axis of a graph.
-
-    It takes no functions for these with a module, only in the table of all operators. Llama 4 and
-    DeepSeek-V2 turn positions by complex numbers.
-    """
-    from onnxscript.function_libs.torch_lib.registration import torch_op
-
-    torch_op("aten::unsqueeze", complex=True, trace_only=True)(_complex_unsqueeze)
-
-
-def _complex_unsqueeze(self: Value, dim: int) -> Value:
-    import onnxscript
-
-    op: Any = onnxscript.opset18
-    return op.Unsqueeze(self, [dim if dim >= 0 else dim - 1])
 
 
 def _as_strided(

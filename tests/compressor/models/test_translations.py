@@ -178,3 +178,29 @@ class Bounds(nn.Module):
 
 def test_bounds_of_two_types():
     agree(Bounds(), 2 * normal(3, 5))
+
+
+class Spectral(nn.Module):
+    """A layer of a Fourier neural operator, in both usual spellings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = (
+            nn.Parameter(torch.randn(3, 4, 2, 2, dtype=torch.complex64)) for _ in range(2)
+        )
+
+    def forward(self, a: Tensor) -> list[Tensor]:
+        seen = torch.fft.rfft2(a)
+        kept = torch.zeros(a.shape[0], 4, 6, 4, dtype=torch.complex64)
+        kept[:, :, :2, :2] = torch.einsum("bixy,ioxy->boxy", seen[:, :, :2, :2], self.low)
+        kept[:, :, -2:, :2] = torch.einsum("bixy,ioxy->boxy", seen[:, :, -2:, :2], self.high)
+        return [
+            torch.fft.irfft2(kept, s=a.shape[-2:]),
+            torch.fft.irfft(seen[..., 0, :2], n=8),  # pads the spectrum
+            torch.view_as_real(functional.pad(seen, (1, 0, 0, 2))),
+            torch.view_as_real(seen[:, 1]),
+        ]
+
+
+def test_spectra_are_weighted_and_written_into_zeros():
+    agree(Spectral(), 0.1 * normal(2, 3, 6, 6))
