@@ -154,9 +154,8 @@ class PruneStructured(GraphPass):
         graph = carrier.graph()
         self._check(graph)
         selector, actions = self.selector(carrier, map_channels(graph), context), dict[str, str]()
-        choice = selector.choice
+        choice, exact = selector.choice, not self.estimated
         reasons = {layer.name: choice.kept_reason(layer) for layer in carrier.layers()}
-        exact = not self.estimated
         planned = selector.planned() if exact and choice.prunable else selector.nothing
         for layer in carrier.layers():
             actions[layer.name] = "prune"
