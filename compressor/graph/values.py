@@ -51,6 +51,13 @@ def input_of(node: ir.Node, index: int) -> ir.Value | None:
     return node.inputs[index] if index < len(node.inputs) else None
 
 
+def given_shape(node: ir.Node) -> ir.Value | None:
+    """Return the input that gives the lengths of all axes of a node's output, if there is one."""
+    if is_op(node, "Reshape"):
+        return node.inputs[1]
+    return node.inputs[0] if is_op(node, "ConstantOfShape") else None
+
+
 def sole_reader(value: ir.Value) -> ir.Node | None:
     """Return the one node that reads a value, if there is no other and it is no graph output."""
     uses = tuple(value.uses())

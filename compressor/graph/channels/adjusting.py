@@ -13,7 +13,13 @@ from compressor.graph.channels.flow import Flow
 from compressor.graph.channels.rules import Rule, rule_of
 from compressor.graph.editing import Attributes, Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_array, constant_attribute, input_of, is_op
+from compressor.graph.values import (
+    constant_array,
+    constant_attribute,
+    given_shape,
+    input_of,
+    is_op,
+)
 from compressor.types.channels import Flags
 from compressor.types.tensors import Array
 
@@ -188,6 +194,8 @@ class Adjuster:
         elif row.family == "group-norm":
             self._count(node, "num_groups", self._mask(node.inputs[0]).get(1))
         adjustment = _BY_NAME.get(node.op_type) or _BY_RULE.get(rule_of(node))
+        if given_shape(node) is not None:
+            adjustment = Adjuster._shape
         if adjustment is not None:
             adjustment(self, node)
 
@@ -335,7 +343,6 @@ class Adjuster:
 _BY_RULE: Mapping[Rule | None, Callable[[Adjuster, ir.Node], None]] = {
     views.constant: Adjuster._constant,
     views.expand: Adjuster._shape,
-    views.constant_of_shape: Adjuster._shape,
     views.tile: Adjuster._shape,
     picking.split: Adjuster._split,
     picking.cut: Adjuster._slice,
@@ -345,7 +352,6 @@ _BY_RULE: Mapping[Rule | None, Callable[[Adjuster, ir.Node], None]] = {
 }
 """By the rule that the channels followed through a node."""
 _BY_NAME: Mapping[str, Callable[[Adjuster, ir.Node], None]] = {
-    "Reshape": Adjuster._shape,
     "Squeeze": Adjuster._squeeze,
     "Resize": Adjuster._resize,
 }

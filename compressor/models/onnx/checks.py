@@ -9,7 +9,7 @@ import onnx_ir.passes.common as common
 
 from compressor.errors import ModelError
 from compressor.graph.plain import infer_shapes
-from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, is_op, static_shape
+from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, given_shape, static_shape
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.onnx.ort_session import OrtRunner
 
@@ -116,7 +116,6 @@ def _rank(value: ir.Value) -> int | None:
     if value.shape is not None:
         return len(value.shape)
     node = value.producer()
-    if node is None or not is_op(node, "Reshape") or node.inputs[1] is None:
-        return None
-    lengths = static_shape(node.inputs[1])
-    return lengths[0] if lengths else None
+    lengths = None if node is None else given_shape(node)
+    count = None if lengths is None else static_shape(lengths)
+    return count[0] if count else None

@@ -80,8 +80,7 @@ class PruneStructured(GraphPass):
         "channels by their score over their group's mean; local takes the same share of each "
         "group; sensitivity takes from each until it alone would cost the outputs the same or, "
         "with criterion reconstruction, where solved layers lose least for the savings; default: "
-        "sensitivity with calibration data, else global; a latency always "
-        "weighs measured losses against measured times",
+        "sensitivity with calibration data, else global; latency weighs measured losses and times",
     )
     drop_blocks: bool = Field(
         default=True,
