@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import errno
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import IntEnum
 
 _SHOWN = 2000  # characters
+
+
+def argument(path: object) -> str:
+    """Return a path as a shell takes it, for commands that people copy.
+
+    >>> argument("my run")
+    "'my run'"
+    """
+    return shlex.quote(str(path))
 
 
 def printable(text: str, *, lines: bool = False) -> str:

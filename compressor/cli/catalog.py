@@ -10,6 +10,7 @@ from typing import Literal
 import click
 
 from compressor.cli.options import PATH, json_option, print_result
+from compressor.errors import argument
 
 
 def _named(kind: Literal["pass", "exporter"]) -> Callable[..., list[str]]:
@@ -143,4 +144,4 @@ def init(
             answer = click.prompt(question.text, default=question.default, type=kind, err=True)
             choices = choices.with_answer(question.key, answer)
     rest = "fill it in" if write_starter(model, output, choices) else "check it"
-    click.echo(f"wrote {output}; {rest}, then: compress plan {output}", err=True)
+    click.echo(f"wrote {output}; {rest}, then: compress plan {argument(output)}", err=True)

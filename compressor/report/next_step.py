@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from compressor.errors import argument
 from compressor.graph.costs import BARE
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
@@ -57,15 +58,15 @@ def next_step(report: Report, folder: str) -> str:
     of_metric = METRIC_DROP in verdicts or not verdicts
     if of_metric and (report.get("advice") or {}).get("suggested"):
         # No file holds the spec of a Python program.
-        return f"compress explain {folder}{'' if report.get('objects') else ' --apply'}"
+        return f"compress explain {argument(folder)}{'' if report.get('objects') else ' --apply'}"
     if costly := _costliest(report) if _lost_too_much(report) else "":
         return costly
     if "failed" in verdicts.values():
         failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
         if METRIC_DROP in failed:
-            return f"compress explain {folder}"
+            return f"compress explain {argument(folder)}"
         if failed == {_LATENCY}:
-            return f"compress inspect --roofline {folder}"
+            return f"compress inspect --roofline {argument(folder)}"
         return f"{_smaller(report)}, or allow more with limits.size-ratio"
     if report["baseline"]["metric"] is None and METRIC_DROP in verdicts:
         if report.get("objects"):
@@ -89,7 +90,7 @@ def next_step(report: Report, folder: str) -> str:
     if METRIC_DROP in verdicts:
         return "evaluate more samples, or allow more with limits.metric-drop"
     if verdicts:
-        return f"measure longer: compress bench {folder}"
+        return f"measure longer: compress bench {argument(folder)}"
     return ""
 
 

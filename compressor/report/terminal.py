@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from compressor.errors import printable
+from compressor.errors import argument, printable
 from compressor.report.next_step import advice_line, can_be_tuned, next_step
 from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, bullets, line
 from compressor.report.tables import missing_reasons, model_table
@@ -89,7 +89,7 @@ def run_page(report: Report, folder: str | None = None, spec: str | None = None)
         advised = f" ({advice_line(report)})" if suggested and "compress explain" in step else ""
         verdict += [line(f"Next: {step}{advised}")] if step else []
         if spec is not None and can_be_tuned(report):
-            verdict.append(line(f"Or find a better recipe: compress tune {spec}"))
+            verdict.append(line(f"Or find a better recipe: compress tune {argument(spec)}"))
         verdict.append(line(f"Report: {folder}/report.html"))
     return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
 

@@ -17,7 +17,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.scalarbool import ScalarBoolean
 from ruamel.yaml.scalarfloat import ScalarFloat
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, argument
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
@@ -77,7 +77,9 @@ def read_document(path: Path) -> Document:
         text = path.read_text(encoding="utf-8")
     except IsADirectoryError as error:
         raise SpecError(
-            subject, "is a folder", f"give a YAML file; compress init {path} writes one for a model"
+            subject,
+            "is a folder",
+            f"give a YAML file; compress init {argument(path)} writes one for a model",
         ) from error
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SpecError(
@@ -87,7 +89,8 @@ def read_document(path: Path) -> Document:
         raise SpecError(
             subject,
             f"is not text in UTF-8 ({error.reason} at byte {error.start})",
-            f"save it as UTF-8, or if it is a model: compress init {path} writes a spec for it",
+            "save it as UTF-8, or if it is a model: "
+            f"compress init {argument(path)} writes a spec for it",
         ) from error
     except OSError as error:
         raise SpecError(

@@ -11,7 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, argument
 from compressor.files import file_sha256, write_text
 from compressor.lab.explain.by_sqnr import OVER_SIZE, FinishedRun, explain_by_sqnr
 from compressor.lab.explain.explanation import Change, Explanation
@@ -154,7 +154,9 @@ def _spec_of(run: FinishedRun) -> Path:
         raise SpecError(subject, problem, "pass the spec instead of the folder")
     if file_sha256(path) != next(iter(run.manifest["inputs"]))["sha256"]:
         raise SpecError(
-            f"spec {str(path)!r}", "has changed since it was run", f"compress run {path} first"
+            f"spec {str(path)!r}",
+            "has changed since it was run",
+            f"compress run {argument(path)} first",
         )
     return path
 

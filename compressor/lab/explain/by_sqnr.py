@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from compressor import catalog
-from compressor.errors import CompressorError, ModelError, SpecError
+from compressor.errors import CompressorError, ModelError, SpecError, argument
 from compressor.files import settle
 from compressor.lab.explain.doubts import doubts, own_drop, unknown_effect, whole_noise
 from compressor.lab.explain.explanation import (
@@ -93,7 +93,11 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
     settle(folder)
     for name in (REPORT, MANIFEST):
         if not (folder / name).is_file():
-            remedy = f"compress run {path} first" if spec else "name the output folder of a run"
+            remedy = (
+                f"compress run {argument(path)} first"
+                if spec
+                else "name the output folder of a run"
+            )
             raise SpecError(subject, f"has no {name}", remedy)
     opened, _ = unchanged_run(folder, subject, SILENT, only=(REPORT,))
     report, manifest = read_mapping(folder / REPORT), opened.content
@@ -103,7 +107,7 @@ def finished_run(path: Path, settings: Sequence[str] = ()) -> FinishedRun:
         problem = "has changed since it was run"
         if made_by != path.resolve():
             problem = f"is not what was run last into {str(folder)!r}: that was {made_by.name!r}"
-        raise SpecError(f"spec {str(path)!r}", problem, f"compress run {path} first")
+        raise SpecError(f"spec {str(path)!r}", problem, f"compress run {argument(path)} first")
     return FinishedRun(folder, report, manifest, spec)
 
 

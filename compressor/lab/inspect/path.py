@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, argument
 from compressor.files import file_sha256, settle
 from compressor.lab.inspect.contents import (
     Contents,
@@ -61,7 +61,7 @@ def inspect_path(path: Path, progress: Progress = SILENT) -> Contents:
     if is_engine(path):
         return inspect_engine(path)
     if path.suffix in _SPECS:
-        raise SpecError(subject, "is a spec", f"compress plan {path} says what is in it")
+        raise SpecError(subject, "is a spec", f"compress plan {argument(path)} says what is in it")
     packed = packed_format(path)
     if packed is not None:
         return _inspect_packed(path, packed, progress)

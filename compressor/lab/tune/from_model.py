@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from compressor.calibration.sources.file_source import FileSource
 from compressor.calibration.sources.tokens import TokenSource
-from compressor.errors import SpecError
+from compressor.errors import SpecError, argument
 from compressor.lab.found_data import Found
 from compressor.lab.recipes import scores_classes
 from compressor.lab.starter import starter_text
@@ -72,7 +72,7 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     elif any(entry.get("samples") == FEEDS for entry in roles.values()):
         needs = "takes each sample as a whole feed"
     if needs:
-        remedy = f"write a spec with compress init {model}, fill it in, and tune that"
+        remedy = f"write a spec with compress init {argument(model)}, fill it in, and tune that"
         raise SpecError(subject, needs, remedy)
     value["data"] = _parted(roles, found)
     value["exports"] = [e for e in value["exports"] if e["format"] != "safetensors"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from compressor.errors import argument
 from compressor.lab.explain.explanation import Explanation, Gain, LayerCost
 from compressor.report import formats
 from compressor.report.page import GAP, Block, Page, Table, bullets, left, line, right
@@ -46,7 +47,7 @@ def explanation_page(explanation: Explanation, written: Path | None = None) -> P
         if gain is not None:
             page.append(line(f"Together, {word}: {_sum(explanation, gain)}"))
     if written is not None:
-        page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
+        page.append(line(f"Written: {written}. Next: compress run {argument(written)}", "good"))
         page.append(line("It replaces the results of this run; --set output=DIR keeps both."))
     return page
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from compressor.errors import argument
 from compressor.lab.tune.answer import Answer, Point
 from compressor.lab.tune.watch import TIME_WAS_UP
 from compressor.report import formats
@@ -27,7 +28,7 @@ def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
     if any(why.endswith(TIME_WAS_UP) for why in answer.not_tried):
         page.append(line("The time was up: the same command goes on from here."))
     if written is not None:
-        page.append(line(f"Written: {written}. Next: compress run {written}", "good"))
+        page.append(line(f"Written: {written}. Next: compress run {argument(written)}", "good"))
     return page
 
 

@@ -78,6 +78,7 @@ def test_an_interval_that_contains_its_limit_is_unknown(passed_report: Report):
         )
     ]
     assert next_step(passed_report, "out/a") == "measure longer: compress bench out/a"
+    assert next_step(passed_report, "my run") == "measure longer: compress bench 'my run'"
 
 
 def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
