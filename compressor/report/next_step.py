@@ -88,6 +88,8 @@ def next_step(report: Report, folder: str) -> str:
     if any(e.get("verdict") == "unknown" and e["measured"] is None for e in report["limits"]):
         return "run it on a machine that can run every artifact"
     if METRIC_DROP in verdicts:
+        if _is_bare(report):
+            return "evaluate on more text, take more bits or method gptq, or set limits in a spec"
         return "evaluate more samples, or allow more with limits.metric-drop"
     if verdicts:
         return f"measure longer: compress bench {argument(folder)}"

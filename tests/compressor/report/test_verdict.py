@@ -95,6 +95,20 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
     assert "data to evaluate on" in next_step(blind_report, "out/a")
 
 
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [("", "evaluate more samples, or allow more"), (BARE, "evaluate on more text, take more bits")],
+)
+def test_a_metric_that_is_undecided_wants_more_evidence(
+    passed_report: Report, reason: str, step: str
+):
+    passed_report["baseline"]["latency_ms_reason"] = reason  # of compress quantize
+    for limit in passed_report["limits"]:
+        limit["verdict"] = "unknown" if limit["name"] == "metric-drop" else "passed"
+    passed_report.update(verdict="unknown", advice=None)
+    assert next_step(passed_report, "out/a").startswith(step)
+
+
 def test_an_artifact_that_cannot_run_here_needs_another_machine(passed_report: Report):
     artifact = passed_report["artifacts"][1]
     why = dict.fromkeys(("latency_ms_reason", "latency_ratio_reason"), "needs a GPU")
