@@ -62,7 +62,8 @@ class DeviceExporter(Exporter):
         """Why latency is not judged: the kernels for this machine's processor are others."""
         if platform.machine() in _PHONES:
             return ""
-        return "meant for phones, timed on this machine's processor"
+        timed = "" if self.cannot_run else ", timed on this machine's processor"
+        return f"meant for phones{timed}"
 
     def taken_graph(self, carrier: Carrier) -> ir.Model:
         """Return a model's graph, whose codes the runtime takes.

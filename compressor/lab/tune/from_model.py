@@ -11,6 +11,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from compressor.calibration.sources.file_source import FileSource
+from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError, argument
 from compressor.lab.found_data import Found
@@ -167,7 +168,7 @@ def _whole_batches(roles: Mapping[str, Any], spec: Spec, fixed: int | None) -> N
         entry["batch"] = fixed
         entry.pop("samples", None)
         most = {"calibration": _CALIBRATE, "search": _SEARCH}.get(role)
-        number, of = map(int, entry.get("fold", "1/1").split("/"))
+        number, of = fold_numbers(entry.get("fold"))
         whole = source.model_copy(update={"samples": None}).info().samples or 0
         here = len(range(number - 1, whole, of))
         count = (here if most is None else min(here, most)) // fixed * fixed

@@ -15,6 +15,7 @@ from compressor.progress import Progress
 from compressor.run.plan import Plan, make_plan
 from compressor.run.store import Store, store_of
 from compressor.spec.load import Spec
+from compressor.types.carrier import Capability
 
 
 def opened_bench(spec: Spec, goal: Goal, progress: Progress) -> tuple[Workbench, Goal]:
@@ -49,6 +50,12 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
             "is missing, and tune proves its answer on it",
             "add data.evaluation",
             where=spec.where("data"),
+        )
+    if goal.train and Capability.TRAIN not in plan.model.carrier.offers:
+        raise SpecError(
+            "option --train",
+            "needs a PyTorch module, and this model cannot be trained",
+            "leave it out, or tune a spec with model.factory and data.training",
         )
     if goal.train and "training" not in plan.data:
         raise SpecError(

@@ -98,10 +98,16 @@ def test_a_spec_that_removes_weights_itself_keeps_its_structure(
     assert "fewer channels: the spec removes weights itself" in found(project)["not_tried"]
 
 
-def test_training_needs_something_to_train_on(on_onnx: Project, monkeypatch: pytest.MonkeyPatch):
-    result = tuned(prepared(on_onnx, monkeypatch), *LOOSE, "--train")
-    assert result.exit_code == 2
-    assert "option --train: is set, but the spec has nothing to train on" in result.stderr
+def test_training_needs_a_module_and_data(
+    on_onnx: Project, on_torch: Project, monkeypatch: pytest.MonkeyPatch
+):
+    for project, why in (
+        (on_onnx, "needs a PyTorch module"),
+        (on_torch, "has nothing to train on"),
+    ):
+        result = tuned(prepared(project, monkeypatch), *LOOSE, "--train")
+        assert result.exit_code == 2
+        assert why in result.stderr
 
 
 def test_a_recipe_with_qat_keeps_widths_and_what_qat_knows():
