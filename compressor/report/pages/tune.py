@@ -24,7 +24,10 @@ def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
     if answer.not_tried:
         page += [GAP, line("Not tried:", "strong"), *bullets(answer.not_tried)]
     evaluations = formats.plural(answer.evaluations, "evaluation")
-    page += [GAP, line(f"Searched on {answer.search}; judged with {evaluations}.")]
+    metric = answer.metric
+    if metric == "agreement":  # chosen by the form of the outputs, where no spec says otherwise
+        metric += " (the share of samples whose largest score is the float model's)"
+    page += [GAP, line(f"Searched on {answer.search}; judged by {metric} with {evaluations}.")]
     if any(why.endswith(TIME_WAS_UP) for why in answer.not_tried):
         page.append(line("The time was up: the same command goes on from here."))
     if written is not None:
