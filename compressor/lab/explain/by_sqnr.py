@@ -126,6 +126,7 @@ _WEIGHTS = (
     "the model cannot be run: only the noise of the weights is known, not how much of it reaches "
     "the output"
 )
+_FEW_ANSWERS = 4
 _NOTES = {"outputs": _OUTPUTS, "layers": _LAYERS, "weights": _WEIGHTS}
 
 
@@ -178,13 +179,16 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
 def _predicted(report: Mapping[str, Any], layers: Sequence[LayerCost]) -> Gain:
     """Return what changes would bring together; the metric's loss goes as the effect on it does.
 
-    What other passes lost, such as those that train, stays.
+    What other passes lost, such as those that train, stays. Of right-or-wrong answers, so few that
+    twice the deviation of their count (Poisson's) is no less than it are not predicted.
     """
     gain = together([cost.gain for cost in layers])
-    own = own_drop(report["passes"])
+    metric, own = report["passes"][-1]["metric"], own_drop(report["passes"])
     if gain.metric_share is None or own is None:
         return gain
-    return replace(gain, metric=gain.metric_share / 100 * max(0.0, own))
+    won = gain.metric_share / 100 * max(0.0, own)
+    few = metric["unit"] == "%" and won / 100 * metric["samples"] <= _FEW_ANSWERS
+    return gain if few else replace(gain, metric=won)
 
 
 def _room(report: Mapping[str, Any]) -> float:

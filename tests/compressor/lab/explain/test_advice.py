@@ -250,6 +250,18 @@ def test_what_cannot_be_known_is_said():
     assert "is not known" in doubts(unknown)
 
 
+@pytest.mark.parametrize(("samples", "known"), [(600, False), (6000, True)])
+def test_so_few_answers_are_not_predicted(samples: int, known: bool):
+    """Half a point of 600 is three answers: a gain was promised, and a loss was measured."""
+    report = made([row(0.1)], "divergence", 30.0)
+    report["passes"][0]["metric"] = {"name": "agreement", "unit": "%", "samples": samples}
+    cost = LayerCost(
+        "round", "", 20.0, Change(0, "a", {"skip": True}), Gain(9, 1.0, 60.0, metric_share=50.0)
+    )
+    gain = by_sqnr._predicted(report, [cost])
+    assert (gain.metric == pytest.approx(0.5)) if known else (gain.metric is None)
+
+
 def test_what_training_makes_up_for_is_not_predicted():
     """distil won back what pruning had lost; 1.13 points were promised, and none came."""
     (pruned,) = made([row(0.1)], "divergence", 30.0)["passes"]
