@@ -308,4 +308,4 @@ def test_memory_is_that_of_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = weight.bfloat16()
     awq([weight[:64]], moment, [INT4], sweeps=0)  # what the libraries take at first
     grown = growth(lambda: awq([weight], moment, [INT4], sweeps=0))
-    assert grown < 2.5 * 4 * weight.numel()
+    assert grown < 3 * 4 * weight.numel()
