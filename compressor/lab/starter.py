@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.starter_parts import (
     ACCURACY,
     AGREEMENT,
+    ALONE,
+    BATCH,
     CALIBRATION,
     COSINE,
     DATA,
@@ -48,7 +51,7 @@ from compressor.lab.starter_parts import (
 from compressor.lab.starter_text import text_data
 from compressor.spec.schema import schema_seen_from
 from compressor.spec.source_text import scalar
-from compressor.types.tensors import TensorSpec, may_agree, unstackable
+from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
 
 _IMAGE_AXES = 4
 
@@ -135,6 +138,8 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
     listed = "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
     first = ONNX.format(model=scalar(relative), inputs=listed)
     calibrated = recipe.calibrated
+    if samples_apart(inputs, carrier.outputs):
+        given = replace(given, batch=1)
     why = _why_feeds(
         inputs, carrier.outputs, stacked=given.found is not None and given.found.stacked
     )
@@ -166,7 +171,7 @@ def _arrays(
 ) -> str:
     typical, judging = given.arrays
     first = inputs[0].shape[:1] if inputs else ()
-    batch = first[0] if first and isinstance(first[0], int) else 32
+    batch = first[0] if first and isinstance(first[0], int) else BATCH
     label = labels(judging) if metric == AGREEMENT else ""
     target = f"target: {scalar(label)}" if label else f"# target: {LABEL}"
     own = CALIBRATION.format(mapping=_mapping(given.names(inputs, typical)), batch=batch)
@@ -174,7 +179,7 @@ def _arrays(
         calibration=own if calibrated else "",
         images=_images(inputs),
         mapping=_mapping(given.names(inputs, judging)),
-        batch=batch,
+        judged=f"{given.batch}{ALONE}" if given.batch != BATCH else batch,
         target=target,
         metric=ACCURACY if label else metric,
     )

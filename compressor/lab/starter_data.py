@@ -15,7 +15,7 @@ from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
 from compressor.errors import SpecError, printable, suggestion
 from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, beside, labels, look_at
-from compressor.lab.starter_parts import ACCURACY, COSINE, FILES, FILES_FOR_RANGES
+from compressor.lab.starter_parts import ACCURACY, ALONE, BATCH, COSINE, FILES, FILES_FOR_RANGES
 from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, fixed_batch
 
@@ -101,12 +101,14 @@ class Given:
 
     Attributes:
         folder: where the spec will lie.
+        batch: samples that are judged at a time, unless the model says it.
     """
 
     model: Path
     folder: Path
     choices: Choices
     found: Found | None
+    batch: int = BATCH
 
     def part(
         self, inputs: Sequence[TensorSpec], *, calibrated: bool, scored: bool, metric: str = COSINE
@@ -254,6 +256,7 @@ def _of_folder(
         place=_seen_from(folder, found.evaluation) + (_fold("2/2") if halves else ""),
         target=f"    {target}\n" if found.classes > 1 else "",
         samples=f"    samples: {whole} # whole batches\n" if fixed > 1 and whole else "",
+        batch=f"    batch: {given.batch}{ALONE}\n" if given.batch != BATCH else "",
         metric=metric,
         **values,
     )

@@ -162,7 +162,7 @@ data:
 {mapping}
     # transform: my_package.data:normalize
     {target}
-    batch: {batch}
+    batch: {judged}
 
 {metric}"""
 
@@ -206,8 +206,12 @@ data:
   evaluation:
     {kind}: {place}
 {keys}    inputs: {{{mapping}}}
-{target}{samples}
+{target}{samples}{batch}
 {metric}"""
+
+BATCH = 32
+
+ALONE = " # no output begins with the axis of samples, so each is judged alone"
 
 LABEL = "label # the array with the right answers"
 

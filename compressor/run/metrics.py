@@ -166,8 +166,8 @@ class Metric:
         return DataError(
             f"metric {self.name!r}",
             f"needs an output with an axis of {samples}, and {name!r} has shape {list(shape)}",
-            "set samples: feeds, so that all outputs of a run are one sample, or give a metric of "
-            "your own",
+            "set batch: 1 or samples: feeds, so that all outputs of a run are one sample, or give "
+            "a metric of your own",
         )
 
     def settled(self, values: Array) -> Array:

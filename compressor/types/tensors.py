@@ -136,6 +136,17 @@ def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> Tenso
     return None
 
 
+def samples_apart(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    """Whether samples stack in the inputs, and stand behind another axis in each output.
+
+    Recognizers of text often give ``[time, batch, classes]``.
+    """
+    if fixed_batch(inputs) is not None or unstackable(inputs) is not None or not outputs:
+        return False
+    both = [*inputs, *outputs]
+    return all(s.shape and (type(s.shape[0]) is int or _begins_otherwise(s, both)) for s in outputs)
+
+
 def _begins_otherwise(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> bool:
     """Return whether names of axes say that the first one is not that of samples."""
     if not spec.shape or _is_batch(first := spec.shape[0]):

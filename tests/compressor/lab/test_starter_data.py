@@ -212,6 +212,33 @@ def test_a_model_that_scores_classes_is_judged_by_its_answers(tmp_path, labels):
     assert plan.metric.name == ("accuracy" if known else "agreement")
 
 
+@pytest.mark.parametrize("axes", [(4, "batch", 3), ("time", "batch", 3)])
+@pytest.mark.parametrize("kind", ["images", "array"])
+def test_samples_behind_another_axis_of_the_output_are_judged_one_by_one(tmp_path, kind, axes):
+    """As by a recognizer of text, which gives ``[time, batch, classes]``."""
+    if kind == "images":
+        paint(tmp_path / "photos")
+    else:
+        values = np.random.default_rng(0).normal(size=(6, 3, 4, 4)).astype(np.float32)
+        np.save(tmp_path / "pages.npy", values)
+    value, make = helper.make_tensor_value_info, helper.make_node
+    nodes = [
+        make("ReduceMean", ["x"], ["m"], axes=[1], keepdims=0),
+        make("Transpose", ["m"], ["t"], perm=[1, 0, 2]),
+        make("MatMul", ["t", "w"], ["y"]),
+    ]
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [4, 3], np.arange(12.0))
+    inputs = [value("x", TensorProto.FLOAT, ["batch", 3, 4, 4])]
+    outputs = [value("y", TensorProto.FLOAT, axes)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [weight])
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    place = tmp_path / ("photos" if kind == "images" else "pages.npy")
+    plan = planned(tmp_path / "m.onnx", Choices(place))
+    assert plan.data["evaluation"].batch == 1
+    assert "judged alone" in (tmp_path / "specs" / "spec.yaml").read_text()
+
+
 @pytest.mark.parametrize("parts", [("train", "test"), ()])
 @pytest.mark.parametrize("shape", [("batch", 5), (3, 5)])
 def test_a_folder_of_npz_files_holds_a_sample_in_each(tmp_path, shape, parts):
