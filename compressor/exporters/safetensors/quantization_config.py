@@ -68,6 +68,7 @@ def quantization_config(
     if reading is not None:
         paths = {name: reading.module(name) for name in paths}
         _check_experts([t for t in matrices if t.name in reading.merged], quantized)
+        _check_joined(sorted(reading.joined & tensors.keys()), quantized)
     modules = list(paths.values())
     for group, members in groups.values():
         # One group can target a class of layers; tables and several groups are named one by one.
@@ -307,6 +308,27 @@ def _remedy(tensor: StoredTensor) -> str:
         return "make it symmetric"
     wider = scheme.element == "e2m1" and tensor.dtype != torch.bfloat16
     return "give a bfloat16 model" if wider else ""
+
+
+def _check_joined(joined: Sequence[str], quantized: Sequence[StoredTensor]) -> None:
+    """Check that ``transformers`` loads floats that it joins, such as convolutions of q, k and v.
+
+    It first takes packed codes apart, and gives on only these; 8-bit floats it leaves where they
+    are.
+
+    Args:
+        joined: names of what a class joins.
+
+    Raises:
+        SpecError: it would leave them out.
+    """
+    if joined and any(_scheme(tensor).element != "e4m3" for tensor in quantized):
+        raise SpecError(
+            f"tensor {joined[0]!r}",
+            "is joined with others when transformers loads it, which loses floats beside integer "
+            "codes",
+            "use preset fp8, or write a spec with model.factory and the export format onnx",
+        )
 
 
 def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTensor]) -> None:

@@ -31,6 +31,7 @@ _CODES = ("_packed", "_scale", "_shape", "_zero_point", "_global_scale")
 """What a weight's name ends in where its codes and what belongs to them are stored."""
 
 _STACK = "MergeModulelist"  # the library's operation that stacks single experts
+_DEQUANTIZE = "CompressedTensorsDequantize"
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +43,15 @@ class Reading:
         places: the parameter that each tensor becomes, or a part of, by the tensor's name.
         merged: tensors that are stacked with others: the weights of single experts.
         changed: other tensors that are not loaded as they are.
+        joined: those of them that become parts of a parameter behind the reader of packed codes,
+            which leaves floats out.
     """
 
     network: Any
     places: Mapping[str, str]
     merged: frozenset[str]
     changed: frozenset[str]
+    joined: frozenset[str]
 
     @property
     def class_name(self) -> str:
@@ -189,7 +193,7 @@ def read_by(network: Any, names: Iterable[str]) -> Reading:
     )
     follow = Names(network, mapping, codes)
     places: dict[str, str] = {}
-    merged, changed = set(), set()
+    merged, changed, joined = set(), set(), set()
     for name in names:
         place, operations = follow.place(name)
         if place is None:
@@ -204,11 +208,13 @@ def read_by(network: Any, names: Iterable[str]) -> Reading:
                 merged.add(name)
         if not arrives and name.endswith(f".{_WEIGHT}"):
             changed.add(name)
+            if _DEQUANTIZE in operations:
+                joined.add(name)
     lost = before - after
     if lost and not after - before <= set(places.values()):
         what = f"it replaces {len(lost)} tensors such as {min(lost)!r} by layers of its own"
         raise _unreadable(network, what)
-    return Reading(network, places, frozenset(merged), frozenset(changed))
+    return Reading(network, places, frozenset(merged), frozenset(changed), frozenset(joined))
 
 
 class Names:

@@ -29,6 +29,7 @@ PRESETS = ("int4-g32", "int8", "fp8")
 REFUSED = {
     "gpt2": "none of the 8 linear layers: it is a parameter of Conv1D, which is not a linear "
     "layer; write a spec with model.factory",
+    "olmo_hybrid": "which loses floats beside integer codes; use preset fp8",
     "dinov2": "reads no codes into a Dinov2Model (its own conversions fail",
 }
 # Types of which less than a third of the bytes are codes, for what they keep in one tensor.
@@ -57,7 +58,7 @@ def test_it_is_exact_or_refused(
         save_tiny(source, kind)
     arguments = ["quantize", str(source), "-o", str(output), "--preset", preset, "--json"]
     done = CliRunner().invoke(application, arguments)
-    if kind in REFUSED:
+    if kind in REFUSED and (kind, preset) != ("olmo_hybrid", "fp8"):
         assert done.exit_code == 2
         assert REFUSED[kind] in done.stderr
         return

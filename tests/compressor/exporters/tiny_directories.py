@@ -113,6 +113,7 @@ CLASSES: dict[str, str] = {
     "ernie4_5_moe": "Ernie4_5_Moe",
     "glm4_moe": "Glm4Moe",
     "dbrx": "Dbrx",
+    "olmo_hybrid": "OlmoHybrid",
     "gpt2": "GPT2LMHeadModel",
     "bert": "BertForMaskedLM",
     "roberta": "RobertaForMaskedLM",
@@ -177,6 +178,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     "mpt": {"max_seq_len": 64, "expansion_ratio": 2},
     "glm": {"partial_rotary_factor": 0.5},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "deepseek_v2": {"n_group": 1, "topk_method": "greedy", "num_key_value_heads": 4},
     "deepseek_v3": {"num_key_value_heads": 4},
     "jamba": {

@@ -141,6 +141,14 @@ def test_experts_that_transformers_cannot_stack() -> None:
             quantization_config(tensors, reading)
 
 
+def test_floats_that_transformers_would_lose_while_it_joins_them() -> None:
+    """Its reader of packed codes gives on nothing else; codes of 8-bit floats it leaves alone."""
+    reading, _ = read("olmo_hybrid")
+    quantization_config(tensors_of("olmo_hybrid", FP8), reading)
+    with pytest.raises(SpecError, match=r"k_conv1d\.weight': is joined.*use preset fp8"):
+        quantization_config(tensors_of("olmo_hybrid"), reading)
+
+
 def test_a_module_is_read_as_its_directory(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "falcon", "falcon")
     reading = reading_of(open_pretrained("AutoModelForCausalLM", folder, {}, ()))
