@@ -120,7 +120,7 @@ class OperatorTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]  # so a
 
     def __init__(self, hidden: Tensor):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tuples = False
+        self.values = 0  # in the tuple that the block returns; none if it returns a tensor
         self.hidden = hidden
         self._operators: list[tuple[list[Tensor], list[Tensor]]] = []
         self._layers: list[tuple[str, Tensor, int]] = []  # name, input, its last operator
@@ -170,7 +170,7 @@ def trace(module: nn.Module, arguments: BlockArguments) -> OperatorTrace:
             part.register_forward_hook(partial(traced.after, name))
     with traced:
         done = _run_on_meta(copy, arguments, traced.hidden)
-    traced.tuples = not isinstance(done, Tensor)
+    traced.values = 0 if isinstance(done, Tensor) else len(done)
     return traced
 
 

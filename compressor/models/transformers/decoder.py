@@ -37,6 +37,8 @@ from compressor.models.transformers.networks import reason_of
 KEYS, VALUES = ".keys", ".values"
 """What the names of the values end in that attention keeps; before it is the attention's path."""
 
+_UNKNOWN = object()  # what a block returns behind its hidden values, such as attention's weights
+
 _PROBED = 8  # tokens that are traced through the blocks without any computing
 _REMEDY = "write a spec with model.factory, which runs the whole model in memory"
 
@@ -67,7 +69,7 @@ class Decoder:
         self._network = network
         path, modules = _block_list(network)
         self._modules = tuple(modules)
-        self._tuples = False
+        self._values = 0
         self._around = widen(network, path)
         self._changes: Mapping[str, Tensor] = {}
         self._untied = False
@@ -213,11 +215,13 @@ class Decoder:
 
         def note(hidden: Any = None, *args: Any, **kwargs: Any) -> Any:
             hidden = kwargs.pop("hidden_states") if hidden is None else hidden
+            if any(value is _UNKNOWN for value in (*args, *kwargs.values())):
+                raise ValueError("a block takes more of the one before than its hidden values")
             noted.append(BlockArguments(hidden, args, kwargs))
             if len(noted) == count and last is None:
                 raise _Reached
             hidden = last if last is not None and len(noted) == count else hidden
-            return (hidden,) if self._tuples else hidden
+            return (hidden, *[_UNKNOWN] * (self._values - 1)) if self._values else hidden
 
         for module in self._modules:
             module.forward = note  # its attributes stay the block's
@@ -233,7 +237,7 @@ class Decoder:
         first: list[BlockArguments] = []
         with torch.inference_mode(), self._noting(first, 1), suppress(_Reached):
             self._network(input_ids=tokens, use_cache=False)
-        self._tuples = trace(self._modules[0], first[0]).tuples
+        self._values = trace(self._modules[0], first[0]).values
         traced: dict[str, list[list[tuple[str, int]]]] = {}
         blocks = []
         for index, (module, given) in enumerate(

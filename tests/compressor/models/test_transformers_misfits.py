@@ -221,3 +221,29 @@ def test_blocks_whose_layers_are_not_linear_are_named() -> None:
     why = r"the blocks of GPT2LMHeadModel \(transformer.h\) hold no nn.Linear, but Conv1D"
     with quiet_libraries(), pytest.raises(SpecError, match=why):
         Decoder(transformers.GPT2LMHeadModel(config))
+
+
+def test_blocks_that_pass_on_more_than_hidden_values_cannot_be_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a block returns beside them is not known, so no other block may take it."""
+    config = transformers.LlamaConfig(vocab_size=20, hidden_size=8, num_attention_heads=2)
+    config.intermediate_size, config.num_hidden_layers = 16, 2
+    with quiet_libraries():
+        network = transformers.LlamaForCausalLM(config)
+    block = type(network.model.layers[0])
+    forward = block.forward
+    monkeypatch.setattr(
+        block, "forward", lambda *given, **more: (forward(*given, **more), given[1])
+    )
+
+    def followed(self: Any, input_ids: Any, **_: Any) -> Any:
+        hidden, first = self.model.embed_tokens(input_ids), None
+        rotary = self.model.rotary_emb(hidden, torch.arange(input_ids.shape[1])[None])
+        for layer in self.model.layers:
+            hidden, first = layer(hidden, position_embeddings=rotary, first=first)
+        return hidden
+
+    monkeypatch.setattr(type(network), "forward", followed)
+    with pytest.raises(SpecError, match="takes more of the one before than its hidden values"):
+        Decoder(network)

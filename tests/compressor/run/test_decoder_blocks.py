@@ -244,6 +244,7 @@ def test_each_block_sees_what_the_pruned_ones_before_it_give(
             num_attention_heads=4, word_embed_proj_dim=32, max_position_embeddings=64,
         ),
         transformers.GPTNeoXConfig(**{k: v for k, v in SIZES.items() if "key" not in k}),
+        transformers.BambaConfig(**SIZES, attn_layer_indices=[1], mamba_n_heads=8, mamba_d_head=8),
     ],
     ids=lambda config: config.model_type,
 )  # fmt: skip
