@@ -16,7 +16,7 @@ from tests.zoo.judge import PEERS, Verdict, judge
 PAGE = ROOT / "docs" / "zoo.md"
 KINDS = {
     "network": "PyTorch networks",
-    "directory": "Directories of `transformers`",
+    "directory": "directories of `transformers`",
     "file": "ONNX files",
 }
 OURS = ("plan", "export", "reload", "fuse", "static", "dynamic", "prune", "directory")
@@ -35,6 +35,11 @@ TITLES = {
     "torch_pruning": "Torch-Pruning",
 }
 _INTRO = Path(__file__).with_name("page.md")
+
+
+def heading(kind: str) -> str:
+    """Return the title of a kind's part."""
+    return KINDS[kind][0].upper() + KINDS[kind][1:]
 
 
 def text(results: Sequence[Mapping[str, Any]]) -> str:
@@ -78,7 +83,7 @@ def summary(kind: str, results: Sequence[Mapping[str, Any]]) -> str:
     ours = [v for name in OURS for v in by_cell[name] if v.state != "none"]
     handled = sum(v.state != "wrong" for v in ours) / len(ours) if ours else 1.0
     return (
-        f"### {KINDS[kind]}\n\n{table(['cell', 'ok', 'refused', 'wrong', 'median dB'], rows)}\n"
+        f"### {heading(kind)}\n\n{table(['cell', 'ok', 'refused', 'wrong', 'median dB'], rows)}\n"
         f"{handled:.1%} of the cells of `compressor` are handled or refused with a reason.\n"
     )
 
@@ -135,7 +140,7 @@ def details(kind: str, results: Sequence[Mapping[str, Any]]) -> str:
         for line in lines
         for v in (verdicts(line),)
     ]
-    return f"## {KINDS[kind]}\n\n{table(['case', *(TITLES[n] for n in names)], rows)}"
+    return f"## {heading(kind)}\n\n{table(['case', *(TITLES[n] for n in names)], rows)}"
 
 
 def mark(name: str, verdict: Verdict) -> str:
