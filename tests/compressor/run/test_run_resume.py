@@ -10,10 +10,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
 import compressor.calibration.collect
-from compressor.cli.application import application
 from compressor.errors import ExitCode
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.passes.quantize.static.static import QuantizeStatic
@@ -25,7 +23,7 @@ from compressor.run.options import RunOptions
 from compressor.spec.load import load_spec
 from compressor.spec.user_code import importable
 from tests.compressor.conftest import spine_of_tests
-from tests.compressor.spine_plugins import DEADLY, Strike, in_another_process
+from tests.compressor.spine_plugins import Strike, in_another_process
 from tests.compressor.tiny_project import (
     MODULE,
     NETWORK,
@@ -292,24 +290,17 @@ def test_artifacts_that_the_spec_no_longer_asks_for_go_away(on_onnx: Project):
     assert (on_onnx.output / "notes.txt").read_text() == "mine"
 
 
-def interrupted(project: Project) -> Result:
-    forget_modules()
-    return CliRunner().invoke(application, ["run", str(project.path)])
-
-
 @pytest.mark.parametrize("when", ["apply", "save"])
-def test_an_interrupted_run_leaves_nothing_half_done(
-    on_onnx: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-):
+def test_an_interrupted_run_leaves_nothing_half_done(on_onnx: Project, tmp_path: Path, when: str):
+    """In a process of its own: behind some other files, an interrupt ended that of the tests."""
     on_onnx.spec["passes"] = [{"pass": "nudge"}, {"pass": "strike", "when": when}, STATIC]
-    monkeypatch.setenv(DEADLY, "SIGINT")
-    result = interrupted(on_onnx)
-    assert result.exit_code == ExitCode.INTERRUPTED
+    command = ("-m", "compressor", "run", str(on_onnx.path))
+    result = in_another_process(on_onnx, tmp_path / "site", *command, deadly="SIGINT")
+    assert result.returncode == ExitCode.INTERRUPTED, result.stderr
     *done, last = result.stderr.splitlines()
     assert last == "interrupted; the same command resumes"
     assert "step 2 of 9: nudge" in [line.partition("  ")[0] for line in done]
     assert on_onnx.leftovers() == []
-    monkeypatch.delenv(DEADLY)
     assert cached(on_onnx) == [True, False, False]
     whole = onnx_project(tmp_path / "whole")
     whole.spec = on_onnx.spec
