@@ -10,7 +10,7 @@ import torch
 from compressor.passes.prune.maths.least_squares import Sums
 from compressor.passes.prune.maths.places import pairs
 from compressor.passes.prune.structured.consumers import Consumer
-from compressor.passes.prune.structured.few import ADDED
+from compressor.passes.prune.structured.shuffled import ADDED
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
 from compressor.types.tensors import Array, Batch
@@ -116,14 +116,14 @@ class Moments:
         """Whether most layers that were looked at read too little; see :func:`tells`."""
         return 2 * sum(self._told.values()) < len(self._told)
 
-    def note(self) -> str:
-        """Return in a sentence that most layers read too little, and what is done."""
+    def note(self, *, added: bool) -> str:
+        """Return in a sentence that most layers read too little, and whether samples are added."""
         untold = [name for name, told in self._told.items() if not told]
+        done = f": so at least {ADDED} samples of the same values in other orders were added"
         return (
             f"the calibration samples show {len(untold)} of {len(self._told)} layers, such as "
             f"{untold[0]!r}, fewer than {_PAIRS} values for each input, too few to tell what can "
-            f"go: so at least {ADDED} samples of the same values in other orders were added. Give "
-            "more samples"
+            f"go{done if added else ''}. Give more samples"
         )
 
 

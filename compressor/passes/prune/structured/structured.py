@@ -20,13 +20,13 @@ from compressor.models.threads import on_threads
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.prune.criteria import Queue, Scores
 from compressor.passes.prune.structured import groups, latency, memory, principal, scores
-from compressor.passes.prune.structured.few import Shuffled
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import QUICK, remaining_scores
 from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal
 from compressor.passes.prune.structured.segments import Variant
 from compressor.passes.prune.structured.selection import Selector
+from compressor.passes.prune.structured.shuffled import with_shuffled
 from compressor.passes.prune.structured.solved import first_batches, solved_losses
 from compressor.passes.prune.structured.stated import in_step
 from compressor.types.carrier import Capability, Carrier
@@ -52,7 +52,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 12
+    version: ClassVar[int] = 13
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -282,8 +282,8 @@ class _Pruning:
         found = self._scores()
         if self._solves and self._moments.few:
             assert self._samples is not None
-            self._notes.append(self._moments.note())
-            self._samples = Shuffled(self._samples, self._context.seed)
+            self._samples, added = with_shuffled(self._samples, self._context.seed)
+            self._notes.append(self._moments.note(added=added))
             del self._moments  # of the samples alone
             found = self._scores()
         queues = self._selector.queues(found)

@@ -14,14 +14,21 @@ from compressor.graph.channels.analysis import map_channels
 from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import allowed_counts, by_score
-from compressor.passes.prune.structured import few, memory, moments, recent, solved, structured
+from compressor.passes.prune.structured import (
+    memory,
+    moments,
+    recent,
+    shuffled,
+    solved,
+    structured,
+)
 from compressor.passes.prune.structured.consumers import possible_consumers
-from compressor.passes.prune.structured.few import Shuffled
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.remaining import remaining_scores
+from compressor.passes.prune.structured.shuffled import Shuffled, with_shuffled
 from compressor.passes.prune.structured.solved import solved_losses
 from compressor.types.passes import PassContext
-from compressor.types.tensors import Batch, samples_in
+from compressor.types.tensors import Batch, TensorSpec, samples_in
 from tests.compressor.passes.prune.structured_models import (
     Given,
     Plain,
@@ -236,27 +243,55 @@ def test_of_one_sample_others_lose_less(monkeypatch: pytest.MonkeyPatch):
         return float(np.square(found - wanted).sum() / np.square(wanted - wanted.mean(0)).sum())
 
     joined = lost()
-    monkeypatch.setattr(few, "ADDED", 0)
+    monkeypatch.setattr(shuffled, "ADDED", 0)
     assert joined < 0.5 * lost()
 
 
 def test_samples_are_shuffled_each_by_itself_and_the_same_at_each_call():
+    values = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     given = Given(
         (
-            {"ids": np.arange(12).reshape(2, 6), "length": np.array([6, 5])},
-            {"ids": np.arange(6).reshape(1, 6) + 50, "length": np.array([6])},
+            {"x": values, "columns": values[:, 0], "ids": np.arange(12).reshape(2, 2, 3)},
+            {"x": values[:1] + 50, "columns": values[:1, 0], "ids": np.arange(6).reshape(1, 2, 3)},
         )
     )
     joined = Shuffled(given, seed=0)
     first, second = list(joined.batches()), list(joined.batches())
-    assert sum(map(samples_in, first)) == 3 + few.ADDED + 2, "a whole number of times three"
-    assert all(np.array_equal(a["ids"], b["ids"]) for a, b in zip(first, second, strict=True))
+    assert sum(map(samples_in, first)) == 3 + shuffled.ADDED + 2, "a whole number of times three"
+    assert all(np.array_equal(a["x"], b["x"]) for a, b in zip(first, second, strict=True))
     for place, batch in enumerate(first):
         whole = given.data[place % 2]
-        assert np.array_equal(batch["length"], whole["length"])
-        assert np.array_equal(np.sort(batch["ids"], 1), whole["ids"])
-        assert np.array_equal(batch["ids"], whole["ids"]) == (place < 2)
-    assert np.array_equal(joined.probe(1)["ids"], given.probe(1)["ids"])
+        for name in ("columns", "ids"):  # of units, or of tables, of their own
+            assert np.array_equal(batch[name], whole[name])
+        ours, theirs = (b["x"].reshape(len(b["x"]), -1) for b in (batch, whole))
+        assert np.array_equal(np.sort(ours, 1), theirs)
+        assert np.array_equal(ours, theirs) == (place < 2)
+    assert np.array_equal(joined.probe(1)["x"], given.probe(1)["x"])
+
+
+class Tables(nn.Module):
+    """Looks its two whole numbers up in tables of unequal lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.long, self.short = nn.Embedding(500, 16), nn.Embedding(3, 16)
+        self.inner, self.head = nn.Linear(32, 48), nn.Linear(48, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found = torch.cat([self.long(ids[:, 0]), self.short(ids[:, 1])], 1)
+        return self.head(torch.relu(self.inner(found)))
+
+
+def test_whole_numbers_stay_in_their_tables():
+    """They were shuffled too: the lookup in the shorter table failed."""
+    torch.manual_seed(0)
+    before = TorchCarrier(Tables(), (TensorSpec("ids", ("batch", 2), "int64"),))
+    given = Given(({"ids": np.array([[499, 2], [400, 1], [300, 0]])},))
+    ours = pruned(declared(target={"macs": 0.6}), before, given)
+    (note,) = [n for n in ours.notes if "Give more samples" in n]
+    assert "were added" not in note
+    assert with_shuffled(given, 0) == (given, False)
+    assert len(ours.carrier.tensors()["inner.weight"].read()) < 48
 
 
 def test_enough_samples_choose_without_a_note():

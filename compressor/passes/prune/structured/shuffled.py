@@ -1,8 +1,8 @@
-"""Calibration samples that are too few for a layer's inputs, and what is added to them.
+"""Samples that are added where calibration data are too few for a layer's inputs.
 
-Of fewer values than inputs, a layer can do without any choice of so many, and solved on these it
-may give anything on others. Samples of the same values in an order of their own make inputs that
-do not depend on each other, from numbers that the network takes, whatever they mean.
+A layer that sees fewer values than it has inputs seems to need only some of them, whichever these
+are, and a weight solved on these values may be wrong for all others. Samples with the same values
+in another order give it inputs that do not depend on each other.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from compressor.types.tensors import Array, Batch, samples_in
 
 ADDED = 64
 """Samples that are added, at least."""
+_PLACES = 3  # axes from which on an input has its values at several places
 
 
 class Shuffled:
-    """Calibration data, and then samples whose values are those of one of them, shuffled.
+    """Calibration data, and then samples whose floats are those of one of them, shuffled.
+
+    Only floats ``[samples, ..., ...]`` are shuffled. Whole numbers may be indices, each of a table
+    of its own, and columns of floats may be quantities in units of their own.
 
     See :class:`~compressor.types.data.Samples`.
     """
@@ -46,7 +50,17 @@ class Shuffled:
                 return
 
 
+def with_shuffled(samples: Samples, seed: int) -> tuple[Samples, bool]:
+    """Return samples with others of their values, and whether they have any to shuffle."""
+    adds = any(map(_is_shuffled, samples.probe(1).values()))
+    return (Shuffled(samples, seed) if adds else samples), adds
+
+
+def _is_shuffled(array: Array) -> bool:
+    return array.ndim >= _PLACES and np.issubdtype(array.dtype, np.floating)
+
+
 def _shuffled(array: Array, rng: np.random.Generator) -> Array:
-    if array.ndim < 2:
+    if not _is_shuffled(array):
         return array
     return rng.permuted(array.reshape(len(array), -1), axis=1).reshape(array.shape)
