@@ -9,9 +9,12 @@ import ml_dtypes
 import numpy as np
 
 from compressor.exporters.archive.exporter import pack
+from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.types.tensors import Array
 
 Tensors = dict[str, tuple[str, Array]]
+unpack = ArchiveFormat().unpack
+stored_bytes = ArchiveFormat().stored_bytes
 
 
 def rng() -> np.random.Generator:

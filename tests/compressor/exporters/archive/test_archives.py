@@ -18,24 +18,16 @@ from compressor.exporters.archive import unpacking
 from compressor.exporters.archive.coder import CHUNK, encode
 from compressor.exporters.archive.forms import candidates
 from compressor.exporters.archive.index import read_index
-from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.files import file_sha256
 from tests.compressor.exporters.archive.packed_files import (
     mixed_tensors,
     packed,
     rng,
     small_files,
+    stored_bytes,
+    unpack,
     write_safetensors,
 )
-
-unpack = ArchiveFormat().unpack
-stored_bytes = ArchiveFormat().stored_bytes
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("content")
-    return packed(small_files(folder), folder / "model.archive")
 
 
 def test_files_come_back_bit_for_bit(archive: Path, tmp_path: Path) -> None:

@@ -18,18 +18,9 @@ from compressor.exporters.archive.unpacking import ArchiveFormat
 from tests.compressor.exporters.archive.packed_files import (
     packed,
     rng,
-    small_files,
+    unpack,
     write_safetensors,
 )
-
-unpack = ArchiveFormat().unpack
-stored_bytes = ArchiveFormat().stored_bytes
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("content")
-    return packed(small_files(folder), folder / "model.archive")
 
 
 @pytest.mark.parametrize("large", [False, True])
