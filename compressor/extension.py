@@ -13,7 +13,7 @@ from compressor.graph.costs import initializer_bytes
 from compressor.graph.editing import Editor
 from compressor.graph.values import constant_array
 from compressor.models.onnx.ort_session import OrtRunner
-from compressor.run.metrics import Metric
+from compressor.run.metrics.metrics import Metric
 from compressor.run.weight_pass import Changes, Choice, Treatment, WeightPass, WeightRows
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
 from compressor.types.exporter import Check, ExportContext, Exporter, PackedFormat

@@ -40,9 +40,9 @@ MATHS = (
     "compressor/calibration/moments.py",
     "compressor/exporters/archive/forms.py",
     "compressor/exporters/gguf/blocks.py",
-    "compressor/run/corpus.py",
+    "compressor/run/metrics/corpus.py",
     "compressor/run/knapsack.py",
-    "compressor/run/statistics.py",
+    "compressor/run/verdicts/statistics.py",
     "compressor/models/codec/bit_stream.py",
     "compressor/models/codec/sparse.py",
     "compressor/passes/factor/decomposition.py",
@@ -53,7 +53,7 @@ MATHS = (
     "compressor/passes/prune/sparse/sparsegpt.py",
     "compressor/passes/train/archive/coding.py",
     *(str(p.relative_to(ROOT)) for p in ROOT.glob("compressor/passes/*/maths/[!_]*.py")),
-    "compressor/run/timing.py",
+    "compressor/run/timing/timing.py",
 )
 # What passes, fails or stays unknown, and which answers of a model have changed.
 DECISIONS = (
@@ -62,10 +62,10 @@ DECISIONS = (
     "compressor/lab/tune/solver.py",
     "compressor/passes/train/archive/first_step.py",
     "compressor/passes/train/archive/rounds.py",
-    "compressor/run/data_doubts.py",
-    "compressor/run/decisions.py",
-    "compressor/run/metric_effect.py",
-    "compressor/run/verdicts.py",
+    "compressor/run/verdicts/data_doubts.py",
+    "compressor/run/verdicts/decisions.py",
+    "compressor/run/metrics/metric_effect.py",
+    "compressor/run/verdicts/verdicts.py",
 )
 # What every room may import, and what imports them only when it is asked for something.
 TOP = {"__init__", "__main__", "catalog", "errors", "extension", "files", "progress"}
@@ -87,7 +87,7 @@ BROAD_HANDLERS = {
     "compressor/models/transformers/decoder.py",
     "compressor/models/transformers/networks.py",
     "compressor/cli/application.py",
-    "compressor/run/metrics.py",
+    "compressor/run/metrics/metrics.py",
     "compressor/spec/user_code.py",
 }
 # click calls it with whatever its own ``main`` takes.
@@ -184,8 +184,8 @@ def test_no_import_hides_in_a_string():
     allowed = {
         "compressor/catalog.py",
         "compressor/cli/application.py",
-        "compressor/run/cold_rounds.py",
-        "compressor/run/cold_start.py",
+        "compressor/run/timing/cold_rounds.py",
+        "compressor/run/timing/cold_start.py",
     }
     modules = {dotted(path) for path in files_of_packages()}
     found = set()

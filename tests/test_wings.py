@@ -34,7 +34,7 @@ def stands(folder):
     os.chdir(folder)
     import compressor
     from compressor.cli.application import COMMANDS, application
-    from compressor.run import timing
+    from compressor.run.timing import timing
     from compressor.spec.schema import spec_schema
     from tests.compressor.brief_timing import BRIEF
     from tests.compressor.tiny_project import onnx_project

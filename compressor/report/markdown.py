@@ -27,7 +27,7 @@ from compressor.report.verdict import (
     remarks,
     unknowns,
 )
-from compressor.run.verdicts import Verdict
+from compressor.run.verdicts.verdicts import Verdict
 
 MARKS: Mapping[Verdict, str] = {"passed": "✅", "failed": "❌", "unknown": "⚠️"}
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$@])")

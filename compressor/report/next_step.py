@@ -9,7 +9,7 @@ from compressor.graph.costs import BARE
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.report.verdict import METRIC_DROP, Report, check_rows, limit_rows, metric_name
-from compressor.run.verdicts import BLIND, NO_SHARE
+from compressor.run.verdicts.verdicts import BLIND, NO_SHARE
 
 _LATENCY = "latency-ratio"
 _SIZE = "size-ratio"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from compressor.run.verdicts import Verdict
+from compressor.run.verdicts.verdicts import Verdict
 
 Style = Literal["", "strong", "faint", "good", "bad", "open"]
 

@@ -12,7 +12,7 @@ from compressor.lab.verify.forms import read_mapping
 from compressor.lab.verify.manifests import REPORT
 from compressor.report.formats import plural
 from compressor.report.verdict import Report, artifact_verdict
-from compressor.run.verdicts import Verdict
+from compressor.run.verdicts.verdicts import Verdict
 
 _MOST_RUNS = 200
 _BROKEN = (ModelError, ValueError, KeyError, TypeError, IndexError, AttributeError)

@@ -25,7 +25,7 @@ from compressor.lab.verify.manifests import MANIFEST
 from compressor.report.html import first_screen
 from compressor.report.terminal import plain_text, run_page
 from compressor.report.verdict import artifact_verdict, headline, main_artifact
-from compressor.run.verdicts import Verdict
+from compressor.run.verdicts.verdicts import Verdict
 
 if TYPE_CHECKING:
     import torch

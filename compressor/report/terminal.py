@@ -18,7 +18,7 @@ from compressor.report.verdict import (
     remarks,
     unknowns,
 )
-from compressor.run.verdicts import Verdict
+from compressor.run.verdicts.verdicts import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Group

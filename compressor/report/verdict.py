@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compressor.report import formats
-from compressor.run.verdicts import WIDEST_RATIO, Verdict, verdict_of
+from compressor.run.verdicts.verdicts import WIDEST_RATIO, Verdict, verdict_of
 from compressor.spec.user_code import HELD
 
 Report = Mapping[str, Any]

@@ -14,7 +14,7 @@ from compressor.errors import SpecError
 from compressor.models.onnx.runtimes import OnnxRuntime, runtime_for, why_elsewhere
 
 if TYPE_CHECKING:  # a cold start of an ONNX file must not import PyTorch here
-    from compressor.run.timing import Opener
+    from compressor.run.timing.timing import Opener
     from compressor.types.exporter import Exporter
 
 ONNX = "onnx"

@@ -16,12 +16,12 @@ from compressor.graph.output_parts import OutputParts
 from compressor.graph.values import main_values
 from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
-from compressor.run.class_metrics import kl_sums
 from compressor.run.data import Data
-from compressor.run.decisions import Decisions, decisions_of, joined
-from compressor.run.judged import ConstantAnswer, judged_outputs, target_of
-from compressor.run.metrics import CONVERTED_AT_ONCE, Metric, check_finite, first_of
-from compressor.run.signals import OutputSums, SignalSums, ratio_db
+from compressor.run.metrics.class_metrics import kl_sums
+from compressor.run.metrics.judged import ConstantAnswer, judged_outputs, target_of
+from compressor.run.metrics.metrics import CONVERTED_AT_ONCE, Metric, check_finite, first_of
+from compressor.run.noise.signals import OutputSums, SignalSums, ratio_db
+from compressor.run.verdicts.decisions import Decisions, decisions_of, joined
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
 from compressor.types.tensors import (
@@ -56,7 +56,7 @@ class Evaluation:
         kl: mean Kullback-Leibler divergence from the float model, in nats a token; ``None`` unless
             the metric is the perplexity.
         constant: the float model's metric if it gave all samples the answer to the first, as
-            :class:`~compressor.run.judged.ConstantAnswer` has it; ``None`` for other models.
+            :class:`~compressor.run.metrics.judged.ConstantAnswer` has it; ``None`` for others.
         copies: samples of which an earlier one is a copy, inputs and target; 0 for other models.
     """
 

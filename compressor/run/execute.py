@@ -20,16 +20,16 @@ from compressor.run.artifacts import (
     per_sample_entry,
     write_artifacts,
 )
-from compressor.run.attribution import attribution
-from compressor.run.data_doubts import no_evidence
-from compressor.run.decisions import class_entries, flipped_entry
 from compressor.run.evaluate import CachingRunner, Evaluation
-from compressor.run.fidelity import Trio
+from compressor.run.noise.attribution import attribution
 from compressor.run.options import RunOptions
 from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
 from compressor.run.plan import make_plan
 from compressor.run.store import Store, result_key, store_of
-from compressor.run.verdicts import CHECK_SAMPLES, check_expected, judge, overall
+from compressor.run.verdicts.data_doubts import no_evidence
+from compressor.run.verdicts.decisions import class_entries, flipped_entry
+from compressor.run.verdicts.fidelity import Trio
+from compressor.run.verdicts.verdicts import CHECK_SAMPLES, check_expected, judge, overall
 from compressor.run.verify import baseline_latency, float_memory, verify
 from compressor.run.workspace import Workspace, environment
 from compressor.spec.keys import MetricKeys

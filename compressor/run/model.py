@@ -32,7 +32,7 @@ from compressor.models.transformers.carrier import (
 )
 from compressor.models.transformers.networks import CONFIG
 from compressor.run.lowered import KeptGraph, kept_graph
-from compressor.run.signals import signal_and_error
+from compressor.run.noise.signals import signal_and_error
 from compressor.run.store import result_key
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path

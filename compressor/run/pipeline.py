@@ -18,13 +18,13 @@ from compressor.errors import CompressorError
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import layer_bytes, model_bytes
 from compressor.models.resident_memory import return_freed_memory
-from compressor.run.blockwise import block_run
+from compressor.run.blocks.blockwise import block_run
+from compressor.run.blocks.streamed import apply_streamed
 from compressor.run.evaluate import RunSamples, layer_signals
-from compressor.run.histograms import layer_histograms
+from compressor.run.noise.histograms import layer_histograms
+from compressor.run.noise.references import Reference, save_reference
 from compressor.run.plan import PassPlan
-from compressor.run.references import Reference, save_reference
 from compressor.run.store import compute_versions, result_key
-from compressor.run.streamed import apply_streamed
 from compressor.run.training import References, begin, end, make_training, training_parts
 from compressor.run.weight_pass import WeightPass
 from compressor.run.workspace import KeptNumbers, Workspace

@@ -12,19 +12,19 @@ from compressor.graph.costs import model_bytes, model_macs, model_parameters
 from compressor.models.layer_uses import input_limits
 from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
-from compressor.run.data_doubts import (
+from compressor.run.export_plan import ExportPlan, plan_exports
+from compressor.run.layer_rows import LayerRow, layer_rows
+from compressor.run.memory import peak_memory
+from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.metrics import Metric, resolve_metric, single_number
+from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
+from compressor.run.verdicts.data_doubts import (
     check_data_is_of_use,
     check_output_apart,
     data_doubts,
     why_foreign,
 )
-from compressor.run.export_plan import ExportPlan, plan_exports
-from compressor.run.judged import judged_parts
-from compressor.run.layer_rows import LayerRow, layer_rows
-from compressor.run.memory import peak_memory
-from compressor.run.metrics import Metric, resolve_metric, single_number
-from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
-from compressor.run.verdicts import check_reachable
+from compressor.run.verdicts.verdicts import check_reachable
 from compressor.run.weight_pass import WeightPass
 from compressor.spec.keys import MetricKeys
 from compressor.spec.load import Spec

@@ -23,15 +23,15 @@ from compressor.run.artifacts import (
     artifact_runner,
     float_file,
 )
-from compressor.run.cold_rounds import cold_starts
-from compressor.run.data_doubts import copied_samples
 from compressor.run.evaluate import Evaluation
-from compressor.run.fidelity import Trio
 from compressor.run.pipeline import Step
-from compressor.run.statistics import paired_difference
 from compressor.run.store import result_key
-from compressor.run.timing import Clock, Opener, measure_sizes
-from compressor.run.verdicts import CHECK_SAMPLES
+from compressor.run.timing.cold_rounds import cold_starts
+from compressor.run.timing.timing import Clock, Opener, measure_sizes
+from compressor.run.verdicts.data_doubts import copied_samples
+from compressor.run.verdicts.fidelity import Trio
+from compressor.run.verdicts.statistics import paired_difference
+from compressor.run.verdicts.verdicts import CHECK_SAMPLES
 from compressor.run.workspace import Workspace, machine
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check

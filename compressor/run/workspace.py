@@ -19,16 +19,16 @@ from compressor.graph.output_parts import OutputParts
 from compressor.models.resident_memory import return_freed_memory
 from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.progress import Progress, Steps
+from compressor.run.blocks.decoder_runner import DecoderRunner
 from compressor.run.data import Data
-from compressor.run.decisions import Decisions
-from compressor.run.decoder_runner import DecoderRunner
 from compressor.run.evaluate import CachingRunner, Evaluation, evaluate
-from compressor.run.judged import judged_parts
-from compressor.run.metrics import Metric
+from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.metrics import Metric
 from compressor.run.options import DEFAULTS, RunOptions
 from compressor.run.plan import Plan
 from compressor.run.recurrence import RecurrentRunner
 from compressor.run.store import Store, compute_versions, result_key, store_of
+from compressor.run.verdicts.decisions import Decisions
 from compressor.spec.user_code import code_digest
 from compressor.types.carrier import Capability, Carrier, Runner
 from compressor.types.data import Ranks

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from compressor.exporters import ArchiveExporter
-from compressor.run.statistics import Scale, paired_difference
+from compressor.run.verdicts.statistics import Scale, paired_difference
 from compressor.types.tensors import Array
 from tests.benchmarks.bench_resnet20 import show
 from tests.benchmarks.lenet_digits import LeNet5, trained, write

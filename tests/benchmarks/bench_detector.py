@@ -20,7 +20,7 @@ import pytest
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run.plan import Plan, make_plan
-from compressor.run.timing import already_open, measure
+from compressor.run.timing.timing import already_open, measure
 from compressor.spec.load import load_spec
 from compressor.types.tensors import Batch
 from tests.benchmarks import peers

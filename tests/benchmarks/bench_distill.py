@@ -27,8 +27,8 @@ from compressor.calibration.collect import collect_statistics
 from compressor.graph.costs import macs
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.progress import nobody_watches
-from compressor.run.class_metrics import ACCURACY
 from compressor.run.evaluate import RunSamples
+from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.types.data import ALONE
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch

@@ -24,7 +24,7 @@ from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.train.early_exit.early_exit import EarlyExit
 from compressor.passes.train.early_exit.heads import confidence_name, with_confidences, with_heads
 from compressor.passes.train.early_exit.points import Batches, find_answer, find_points
-from compressor.run.timing import already_open, measure
+from compressor.run.timing.timing import already_open, measure
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import Outcome, PassContext

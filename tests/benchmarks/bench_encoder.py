@@ -22,10 +22,10 @@ from compressor import catalog
 from compressor.lab.starter import write_starter
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
-from compressor.run import timing
-from compressor.run.judged import judged_outputs
-from compressor.run.metrics import Metric
+from compressor.run.metrics.judged import judged_outputs
+from compressor.run.metrics.metrics import Metric
 from compressor.run.plan import Plan, make_plan
+from compressor.run.timing import timing
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch, cut, samples_in

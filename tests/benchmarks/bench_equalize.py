@@ -29,8 +29,8 @@ from compressor.passes.prepare.balance import ScaledGroup, scaled_weights
 from compressor.passes.prepare.groups import scale_map
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.report.run import run_spec
-from compressor.run.class_metrics import ACCURACY
 from compressor.run.evaluate import evaluate
+from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from compressor.run.statistics import Difference, Scale, find_steps, paired_difference
+from compressor.run.verdicts.statistics import Difference, Scale, find_steps, paired_difference
 
 PAIRS = 2000
 ALPHA = 0.05

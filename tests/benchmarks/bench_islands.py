@@ -23,7 +23,7 @@ from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
-from compressor.run.timing import already_open, measure
+from compressor.run.timing.timing import already_open, measure
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from compressor.files import file_sha256, settle
-from compressor.run import timing
+from compressor.run.timing import timing
 from tests.compressor.brief_timing import BRIEF
 from tests.compressor.tiny_project import Project, onnx_project
 

@@ -17,8 +17,8 @@ from compressor.graph.blocks import partition
 from compressor.graph.costs import macs, parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
-from compressor.run.blockwise import Feed, GraphBlocks
-from compressor.run.signals import ratio_db
+from compressor.run.blocks.blockwise import Feed, GraphBlocks
+from compressor.run.noise.signals import ratio_db
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Pass, PassContext
 from compressor.types.tensors import Array

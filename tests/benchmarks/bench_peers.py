@@ -22,8 +22,8 @@ import pytest
 from compressor.errors import CompressorError
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
-from compressor.run.class_metrics import ACCURACY
 from compressor.run.evaluate import evaluate
+from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.run.plan import Plan
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Runner

@@ -35,7 +35,7 @@ from compressor.graph.costs import macs, parameters
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.batch_statistics import re_estimated
-from compressor.run.timing import already_open, measure
+from compressor.run.timing.timing import already_open, measure
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch, TensorSpec, samples_in

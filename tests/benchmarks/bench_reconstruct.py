@@ -17,8 +17,8 @@ import pytest
 from compressor import catalog
 from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx.ort_session import OrtRunner
-from compressor.run.class_metrics import ACCURACY
 from compressor.run.evaluate import RunSamples, evaluate
+from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.run.plan import Plan, make_plan
 from compressor.spec.load import load_spec
 from compressor.types.exporter import ExportContext

@@ -22,10 +22,10 @@ from compressor import catalog
 from compressor.calibration.collect import collect_statistics
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
-from compressor.run.class_metrics import ACCURACY
 from compressor.run.evaluate import evaluate
+from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.run.plan import Plan, make_plan
-from compressor.run.timing import already_open, measure
+from compressor.run.timing.timing import already_open, measure
 from compressor.spec.load import load_spec
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext

@@ -14,7 +14,7 @@ from compressor.lab.roofline.roofline import LENGTH, inputs_for, measure_rooflin
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run.model import open_model
-from compressor.run.timing import measure
+from compressor.run.timing.timing import measure
 from compressor.spec.load import load_spec
 from tests.benchmarks.bench_resnet20 import show
 from tests.benchmarks.marks import benchmark

@@ -13,7 +13,7 @@ import numpy as np
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
 from compressor.run.plan import make_plan
-from compressor.run.timing import already_open, measure
+from compressor.run.timing.timing import already_open, measure
 from compressor.spec.load import load_spec
 from tests.benchmarks import text_lines
 from tests.benchmarks.bench_detector import sqnr, their_files

@@ -27,8 +27,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.threads import on_threads
-from compressor.run.timing import Latencies, measure
-from compressor.run.verdicts import WIDEST_RATIO, verdict_of
+from compressor.run.timing.timing import Latencies, measure
+from compressor.run.verdicts.verdicts import WIDEST_RATIO, verdict_of
 from compressor.types.tensors import Batch
 from tests.benchmarks.bench_resnet20 import show
 

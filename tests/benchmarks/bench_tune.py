@@ -13,8 +13,8 @@ import pytest
 
 from compressor.lab.tune.betting import found_above
 from compressor.lab.tune.solver import Standing, beyond_the_expected, order_of_proof
-from compressor.run.statistics import Scale, paired_difference
-from compressor.run.verdicts import verdict_of
+from compressor.run.verdicts.statistics import Scale, paired_difference
+from compressor.run.verdicts.verdicts import verdict_of
 
 SEARCHES = 200
 POINTS = Scale(factor=100.0)

@@ -24,9 +24,9 @@ from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.tune import tune
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.report.run import run_spec
-from compressor.run import timing
 from compressor.run.evaluate import evaluate
 from compressor.run.plan import make_plan
+from compressor.run.timing import timing
 from compressor.spec.load import Spec, load_spec
 from tests.benchmarks import bench_detector, bench_encoder, lenet_digits, text_lines
 from tests.benchmarks.bench_resnet20 import show

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.run.blockwise import Feed, GraphBlocks
+from compressor.run.blocks.blockwise import Feed, GraphBlocks
 from compressor.types.passes import Outcome, Pass, PassContext
 from compressor.types.tensors import Batch, TensorSpec
 from tests.compressor.passes.quantize.static_models import Given

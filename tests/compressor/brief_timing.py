@@ -8,7 +8,7 @@ may show any ratio: then a limit of latency that no test had set failed one run 
 import numpy as np
 import pytest
 
-from compressor.run import timing
+from compressor.run.timing import timing
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Array, Batch
 

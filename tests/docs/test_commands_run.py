@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from compressor import catalog
 from compressor.cli.application import application
 from compressor.errors import ExitCode
-from compressor.run import cold_rounds
+from compressor.run.timing import cold_rounds
 from compressor.types.exporter import USUAL
 from tests.compressor.brief_timing import time_briefly
 from tests.compressor.tiny_project import (

@@ -17,7 +17,7 @@ import pytest
 
 from compressor.cli.application import application
 from compressor.errors import ExitCode
-from compressor.run import cold_rounds
+from compressor.run.timing import cold_rounds
 from tests.compressor.brief_timing import time_briefly
 from tests.docs.test_docs import ROOT
 

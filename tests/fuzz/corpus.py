@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from compressor.lab.compare.compare import CompareOptions, compare_runs
 from compressor.lab.compare.history import append, entry_of
-from compressor.run import timing
+from compressor.run.timing import timing
 from tests.compressor.brief_timing import BRIEF
 from tests.compressor.lab.inspect.test_inspect_engine import document, written
 from tests.compressor.models import wild_models

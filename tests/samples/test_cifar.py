@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import samples
 from compressor.cli.application import application
-from compressor.run.verdicts import AGREES
+from compressor.run.verdicts.verdicts import AGREES
 from samples.cifar import data
 from samples.cifar.model import ZeroPadShortcut, resnet20
 

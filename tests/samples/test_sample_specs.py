@@ -12,7 +12,7 @@ import torch
 from ruamel.yaml import YAML
 
 import samples
-from compressor.run.statistics import interval
+from compressor.run.verdicts.statistics import interval
 
 ROOT = Path(samples.__file__).parent
 

@@ -31,7 +31,7 @@ os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.gettempdir())  # ultralytics writes settings
 
 from compressor.models.torch.translations import translations
-from compressor.run import timing
+from compressor.run.timing import timing
 from compressor.spec.user_code import code_digest
 from tests.paths import ROOT
 from tests.zoo import models, one

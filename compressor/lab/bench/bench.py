@@ -24,8 +24,8 @@ from compressor.lab.bench.inputs import (
 from compressor.models.threads import on_threads
 from compressor.progress import Progress
 from compressor.run.artifact_file import ArtifactFile, Machinery
-from compressor.run.cold_rounds import ROUNDS, cold_starts
-from compressor.run.timing import PRECISION, Latencies, measure
+from compressor.run.timing.cold_rounds import ROUNDS, cold_starts
+from compressor.run.timing.timing import PRECISION, Latencies, measure
 from compressor.run.workspace import environment
 from compressor.types.tensors import Batch, TensorSpec
 

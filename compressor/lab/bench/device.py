@@ -22,9 +22,9 @@ from compressor.files import copy, scratch
 from compressor.lab.bench import on_device
 from compressor.models import litert, threads
 from compressor.models.onnx import ort_session, runtimes
-from compressor.run import timing
 from compressor.run.artifact_file import ONNX, ArtifactFile
-from compressor.run.timing import Latencies
+from compressor.run.timing import timing
+from compressor.run.timing.timing import Latencies
 from compressor.types import tensors
 from compressor.types.tensors import Batch
 
@@ -144,7 +144,7 @@ def timed_on(
 
     Args:
         batches: what they are run on, by size.
-        seconds: for each size; see :func:`compressor.run.timing.measure`.
+        seconds: for each size; see :func:`compressor.run.timing.timing.measure`.
 
     Raises:
         SpecError: an artifact is of a format that is not sent to devices.

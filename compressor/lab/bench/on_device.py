@@ -18,7 +18,7 @@ from compressor.errors import CompressorError
 from compressor.models.litert import LitertRunner
 from compressor.models.onnx.runtimes import OnnxRuntime
 from compressor.models.threads import sessions_on_threads
-from compressor.run.timing import Opener, measure
+from compressor.run.timing.timing import Opener, measure
 from compressor.types.tensors import Batch
 
 PLAN, INPUTS = "plan.json", "inputs.npz"
@@ -30,7 +30,7 @@ def timed(folder: Path) -> dict[str, Any]:
 
     Returns:
         ``runtimes`` by name, and ``sizes``: for each batch size, the arrays of
-        :class:`compressor.run.timing.Latencies` as lists.
+        :class:`compressor.run.timing.timing.Latencies` as lists.
 
     Raises:
         CompressorError: a file cannot be opened or run.

@@ -24,9 +24,9 @@ from compressor.lab.compare.runs import (
 from compressor.progress import SILENT, Progress
 from compressor.run.artifact_file import ArtifactFile, Machinery
 from compressor.run.artifacts import FLOAT
-from compressor.run.metrics import kept_scale
-from compressor.run.statistics import Difference, paired_difference
-from compressor.run.timing import Latencies
+from compressor.run.metrics.metrics import kept_scale
+from compressor.run.timing.timing import Latencies
+from compressor.run.verdicts.statistics import Difference, paired_difference
 
 
 @dataclass(frozen=True)

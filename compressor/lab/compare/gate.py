@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import Comparison
 from compressor.report import formats
-from compressor.run.statistics import Difference
-from compressor.run.verdicts import DEFAULT_SHARE, WIDEST_RATIO, Verdict, verdict_of
+from compressor.run.verdicts.statistics import Difference
+from compressor.run.verdicts.verdicts import DEFAULT_SHARE, WIDEST_RATIO, Verdict, verdict_of
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from compressor.lab.verify.forms import (
     ScaleForm,
     check_form,
 )
-from compressor.run.metrics import kept_scale
-from compressor.run.statistics import Scale
+from compressor.run.metrics.metrics import kept_scale
+from compressor.run.verdicts.statistics import Scale
 from compressor.spec.validate import SpecErrors
 from compressor.types.tensors import Array
 

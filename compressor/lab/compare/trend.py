@@ -15,7 +15,7 @@ from compressor.lab.compare.runs import Allowed, Side, open_run
 from compressor.progress import Progress
 from compressor.report.verdict import main_artifact
 from compressor.run.artifacts import FLOAT
-from compressor.run.statistics import Step, find_steps, paired_difference
+from compressor.run.verdicts.statistics import Step, find_steps, paired_difference
 
 METHOD = "binary segmentation, each cut judged by a paired test over the samples"
 

@@ -29,7 +29,7 @@ from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.passes.prune.structured.structured import PruneStructured
 from compressor.progress import SILENT
 from compressor.report.verdict import main_artifact
-from compressor.run.attribution import noise_of_row
+from compressor.run.noise.attribution import noise_of_row
 from compressor.spec.load import Spec, load_spec
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass

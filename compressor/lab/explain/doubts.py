@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compressor.run.attribution import noise_of_row
-from compressor.run.verdicts import same_function
+from compressor.run.noise.attribution import noise_of_row
+from compressor.run.verdicts.verdicts import same_function
 
 _LEAST_LAYERS, _LEAST_SHARE = 3, 0.25
 _MOST_APART = 2.0

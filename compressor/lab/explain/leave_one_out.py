@@ -26,12 +26,12 @@ from compressor.lab.explain.explanation import (
 from compressor.progress import SILENT, Progress
 from compressor.report import formats
 from compressor.run.evaluate import Evaluation
-from compressor.run.judged import judged_parts
-from compressor.run.metrics import resolve_metric
+from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.metrics import resolve_metric
 from compressor.run.pipeline import Step, apply_pass, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
-from compressor.run.statistics import paired_difference
 from compressor.run.store import Store, result_key, store_of
+from compressor.run.verdicts.statistics import paired_difference
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability, Carrier, Runner

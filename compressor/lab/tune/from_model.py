@@ -20,7 +20,7 @@ from compressor.lab.starter import starter_text
 from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.run.data import open_data
-from compressor.run.metrics import resolve_metric
+from compressor.run.metrics.metrics import resolve_metric
 from compressor.run.model import OpenedModel, open_model
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import Spec, check_spec

@@ -20,7 +20,7 @@ from compressor.lab.tune.solver import (
 )
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
-from compressor.run.verdicts import WIDEST_RATIO, verdict_of
+from compressor.run.verdicts.verdicts import WIDEST_RATIO, verdict_of
 
 _MOST = 5  # that are expected to be proved
 _LEAST = 3  # of these, for what comes last

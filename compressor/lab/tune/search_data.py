@@ -12,8 +12,8 @@ from compressor.calibration.sources.tokens import TokenSource
 from compressor.files import json_sha256
 from compressor.lab.tune.from_model import is_model
 from compressor.run.data import Data, open_data
-from compressor.run.judged import judged_parts
-from compressor.run.metrics import Metric, resolve_metric
+from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.metrics import Metric, resolve_metric
 from compressor.run.plan import Plan
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import DataEntry

@@ -30,15 +30,15 @@ from compressor.run.artifacts import (
     float_file,
     write_artifacts,
 )
-from compressor.run.attribution import attribution, noise_of_row
-from compressor.run.data_doubts import no_evidence
 from compressor.run.evaluate import Evaluation
 from compressor.run.execute import freeze_objects
+from compressor.run.noise.attribution import attribution, noise_of_row
 from compressor.run.pipeline import FUSE, Step, run_passes
 from compressor.run.plan import Plan, make_plan
-from compressor.run.statistics import Difference, paired_difference
 from compressor.run.store import Store
-from compressor.run.verdicts import Verdict, drop_verdict, same_function
+from compressor.run.verdicts.data_doubts import no_evidence
+from compressor.run.verdicts.statistics import Difference, paired_difference
+from compressor.run.verdicts.verdicts import Verdict, drop_verdict, same_function
 from compressor.run.verify import compared_and_timed
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec

@@ -2,7 +2,7 @@
 
 Each block learns to give the float block's outputs behind the quantized blocks before it: Y. Li et
 al., BRECQ, 2021 (arXiv:2102.05426), section 3. Errors are weighed by what the rest of the network
-makes of them; see :mod:`compressor.run.sensitivity`.
+makes of them; see :mod:`compressor.run.blocks.sensitivity`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from compressor.passes.quantize.code_training import (
 )
 from compressor.passes.quantize.kept_samples import Groups
 from compressor.passes.quantize.maths.reconstruct import TrainedCodes
-from compressor.run.decoder_blocks import DecoderBlocks
+from compressor.run.blocks.decoder_blocks import DecoderBlocks
+from compressor.run.blocks.whole_blocks import TOKENS_AT_ONCE, Crossing, WholeBlock, WholeBlocks
 from compressor.run.weight_pass import Changes, Choice, compared
-from compressor.run.whole_blocks import TOKENS_AT_ONCE, Crossing, WholeBlock, WholeBlocks
 from compressor.types.layers import Layer, WeightCodes
 from compressor.types.passes import PassContext
 

@@ -34,8 +34,8 @@ from compressor.passes.quantize.kept_samples import KeptSamples
 from compressor.passes.quantize.maths.reconstruct import TrainedCodes
 from compressor.passes.quantize.static.latency import Shapes, typical_shapes
 from compressor.passes.train.losses import kl_divergence
-from compressor.run.blockwise import Activations
-from compressor.run.scores import class_axis
+from compressor.run.blocks.blockwise import Activations
+from compressor.run.metrics.scores import class_axis
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array, fixed_batch

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.values import tensor_spec
-from compressor.run.blockwise import Activations
+from compressor.run.blocks.blockwise import Activations
 from compressor.types.data import Samples
 from compressor.types.tensors import cut, fixed_batch, samples_in
 

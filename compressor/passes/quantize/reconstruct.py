@@ -35,7 +35,7 @@ from compressor.passes.quantize.code_training import (
 from compressor.passes.quantize.kept_samples import KeptSamples
 from compressor.passes.quantize.maths.reconstruct import TrainedCodes, relative_error
 from compressor.passes.quantize.rounded_graph import Drop, RoundedValue, with_rounding
-from compressor.run.blockwise import Activations
+from compressor.run.blocks.blockwise import Activations
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array, Batch

@@ -25,7 +25,7 @@ from compressor.report.page import (
 from compressor.report.tables import FLOAT_MODEL
 from compressor.report.terminal import VERDICT_STYLES
 from compressor.run.artifacts import FLOAT
-from compressor.run.statistics import Difference
+from compressor.run.verdicts.statistics import Difference
 
 if TYPE_CHECKING:
     from compressor.lab.compare.compare import Comparison

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compressor.run.data_doubts import lines_that_are_cut
+from compressor.run.verdicts.data_doubts import lines_that_are_cut
 from compressor.spec.keys import DataKeys
 from tests.compressor.calibration.test_line_sources import letters, lines, write
 

@@ -19,7 +19,7 @@ from compressor.models.transformers.block_checkpoint import BlockCheckpoint, ope
 from compressor.models.transformers.cached_attention import change_cache
 from compressor.passes.quantize.attention_cache import QuantizeCache
 from compressor.progress import Silent, quiet_libraries
-from compressor.run.decoder_blocks import DecoderStage
+from compressor.run.blocks.decoder_blocks import DecoderStage
 from compressor.run.pipeline import run_passes
 from compressor.run.plan import make_plan
 from compressor.run.store import Store

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
 
-from compressor.run.histograms import CodeRange, activation_range
+from compressor.run.noise.histograms import CodeRange, activation_range
 
 
 def read(

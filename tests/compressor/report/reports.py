@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from compressor.run.verdicts import judge
+from compressor.run.verdicts.verdicts import judge
 from compressor.spec.keys import LimitKeys
 
 NO_DATA = "the spec has no data.evaluation"

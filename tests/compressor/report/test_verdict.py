@@ -8,7 +8,7 @@ from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.next_step import next_step
 from compressor.report.terminal import plain_text, reason_line, run_page
-from compressor.run.verdicts import judge
+from compressor.run.verdicts.verdicts import judge
 from compressor.spec.keys import LimitKeys
 
 Report = dict[str, Any]

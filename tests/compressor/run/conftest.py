@@ -2,7 +2,7 @@
 
 import pytest
 
-from compressor.run import timing
+from compressor.run.timing import timing
 from tests.compressor.brief_timing import time_in_earnest
 from tests.compressor.run.played_clock import Clock
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compressor.run.timing import Opener, already_open
+from compressor.run.timing.timing import Opener, already_open
 from compressor.types.tensors import Batch
 
 Seconds = Callable[[Batch], float]

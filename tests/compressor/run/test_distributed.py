@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from compressor.cli.application import application
 from compressor.progress import quiet_libraries
 from tests.compressor.cli.test_cli_quantize import llama
-from tests.compressor.run.test_decoder_blocks import SIZES, WORDS, folder_of
+from tests.compressor.run.blocks.test_decoder_blocks import SIZES, WORDS, folder_of
 from tests.compressor.run.test_finetune_runs import STEPS
 from tests.compressor.run.test_finetune_runs import project as training
 from tests.compressor.tiny_project import Project, forget_modules, onnx_project
@@ -38,7 +38,7 @@ RUNS = """
 import json, sys
 import torch.distributed as dist
 from compressor.cli.application import application
-from compressor.run import timing
+from compressor.run.timing import timing
 from tests.compressor.brief_timing import BRIEF
 vars(timing).update(BRIEF)
 dist.init_process_group("gloo")

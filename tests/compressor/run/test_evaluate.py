@@ -9,10 +9,10 @@ import pytest
 
 from compressor.errors import DataError
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
-from compressor.run.class_metrics import ACCURACY, kl_sums
 from compressor.run.data import Data
 from compressor.run.evaluate import CachingRunner, evaluate, layer_signals, outputs_of
-from compressor.run.metrics import Metric, resolve_metric
+from compressor.run.metrics.class_metrics import ACCURACY, kl_sums
+from compressor.run.metrics.metrics import Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import sample_images, tiny_onnx

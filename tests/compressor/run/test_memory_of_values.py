@@ -15,8 +15,8 @@ from compressor.calibration.collect import collect_statistics
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.run.evaluate import layer_signals
-from compressor.run.histograms import layer_histograms
-from compressor.run.noise import measured_noise
+from compressor.run.noise.histograms import layer_histograms
+from compressor.run.noise.noise import measured_noise
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from compressor.types.statistics import Request

@@ -18,8 +18,9 @@ from compressor.files import settle
 from compressor.lab.inspect.contents import RunContents
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.onnx import carrier as onnx_carrier
-from compressor.run import execute, timing
+from compressor.run import execute
 from compressor.run.store import Store
+from compressor.run.timing import timing
 from tests.compressor.spine_plugins import in_another_process
 from tests.compressor.tiny_project import Project, onnx_project
 

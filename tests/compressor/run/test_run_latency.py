@@ -11,8 +11,9 @@ from onnx import TensorProto, helper
 from compressor.exporters import SafetensorsExporter
 from compressor.models.onnx import module as onnx_module
 from compressor.models.onnx.ort_session import OrtRunner
-from compressor.run import timing, verify
-from compressor.run.timing import Latencies
+from compressor.run import verify
+from compressor.run.timing import timing
+from compressor.run.timing.timing import Latencies
 from compressor.types.carrier import Runner
 from tests.compressor.tiny_project import ONNX, SAMPLES, Project
 

@@ -8,7 +8,7 @@ from compressor.errors import ArtifactError, DataError, ExitCode, ModelError
 from compressor.exporters import OnnxExporter
 from compressor.report.next_step import next_step
 from compressor.run import verify
-from compressor.run.verdicts import NO_SHARE
+from compressor.run.verdicts.verdicts import NO_SHARE
 from tests.compressor.tiny_project import ONNX, REPORTS, Project
 
 

@@ -10,8 +10,9 @@ from compressor.errors import ArtifactError
 from compressor.report.page import Cell
 from compressor.report.run import run_spec
 from compressor.report.tables import model_table
-from compressor.run import cold_rounds, verify
+from compressor.run import verify
 from compressor.run.options import RunOptions
+from compressor.run.timing import cold_rounds
 from compressor.spec.load import load_spec
 from tests.compressor.tiny_project import Project
 

@@ -41,7 +41,7 @@ from compressor.passes.prune.structured.counterparts import (
     stand_ins,
 )
 from compressor.passes.prune.structured.solving import Seen, Task
-from compressor.run.blockwise import Activations
+from compressor.run.blocks.blockwise import Activations
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch, samples_in
 

@@ -17,7 +17,7 @@ from compressor.models.element_types import tensor_of
 from compressor.models.executor import GraphModule
 from compressor.passes.prune import criteria
 from compressor.passes.train.losses import signed_sum
-from compressor.run.signals import ratio_db
+from compressor.run.noise.signals import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch, samples_in

@@ -45,7 +45,7 @@ from compressor.passes.train.engine import train
 from compressor.passes.train.finetune import CROSS_ENTROPY, TaskLoss, check_smoothing, loss_name
 from compressor.passes.train.job import PREFIX, Job, Trained
 from compressor.passes.train.recipe import Course, Recipe
-from compressor.run.timing import already_open, measure
+from compressor.run.timing.timing import already_open, measure
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers
 from compressor.types.passes import LayerOutcome, Outcome, PassContext, Survey

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from compressor.run import cold_rounds, timing
+from compressor.run.timing import cold_rounds, timing
 
 Shape = tuple[int | str, ...]
 SaveOnnx = Callable[..., Path]

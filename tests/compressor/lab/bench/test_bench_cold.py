@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from compressor.errors import ArtifactError
-from compressor.run import cold_rounds
 from compressor.run.artifact_file import ArtifactFile, Machinery
-from compressor.run.cold_rounds import cold_starts, summarized
+from compressor.run.timing import cold_rounds
+from compressor.run.timing.cold_rounds import cold_starts, summarized
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.paths import ROOT
 

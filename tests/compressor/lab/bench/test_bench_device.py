@@ -20,7 +20,7 @@ from compressor.lab.bench.bench import BenchOptions, bench
 from compressor.lab.bench.device import Device
 from compressor.models.onnx.carrier import open_onnx
 from compressor.progress import Silent
-from compressor.run import timing
+from compressor.run.timing import timing
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.compressor.lab.bench.test_bench_command import invoke

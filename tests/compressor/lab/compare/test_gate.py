@@ -9,7 +9,7 @@ import pytest
 from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
 from compressor.lab.compare.gate import Check, GateLimits, judge, loss_words, probability
-from compressor.run.statistics import Scale, paired_difference
+from compressor.run.verdicts.statistics import Scale, paired_difference
 from tests.compressor.lab.compare.made_runs import made_run, results
 
 STORED = CompareOptions(timing=False)

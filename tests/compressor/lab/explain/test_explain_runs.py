@@ -15,8 +15,8 @@ from ruamel.yaml import YAML
 from compressor.cli.application import application
 from compressor.errors import DataError
 from compressor.models.onnx.carrier import open_onnx
-from compressor.run import attribution
-from compressor.run.metric_effect import MetricEffect
+from compressor.run.metrics.metric_effect import MetricEffect
+from compressor.run.noise import attribution
 from tests.compressor.conftest import spine_of_tests
 from tests.compressor.passes.prepare.networks import stretched
 from tests.compressor.tiny_project import ONNX, Project, copied, onnx_project

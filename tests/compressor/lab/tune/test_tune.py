@@ -19,7 +19,7 @@ from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.passes.quantize.static import placement
 from compressor.passes.quantize.static.latency_facts import VNNI, Rates
 from compressor.run.evaluate import Evaluation
-from compressor.run.statistics import Difference
+from compressor.run.verdicts.statistics import Difference
 from tests.compressor.tiny_project import Project, sample_images
 
 QUANTIZE = {"pass": "quantize-static", "activations": {"observer": "min-max"}}

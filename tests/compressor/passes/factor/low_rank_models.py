@@ -14,7 +14,7 @@ from torch import nn
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.factor.low_rank import LowRank
-from compressor.run.blockwise import Feed, GraphBlocks
+from compressor.run.blocks.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, TensorSpec

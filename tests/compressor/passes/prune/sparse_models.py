@@ -14,7 +14,7 @@ from torch import nn
 
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.run.blockwise import Feed, GraphBlocks
+from compressor.run.blocks.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.passes import Outcome, Pass, PassContext
 from compressor.types.tensors import Batch, TensorSpec

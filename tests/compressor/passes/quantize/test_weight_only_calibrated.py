@@ -16,7 +16,7 @@ from compressor.graph.blocks import partition
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.code_training import Recipe
 from compressor.passes.quantize.weights import gptq
-from compressor.run.blockwise import Feed, GraphBlocks
+from compressor.run.blocks.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch
 from tests.compressor.passes.prepare.networks import scaled_layers

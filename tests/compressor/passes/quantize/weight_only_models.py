@@ -12,7 +12,7 @@ from torch import nn
 from compressor.graph.blocks import partition
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weights.weights import QuantizeWeights
-from compressor.run.blockwise import Feed, GraphBlocks
+from compressor.run.blocks.blockwise import Feed, GraphBlocks
 from compressor.types.carrier import Carrier
 from compressor.types.layers import QuantizedTensor
 from compressor.types.passes import Outcome, PassContext

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from compressor.calibration.collect import collect_statistics
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.run.class_metrics import ACCURACY
 from compressor.run.evaluate import RunSamples
+from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.types.data import ALONE, Ranks
 from compressor.types.tensors import Batch, TensorSpec
 from compressor.types.training import Advance, Measure, Rows, Training, TrainingData

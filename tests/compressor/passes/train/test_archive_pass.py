@@ -16,7 +16,7 @@ from compressor.errors import ModelError, SpecError
 from compressor.exporters import ArchiveExporter
 from compressor.passes.train.archive.archive import Archive
 from compressor.passes.train.archive.rounds import Round, Step, best, next_step
-from compressor.run.metrics import Metric
+from compressor.run.metrics.metrics import Metric
 from compressor.types.exporter import ExportContext
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch

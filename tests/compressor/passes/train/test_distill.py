@@ -15,7 +15,7 @@ from compressor.passes.train.distill.teacher_outputs import TeacherOutputs
 from compressor.passes.train.distill.teachers import Teacher
 from compressor.passes.train.job import Micro
 from compressor.passes.train.losses import kl_divergence
-from compressor.run.metrics import MSE
+from compressor.run.metrics.metrics import MSE
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.passes.train.distill_models import (

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from compressor.passes.train.losses import cross_entropy, squared_error
-from compressor.run.class_metrics import PERPLEXITY
+from compressor.run.metrics.class_metrics import PERPLEXITY
 
 
 def test_cross_entropy_is_the_metrics_log_loss() -> None:

@@ -1,0 +1,105 @@
+"""The inputs of a metric: the outputs that it judges, and their targets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compressor.graph.output_parts import OutputParts, output_parts
+from compressor.run.data import Data
+from compressor.run.metrics.metrics import Metric
+from compressor.types.carrier import Capability, Carrier
+from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
+
+
+def judged_parts(carrier: Carrier, data: Data) -> OutputParts:
+    """Return what a model's outputs are joined of; nothing where its graph is not known, or a
+    sample is a whole run, whose outputs have no axis of samples."""
+    known = not data.feeds and data.recurrence is None and Capability.GRAPH in carrier.offers
+    return output_parts(carrier.graph()) if known else ()
+
+
+def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
+    """Return the outputs that a metric judges, with samples as first axis.
+
+    The user's own metric gets all outputs; of a feed, as the model gives them. For a metric of
+    tokens, those that the attention mask leaves out are zeros.
+
+    Raises:
+        DataError: no output has an axis of samples.
+    """
+    if metric.code is not None:
+        return outputs
+    if isinstance(batch, Feed):
+        outputs = {name: array[None] for name, array in outputs.items()}
+    sampled = metric.sampled(outputs, samples_in(batch))
+    return {n: _unmasked(batch, a) for n, a in sampled.items()} if metric.of_tokens else sampled
+
+
+def _unmasked(batch: Batch, output: Array) -> Array:
+    """Return an output ``[N, tokens, ...]`` with zeros in place of tokens that are masked.
+
+    The mask is an array ``[N, tokens]`` of the batch with ``mask`` in its name; without one, the
+    output is as it is.
+    """
+    for name, mask in batch.items():
+        if "mask" in name and mask.ndim == 2 < output.ndim and mask.shape == output.shape[:2]:
+            kept = (mask != 0).reshape(*mask.shape, *[1] * (output.ndim - 2))
+            return np.asarray(np.where(kept, output, 0))
+    return output
+
+
+def target_of(batch: Batch, label: str | None, expected: Batch, metric: Metric) -> Any:
+    """Return what a metric compares with: labels, or the float model's outputs.
+
+    Args:
+        label: name of the array with the labels, if there is one.
+        expected: the float model's judged outputs.
+    """
+    if label is None or metric.against_float:
+        return expected
+    whole = isinstance(batch, Feed) and metric.code is None
+    return batch[label][None] if whole else answers(batch, label)
+
+
+class ConstantAnswer:
+    """Gives the answer to the first sample to every other one.
+
+    Models whose outputs hardly depend on their inputs, outputs with a large constant part, samples
+    of one class and wrong labels have one thing in common: one answer for all is as good as each
+    sample's own, or nearly. A limit that it meets shows nothing.
+
+    The user's own metrics, figures of a whole corpus, and the perplexity, whose scores take much
+    memory, are not looked at; nor are samples whose outputs have another shape.
+    """
+
+    def __init__(self, metric: Metric):
+        self._metric = metric
+        self._looks = metric.code is None and metric.figure is None and not metric.exponential
+        self._values: list[Array] = []
+        self._first: Batch | None = None
+
+    def add(self, outputs: Batch, target: Any, size: int) -> None:
+        """Add the judged outputs of ``size`` samples, and their targets."""
+        if not self._looks:
+            return
+        if self._first is None:
+            self._first = {name: array[:1].copy() for name, array in outputs.items()}
+            size -= 1
+            several = isinstance(target, dict)
+            target = {n: a[1:] for n, a in target.items()} if several else target[1:]
+        same = all(outputs[n].shape[1:] == array.shape[1:] for n, array in self._first.items())
+        if size and same:
+            given = {
+                name: np.broadcast_to(array, (size, *array.shape[1:]))
+                for name, array in self._first.items()
+            }
+            self._values.append(self._metric.per_sample(given, target, size))
+
+    @property
+    def value(self) -> float | None:
+        """The metric, in its unit; ``None`` where there is no second sample to give it to."""
+        if not self._values:
+            return None
+        return float(np.concatenate(self._values).mean()) * self._metric.scale.factor

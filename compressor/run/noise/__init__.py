@@ -1,0 +1,1 @@
+"""How much noise compression adds to each layer."""

@@ -1,0 +1,1 @@
+"""Latency and cold starts, measured side by side."""

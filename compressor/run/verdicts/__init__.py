@@ -1,0 +1,1 @@
+"""What measurements say: statistics of comparisons, decisions, doubts and verdicts."""

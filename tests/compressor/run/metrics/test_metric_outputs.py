@@ -1,0 +1,82 @@
+"""Which outputs a metric is about, and where their samples and classes lie."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compressor import catalog
+from compressor.errors import DataError
+from compressor.run.metrics.class_metrics import ACCURACY
+from compressor.run.metrics.metrics import COSINE, Metric, resolve_metric
+from compressor.spec.user_code import load_symbol
+
+
+def test_outputs_without_an_axis_of_samples_are_refused():
+    with pytest.raises(DataError, match=r"an axis of 4 samples, and 'mean' has shape \[\]"):
+        COSINE.sampled({"mean": np.array(1.0)}, 4)
+    with pytest.raises(DataError, match=r"an axis of samples, and 'mean' has shape \[\]"):
+        COSINE.check_fit({"mean": ()})
+    COSINE.check_fit({"mean": (), "y": ("n", 8)})
+    COSINE.check_fit({"mean": (), "y": None})
+
+
+def test_outputs_of_one_sample_need_no_axis():
+    """A model whose batch is fixed to one may return a number, or rows of another count."""
+    outputs = {"score": np.array(2.0), "boxes": np.zeros((7, 4))}
+    assert {n: a.shape for n, a in COSINE.sampled(outputs, 1).items()} == {
+        "score": (1,),
+        "boxes": (1, 7, 4),
+    }
+    kept = {**outputs, "y": np.ones((1, 3))}
+    assert list(COSINE.sampled(kept, 1)) == ["y"]
+
+
+def test_the_parts_of_an_output_count_alike():
+    """Scores that are lost show beside boxes that are a thousand times as large."""
+    parts = (((slice(None), slice(0, 4)), (slice(None), slice(4, 6))),)
+    metric = resolve_metric("cosine", False, load_symbol, "s:1", parts=parts)
+    wanted = {"y": np.array([[1000.0, 900, 800, 700, 1, 0]])}
+    lost = {"y": np.array([[1000.0, 900, 800, 700, 0, 1]])}
+    ours, theirs = (metric.sampled(outputs, 1) for outputs in (lost, wanted))
+    assert list(ours) == ["y[0]", "y[1]"]
+    assert metric.per_sample(ours, theirs, 1).tolist() == pytest.approx([0.5])
+    assert COSINE.per_sample(lost, wanted, 1)[0] > 0.999999
+    for name, labels in (("agreement", False), ("embedding", False), ("mse", True)):
+        assert resolve_metric(name, labels, load_symbol, "s:1", parts=parts).output_parts == ()
+
+
+def test_scores_are_found_behind_the_number_of_the_class():
+    """As classifiers of scikit-learn have it: the label first, then the probabilities."""
+    outputs = {"label": np.array([1, 0]), "probabilities": np.array([[0.2, 0.8], [0.9, 0.1]])}
+    judged = ACCURACY.sampled(outputs, 2)
+    assert ACCURACY.per_sample(judged, np.array([1, 1]), 2).tolist() == [1, 0]
+    ACCURACY.check_fit(
+        {"label": ("n",), "probabilities": ("n", 2)}, np.array([1]), {"label": "int64"}
+    )
+
+
+PIXELS = np.random.default_rng(0).normal(size=(3, 5, 4, 4))  # [N, classes, height, width]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "agreement", "token-accuracy"])
+@pytest.mark.parametrize("scores", [PIXELS, np.moveaxis(PIXELS, 1, -1)])
+def test_each_pixel_of_an_image_has_its_scores(name: str, scores: np.ndarray):
+    """Along the width there are no classes: agreement was that of the best columns."""
+    metric: Metric = catalog.load("metric", name)
+    labels = PIXELS.argmax(axis=1)
+    labels[0, 0] += 1
+    labels[0, 0] %= 5
+    other = scores.copy()
+    other[1] = 0  # class 0 everywhere
+    outputs = metric.sampled({"y": scores}, 3)
+    target: Any = metric.sampled({"y": other}, 3) if name == "agreement" else labels
+    expected = [1, float((labels[1] == 0).mean()), 1] if name == "agreement" else [0.75, 1, 1]
+    values = metric.settled(metric.per_sample(outputs, target, 3))
+    assert values.mean() == pytest.approx(np.mean(expected))
+
+
+def test_images_that_are_no_squares_have_more_pixels_than_classes():
+    for shape in ((2, 3, 4, 6), (2, 6, 4, 3), (2, 1001, 1, 1), (2, 1, 1, 1001)):
+        outputs = ACCURACY.sampled({"y": np.zeros(shape)}, 2)
+        assert outputs["y"].shape[-1] in (3, 1001)

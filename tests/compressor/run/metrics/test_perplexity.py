@@ -1,0 +1,63 @@
+"""Perplexity: the exponential of the mean loss over the labels that count."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressor.errors import DataError
+from compressor.run.metrics.class_metrics import PERPLEXITY
+
+
+@given(st.integers(0, 10_000), st.booleans())
+def test_it_is_torchs_cross_entropy(seed: int, padded: bool) -> None:
+    rng = np.random.default_rng(seed)
+    logits = (10 * rng.normal(size=(3, 5, 7))).astype(np.float32)
+    labels = rng.integers(0, 7, (3, 5))
+    if padded:
+        labels[1, 2:] = -100
+    values = PERPLEXITY.per_sample({"output": logits}, labels, 3)
+    for row, truth, value in zip(logits, labels, values, strict=True):
+        wanted = torch.nn.functional.cross_entropy(
+            torch.from_numpy(row).double(), torch.from_numpy(truth)
+        )
+        assert value == pytest.approx(float(wanted), rel=1e-12)
+    assert PERPLEXITY.summary(values)["value"] == pytest.approx(math.exp(values.mean()))
+
+
+def test_one_label_a_sample() -> None:
+    values = PERPLEXITY.per_sample({"output": np.zeros((2, 4), np.float32)}, np.array([0, 3]), 2)
+    assert values == pytest.approx([math.log(4)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [(7, "labels 0 to 7 for 7 classes"), (-1, "labels -1 to 0"), (-100, "has no label but -100")],
+)
+def test_labels_that_are_none(label: int, message: str) -> None:
+    labels = np.full((2, 5), label)
+    if label != -100:
+        labels[0, 0] = 0
+    with pytest.raises(DataError, match=message):
+        PERPLEXITY.per_sample({"output": np.zeros((2, 5, 7), np.float32)}, labels, 2)
+
+
+def test_large_vocabularies_are_widened_a_few_rows_at_a_time() -> None:
+    """Three float64 copies of all logits would be six times their bytes."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((1, 130, 16_384), dtype=np.float32)
+    labels = rng.integers(0, 16_384, (1, 130))
+    labels[0, ::3] = -100
+    tracemalloc.start()
+    (value,) = PERPLEXITY.per_sample({"output": logits}, labels, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < logits.nbytes, "copies of 16 rows and what is made of them"
+    rows, truth = torch.from_numpy(logits[0]).double(), torch.from_numpy(labels[0])
+    assert value == pytest.approx(float(torch.nn.functional.cross_entropy(rows, truth)), rel=1e-12)
