@@ -49,7 +49,7 @@ class Equalize(GraphPass):
     """
 
     name: ClassVar[str] = "equalize"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.WEIGHTS, Capability.GRAPH, Capability.RUN}
     )

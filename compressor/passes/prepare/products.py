@@ -60,7 +60,9 @@ def with_product_groups(
 def _group(found: InputGroup, value: ir.Value) -> ScaleGroup | None:
     first, source, rank = found.layers[0], found.source, len(value.shape or ())
     plain = all(layer.is_linear and layer.groups == 1 for layer in found.layers)
-    if not plain or rank < 2 or first.columns < 2 or value.dtype != ir.DataType.FLOAT:
+    if found.shared or not plain:
+        return None
+    if rank < 2 or first.columns < 2 or value.dtype != ir.DataType.FLOAT:
         return None
     name, columns = value.name or "", np.arange(first.columns)
     if source is None:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, layers_with_nodes, moment_request
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import input_of, is_op, static_shape
+from compressor.graph.values import input_of, is_op, sole_reader, static_shape
 from compressor.models.layer_uses import nodes_of
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
@@ -49,6 +49,7 @@ class InputGroup:
     layers: tuple[Layer, ...]  # those that are quantized, in the order of execution
     source: Source | None = None  # what absorbs factors; `None` if nothing does
     reason: str = ""  # why nothing does
+    shared: bool = False  # whether something else reads a weight, so that its columns must stay
 
 
 def input_groups(
@@ -78,7 +79,8 @@ def input_groups(
             source = None
         if source is None and not reason:
             reason = "nothing before it absorbs factors"
-        groups.append(replace(group, source=source, reason=reason))
+        shared = any(uses[layer.weight] > 1 for layer in layers)
+        groups.append(replace(group, source=source, reason=reason, shared=shared))
     return tuple(groups)
 
 
@@ -88,10 +90,23 @@ def touched(source: Source) -> list[str]:
 
 
 def _weight_uses(model: ir.Model) -> Mapping[str, int]:
+    """Count what reads each weight: layers, and whether anything else does."""
     counted: dict[str, int] = {}
-    for layer, _ in layers_with_nodes(model):
+    others: set[str] = set()
+    for layer, node in layers_with_nodes(model):
         counted[layer.weight] = counted.get(layer.weight, 0) + 1
-    return counted
+        value = model.graph.initializers.get(layer.weight)
+        if value is not None and not _leads_only_to(node, value):
+            others.add(layer.weight)
+    return {name: count + (name in others) for name, count in counted.items()}
+
+
+def _leads_only_to(node: ir.Node, value: ir.Value) -> bool:
+    """Whether one node reads a value, at once or through others of which each has one reader."""
+    reader = sole_reader(value)
+    while reader is not None and reader is not node:
+        reader = sole_reader(reader.outputs[0])
+    return reader is node
 
 
 def _unmovable(

@@ -124,7 +124,32 @@ def _module() -> TorchCarrier:
     return TorchCarrier(Block(8), [TensorSpec("x", ("batch", POSITIONS, 8), "float32")])
 
 
-@pytest.mark.parametrize("make", [encoder, _module])
+def siamese() -> OnnxCarrier:
+    """Two branches through one layer, and a layer whose weight is read by something else too."""
+    return graph(
+        f"""g (float[N, {POSITIONS}, 8] x) => (float[N, {POSITIONS}, 8] y) {{
+            n = LayerNormalization (x, scale, bias)
+            m = Relu (n)
+            left = MatMul (n, both.weight)
+            right = MatMul (m, both.weight)
+            a = Add (left, right)
+            b = Gelu (a)
+            c = MatMul (b, alone.weight)
+            d = MatMul (c, read.weight)
+            most = ReduceMax <keepdims = 0> (read.weight)
+            y = Add (d, most)
+        }}""",
+        {
+            "scale": WIDE,
+            "bias": noise(8),
+            "both.weight": noise(8, 16),
+            "alone.weight": noise(16, 8, seed=2),
+            "read.weight": noise(8, 8, seed=3),
+        },
+    )
+
+
+@pytest.mark.parametrize("make", [encoder, siamese, _module])
 def test_scaled_networks_compute_the_same(make: Callable[[], Carrier]):
     """Norms, the values that attention mixes, and nodes take any factors."""
     network = make()
