@@ -21,6 +21,8 @@ from compressor.models.threads import usual_threads
 from compressor.types.tensors import Batch, TensorSpec
 
 if TYPE_CHECKING:
+    import openvino
+
     from compressor.types.carrier import Runner
 
 
@@ -134,6 +136,19 @@ _EXACT: Mapping[str, Any] = {
 }
 
 
+@cache
+def _openvino_core() -> openvino.Core:
+    """Return what loads OpenVINO's plugins, one for as long as the process lives.
+
+    On some processors the plugin for CPUs gives the main thread another stack for signals. Where
+    another thread unloads the plugin, as the garbage collector may, it frees that stack and leaves
+    it in use: the next Ctrl-C would be a segmentation fault (2026.4).
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 class OpenVinoRunner:
     """A model compiled for OpenVINO's CPU plugin.
 
@@ -145,7 +160,7 @@ class OpenVinoRunner:
         import openvino
 
         release = openvino.__version__.partition("-")[0]
-        core = openvino.Core()
+        core = _openvino_core()
         # 0 leaves the number to OpenVINO.
         settings = {**_EXACT, "INFERENCE_NUM_THREADS": usual_threads() or 0}
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +102,30 @@ def test_what_openvino_does_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"\x00" * 64)
     with pytest.raises(ArtifactError, match=r"'model.onnx'.*OpenVINO 20.* does not load it"):
         MADE.open(tmp_path / "model.onnx")
+
+
+# Processors without AVX-512 keep their stack, so that nothing is told there.
+DROPPED = """
+import os, sys, threading
+from pathlib import Path
+from compressor.models.onnx.runtimes import OpenVinoRunner
+held = [OpenVinoRunner(Path(sys.argv[1]), "artifact")]
+other = threading.Thread(target=held.clear)
+other.start()
+other.join()
+try:
+    os.kill(os.getpid(), 2)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_a_signal_arrives_once_another_thread_has_dropped_openvino(tmp_path: Path) -> None:
+    path = written(sample("digits"), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", DROPPED, path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n")
 
 
 def test_threads_reach_openvino(tmp_path: Path) -> None:
