@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from compressor.calibration.sources.iterables import random_numbers_kept
@@ -152,28 +152,37 @@ def prune(
         if carrier.executes_graph:
             assert isinstance(plan.model.carrier, TorchCarrier)
             names = [spec.name for spec in carrier.inputs]
-            made = _AsBefore(made, names, output_form(plan.model.carrier.module, workspace))
+            form = output_form(plan.model.carrier.module, workspace)
+            made = _as_before(made, names, form)
     return made.train(module.training)
 
 
-class _AsBefore(nn.Module):
-    """A module that executes a graph, with the outputs arranged as in the original module.
+def _as_before(network: nn.Module, inputs: Sequence[str], form: OutputForm) -> nn.Module:
+    """Return a module that takes and returns what the original does, and executes a graph.
+
+    Its ``forward`` has the inputs as parameters, as everything that calls modules by name expects.
 
     Args:
+        network: executes the graph; it returns tensors by name.
         inputs: the names of the inputs, in the order of the original's forward.
         form: how the original arranges its outputs.
     """
+    graph = fx.Graph()
+    outputs = graph.call_module("network", tuple(graph.placeholder(name) for name in inputs))
+    graph.output(graph.call_module("arranged", (outputs,)))
+    parts = {"network": network, "arranged": _Arranged(form)}
+    return fx.GraphModule(parts, graph, "Executed")
 
-    def __init__(self, module: nn.Module, inputs: Sequence[str], form: OutputForm):
+
+class _Arranged(nn.Module):
+    """Arranges outputs by name as the original module does."""
+
+    def __init__(self, form: OutputForm):
         super().__init__()
-        self.module = module
-        self._inputs = tuple(inputs)
         self._form = form
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Run the graph on inputs by position or name."""
-        given = dict(zip(self._inputs, inputs, strict=False)) | named
-        outputs = self.module(*(given[name] for name in self._inputs))
+    def forward(self, outputs: Mapping[str, torch.Tensor]) -> Any:
+        """Arrange tensors that come in the order of the graph's outputs."""
         return self._form.filled(list(outputs.values()))
 
 
@@ -188,6 +197,10 @@ class OutputForm:
 
     tree: TreeSpec
     others: Mapping[int, Any]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OutputForm:
+        """Return itself: copies of a module arrange alike, and PyTorch's leaves warn if copied."""
+        return self
 
     def filled(self, outputs: Sequence[torch.Tensor]) -> Any:
         """Arrange tensors, in the order of a graph's outputs, as the module does."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError, message_lines
+from compressor.models.executor.module import GraphModule
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.parametrized import computed_by
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
@@ -82,6 +83,13 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     Raises:
         ModelError: the module cannot be exported.
     """
+    if any(isinstance(part, GraphModule) for part in module.modules()):
+        raise ModelError(
+            f"module {type(module).__name__}",
+            "executes a graph, and PyTorch cannot export it",
+            "give the file or the module that it was made from, and all passes in one call: "
+            "finetune and distill train between others",
+        )
     module.eval()
     example = example_inputs(inputs, _chunk(module))
     dynamic = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import pickle
 from collections.abc import Callable
@@ -274,6 +275,11 @@ def test_a_module_that_executes_its_graph_returns_what_the_module_did():
     assert torch.equal(made["pair"][1][0], data)
     assert sum(p.numel() for p in smaller.parameters()) < 150
     made["all"].sum().backward()
+    parameters = inspect.signature(smaller.forward).parameters
+    assert [*parameters] == [*inspect.signature(Fixed().forward).parameters]
+    assert made["all"].equal(smaller(**dict.fromkeys(parameters, data))["all"])
+    with pytest.raises(ModelError, match=r"executes a graph.*all passes in one call"):
+        compressor.quantize(smaller, data)
 
 
 def test_processes_that_prepare_data_need_no_loader(tmp_path: Path):
