@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import compressor
 import compressor.exporters
@@ -202,3 +203,34 @@ def test_classes_of_the_catalog_are_found_in_their_folder(room: str, kind: catal
         assert getattr(module, name) is catalog.resolve(reference)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = module.Nothing
+
+
+class Narrow(nn.Module):
+    """Computes in bfloat16 what it takes in float32."""
+
+    def __init__(self, wide: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 6)).bfloat16()
+        self.wide = wide
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layers(x.bfloat16())
+        return outputs.float() if self.wide else outputs
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_module_that_computes_in_bfloat16(wide: bool) -> None:
+    """Its graph, which rounds elsewhere, is as near as that type lets it be."""
+    rows = np.random.default_rng(0).normal(size=(32, 24)).astype(np.float32)
+    document = {
+        "version": 1,
+        "name": "narrow",
+        "model": {"factory": Narrow(wide).eval(), "inputs": {"x": {"shape": ["batch", 24]}}},
+        "data": {"calibration": [{"x": rows}], "evaluation": [{"x": rows}]},
+        "metric": "mse",
+        "passes": [{"pass": "fuse"}, {"pass": "cast", "dtype": "fp32"}],
+        "exports": [{"format": "onnx"}],
+    }
+    (artifact,) = compressor.run(document).to_dict()["artifacts"]
+    assert artifact["sqnr_db"] > 30
