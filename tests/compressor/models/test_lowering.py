@@ -7,10 +7,13 @@ import logging
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import onnxscript
 import pytest
 import torch
+from onnxscript import TracedOnnxFunction
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -35,6 +38,28 @@ def test_garbage_is_collected_after_but_not_while_a_module_is_lowered():
     assert seen
     assert not any(seen)
     assert gc.isenabled()
+
+
+def test_no_source_of_the_exporters_functions_is_parsed(monkeypatch: pytest.MonkeyPatch):
+    parsed = property(Mock(side_effect=AssertionError("parsed")))
+    monkeypatch.setattr(TracedOnnxFunction, "function_ir", parsed)
+    assert TorchCarrier(nn.Linear(3, 2), [spec("x", "batch", 3)]).layers()
+    assert vars(TracedOnnxFunction)["function_ir"] is parsed, "as before"
+
+
+def test_more_than_the_domain_of_an_exporters_function_is_parsed():
+    graphs: list[Any] = []
+
+    class Watched(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            graphs.append(TracedOnnxFunction(onnxscript.opset18, written).function_ir.inputs)
+            return x + 1
+
+    def written(x: Any) -> Any:
+        return onnxscript.opset18.Identity(x)
+
+    TorchCarrier(Watched(), [spec("x", "batch", 3)]).graph()
+    assert {value.name for inputs in graphs for value in inputs} == {"x"}
 
 
 @pytest.mark.parametrize("name", PLANS)
