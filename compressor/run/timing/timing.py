@@ -86,7 +86,7 @@ _MOST_RUNS = 200
 _UNEQUAL = 4  # times the fastest model's run, from which on blocks have fewer runs
 _RESOLUTION = 1e-6  # seconds that a clock tells apart
 _PATIENCE = 4  # shares of wall time that an opening may be timed for
-_MOST_SECONDS = 6.0  # that the least timing of a larger batch may take
+_MOST_SECONDS = 3.0  # that the least timing of a larger batch may take
 _WARM_UP = 0.05
 _WINDOW, _STEADY = 3, 0.05
 _ALONE = 0.8  # least share of the process's time on the processor of a thread that computes alone
@@ -235,7 +235,7 @@ def measure_sizes(
     Args:
         models: as for :func:`measure`, like the other arguments.
         sizes: inputs of each size, the smallest first. Batches after the first are halved until
-            the least timing takes six seconds, or left out where that makes them too small.
+            the least timing takes three seconds, or left out where that makes them too small.
         budget: seconds for each size.
     """
     budget = _BUDGET if budget is None else budget

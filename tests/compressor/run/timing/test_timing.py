@@ -127,8 +127,8 @@ def test_sizes_share_the_openings(clock: Clock):
 
 @pytest.mark.parametrize(
     ("each", "sizes"),
-    # Seven openings with a warm-up and two runs of 16 samples: 5.7, 6.4 and 672 seconds.
-    [(0.017, [1, 16]), (0.019, [1, 8]), (2.0, [1])],
+    # Seven openings with a warm-up and two runs of 16 samples: 2.9, 3.2 and 672 seconds.
+    [(0.0085, [1, 16]), (0.0095, [1, 8]), (2.0, [1])],
 )
 def test_large_batches_are_halved_where_the_budget_is_short(
     clock: Clock, each: float, sizes: list[int]
@@ -141,12 +141,12 @@ def test_large_batches_are_halved_where_the_budget_is_short(
 
 
 def test_a_batch_is_asked_for_that_fits_if_samples_take_a_quarter_of_the_time_in_it(clock: Clock):
-    """64 of them would then take 24.5 seconds, and 16 take 6.1; so 8 are run, and no more."""
+    """64 of them would then take 12.3 seconds, and 16 take 3.1; so 8 are run, and no more."""
     log: list[int] = []
 
     def seconds(batch: Batch) -> float:
         log.append(len(batch["x"]))
-        return 0.146 * (1 if log[-1] == 2 else log[-1] / 2 / 4)
+        return 0.073 * (1 if log[-1] == 2 else log[-1] / 2 / 4)
 
     sizes = [[{"x": np.zeros((size, 2))}] for size in (2, 64)]
     measured = measure_sizes(already_open({"a": Timed(clock, seconds)}), sizes)
@@ -155,10 +155,10 @@ def test_a_batch_is_asked_for_that_fits_if_samples_take_a_quarter_of_the_time_in
 
 
 def test_a_batch_that_would_be_as_small_as_the_one_before_is_left_out(clock: Clock):
-    """16 samples would take 16.8 seconds, a quarter of them 4.2."""
+    """16 samples would take 8.4 seconds, a quarter of them 2.1."""
     log: list[int] = []
     sizes = [[{"x": np.zeros((size, 2))}] for size in (4, 16)]
-    measured = measure_sizes({"a": sized(clock, log, 0.05)}, sizes)
+    measured = measure_sizes({"a": sized(clock, log, 0.025)}, sizes)
     assert [times.batch for times in measured] == [4]
 
 
