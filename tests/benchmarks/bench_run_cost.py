@@ -188,7 +188,7 @@ def test_run_cost(make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     folder = tmp_path / make.__name__
     folder.mkdir()
     spec, setting = make(folder), ("--set", f"output={folder / 'out'}")
-    predicted = planned(spec, *setting)
+    predicted = planned(spec, "--set", f"output={folder / 'planned'}")  # it keeps the graph there
     first = cost("run", str(spec), *setting)
     again = cost("run", str(spec), *setting)
     with capsys.disabled():
