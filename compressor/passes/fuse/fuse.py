@@ -13,7 +13,7 @@ from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
-from compressor.passes.fuse import shapes, simplify
+from compressor.passes.fuse import detours, shapes, simplify, states
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.ahead import fold_ahead
 from compressor.passes.fuse.draft import Draft, Rule
@@ -43,11 +43,18 @@ _SHAPES: tuple[Rule, ...] = (
     shapes.transpose_without_unsqueeze,
     shapes.plain_reshape,
     shapes.merge_slices,
+    detours.same_shape,
+    detours.keep_axes,
+    detours.branch_that_fits,
+    states.zero_states,
+    states.reshape_units,
 )
 _PATTERNS: tuple[Rule, ...] = (
     gelu,
     layer_norm,
     mean_to_pool,
+    detours.pool_parts,
+    detours.split_packed,
     shapes.separate_heads,
     scale_queries,
     unguard,
@@ -80,7 +87,7 @@ class Fuse(GraphPass):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = (
         "B. Jacob et al., Quantization and Training of Neural Networks for Efficient "
