@@ -10,6 +10,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.exporters.onnx.float_layers import keep_floats
+from compressor.exporters.onnx.images import as_images
 from compressor.exporters.onnx.integer_products import keep_apart, merge_biases
 from compressor.exporters.onnx.matmul_nbits import (
     DOMAIN,
@@ -359,7 +360,9 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     """
     changed = model.clone()
     editor = Editor(changed)
-    weights, on_cpu = weight_only(changed, target), target == "ort-cpu"
+    on_cpu = target == "ort-cpu"
+    images = on_cpu and as_images(editor)
+    weights = weight_only(changed, target)
     narrow = _narrow(changed, weights) if on_cpu else []
     for node in narrow:
         widen(editor, node)
@@ -375,7 +378,7 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
         else:
             pack(editor, weight, packing, compute)
     kept = target.startswith("ort") and keep_floats(editor)
-    if not (weights or narrow or merged or fused or kept):
+    if not (weights or narrow or merged or fused or kept or images):
         return model
     common.RemoveUnusedNodesPass()(changed)
     return changed

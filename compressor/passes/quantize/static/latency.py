@@ -11,6 +11,7 @@ import onnx_ir as ir
 from compressor.graph.layers import layer_of, layers_with_nodes
 from compressor.graph.operators import operator
 from compressor.graph.plain import with_shapes
+from compressor.graph.sequences import gains_as_image
 from compressor.graph.values import sole_reader, static_shape
 from compressor.passes.quantize.static.latency_facts import Kernel, Latency, Rates
 from compressor.types.layers import Layer
@@ -151,8 +152,12 @@ class CostModel:
         reader = sole_reader(node.outputs[0])
         if reader is not None and operator(reader).bounded and operator(reader).fused:
             bounded = self.facts.bounded * self.elements(node.outputs[0])
+        laid_out = 0.0
+        if gains_as_image(layer):  # into blocks of channels and back
+            elements = self.elements(node.inputs[0]) + self.elements(node.outputs[0])
+            laid_out = 2 * self.facts.call + self.facts.block_layout * elements
         return Cost(
-            float_work.time(rates[float_kernel], filled) + bounded,
+            float_work.time(rates[float_kernel], filled) + bounded + laid_out,
             integer_work.time(rates[integer_kernel], columns),
         )
 
@@ -213,6 +218,8 @@ class CostModel:
         channel each or of whole blocks.
         """
         block, groups, columns = self.facts.block, layer.groups, layer.shape[1]
+        if gains_as_image(layer):
+            return True
         if len(layer.shape) != _IMAGE_RANK:
             return False
         if groups == 1:

@@ -1,0 +1,159 @@
+"""Convolutions of sequences in the form of those of images, for which runtimes have kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from compressor.exporters.onnx.matmul_nbits import replaced
+from compressor.graph.editing import Chain, Editor
+from compressor.graph.layers import layer_of
+from compressor.graph.operators import operator
+from compressor.graph.sequences import gains_as_image
+from compressor.graph.values import all_nodes, sole_reader, static_shape
+from compressor.types.tensors import Array
+
+_AXIS = 2  # of the one row
+_BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
+_TWO = {"kernel_shape": 1, "strides": 1, "dilations": 1}
+
+
+def as_images(editor: Editor) -> bool:
+    """Give sequences one row where a convolution of floats gains; return whether any does.
+
+    Between convolutions, and the activations that they compute along, the row stays.
+    """
+    taken = dict[ir.Node, ir.Value]()
+    for node in all_nodes(editor.model.graph):
+        layer = layer_of(node)
+        if layer is None or not gains_as_image(layer) or not _reads_floats(node):
+            continue
+        stored = _stored(node.inputs[1])
+        if stored is not None and stored.name in editor.model.graph.initializers:
+            taken[node] = stored
+    images = _Images(editor)
+    for node, stored in taken.items():
+        if all(use.node in taken for use in _weight(node).uses()):
+            images.change(node, stored)
+    images.tidy()
+    return bool(images.rows)
+
+
+def _weight(node: ir.Node) -> ir.Value:
+    weight = node.inputs[1]
+    assert weight is not None
+    return weight
+
+
+def _reads_floats(node: ir.Node) -> bool:
+    data = node.inputs[0]
+    if data is None or data.dtype not in (None, ir.DataType.FLOAT):
+        return False
+    return not operator(data.producer()).dequantizes
+
+
+def _stored(weight: ir.Value | None) -> ir.Value | None:
+    """Return a weight of floats, or the bytes that it is decoded from."""
+    node = None if weight is None else weight.producer()
+    if weight is None or weight.is_graph_input() or weight.is_graph_output():
+        return None
+    if node is None:
+        return weight if weight.dtype == ir.DataType.FLOAT else None
+    codes, scale = (*node.inputs[:2], None, None)[:2]
+    if not operator(node).dequantizes or codes is None or scale is None:
+        return None
+    by_row = not node.attributes.get_int("axis", 1) or not static_shape(scale)
+    if node.attributes.get_int("block_size", 0) or not by_row or codes.dtype not in _BYTES:
+        return None
+    return codes if sole_reader(codes) is node else None
+
+
+class _Images:
+    def __init__(self, editor: Editor):
+        self._editor = editor
+        self._weights: set[ir.Value] = set()
+        self.rows: dict[tuple[object, ir.Value], ir.Value] = {}
+        """For a sequence, the image that holds it, in the graph or branch that made the image."""
+        self._dropped: list[ir.Node] = []
+
+    def change(self, node: ir.Node, stored: ir.Value) -> None:
+        """Let a convolution read and write images.
+
+        Args:
+            stored: the initializer that its weight is, or is decoded from.
+        """
+        data = node.inputs[0]
+        assert data is not None
+        here = (node.graph, data)
+        if here not in self.rows:
+            chain = Chain(self._editor, data.name or "")
+            self.rows[here] = chain.add("Unsqueeze", [data, self._axes()], "_row", data.dtype)
+            node.prepend(chain.nodes)
+        node.replace_input_with(0, self.rows[here])
+        self._change_weight(stored)
+        for name, unit in _TWO.items():
+            numbers = node.attributes.get_ints(name, None)
+            if numbers is not None:
+                node.attributes[name] = ir.AttrInt64s(name, [unit, *numbers])
+        pads = node.attributes.get_ints("pads", None)
+        if pads is not None:
+            node.attributes["pads"] = ir.AttrInt64s("pads", [0, pads[0], 0, pads[1]])
+        self._restore(node)
+
+    def _axes(self) -> ir.Value:
+        return self._editor.shared_constant("row_axis", np.asarray([_AXIS], np.int64))
+
+    def _change_weight(self, stored: ir.Value) -> None:
+        """Give a stored weight a row, for all that read it."""
+        if stored in self._weights:
+            return
+        shape = list(static_shape(stored) or ())
+        shape.insert(_AXIS, 1)
+        assert stored.dtype is not None
+        uses = tuple(stored.uses())
+        changed = replaced(self._editor, stored, _with_row, stored.dtype, tuple(shape))
+        for use in uses:
+            use.node.replace_input_with(use.idx, changed)
+            if not operator(use.node).is_convolution:
+                _add_row(use.node.outputs[0])
+        self._weights.add(stored)
+
+    def _restore(self, node: ir.Node) -> None:
+        """Take the row out behind the activations that are computed along with a node."""
+        value = node.outputs[0]
+        _add_row(value)
+        reader = sole_reader(value)
+        while reader is not None and operator(reader).fused and reader.graph is node.graph:
+            value = reader.outputs[0]
+            _add_row(value)
+            reader = sole_reader(value)
+        last = value.producer()
+        assert last is not None
+        name = value.name or ""
+        value.name = self._editor.free_name(f"{name}_row")
+        sequence = ir.Value(name=name, type=value.type)
+        squeeze = ir.node(
+            "Squeeze", [value, self._axes()], outputs=[sequence], name=f"{name}_squeeze"
+        )
+        ir.convenience.replace_all_uses_with(value, sequence, replace_graph_outputs=True)
+        squeeze.replace_input_with(0, value)
+        last.append(squeeze)
+        self.rows[node.graph, sequence] = value
+        self._dropped.append(squeeze)
+
+    def tidy(self) -> None:
+        """Remove what takes out a row that nothing wants out."""
+        for node in self._dropped:
+            output = node.outputs[0]
+            if not output.uses() and not output.is_graph_output() and node.graph is not None:
+                node.graph.remove(node, safe=True)
+
+
+def _with_row(array: Array) -> Array:
+    return np.expand_dims(array, _AXIS)
+
+
+def _add_row(value: ir.Value) -> None:
+    if value.shape is not None:
+        dims = list(value.shape)
+        value.shape = ir.Shape([*dims[:_AXIS], 1, *dims[_AXIS:]])
