@@ -210,8 +210,8 @@ def _quantize_value(
 ) -> None:
     """Write Q/DQ behind a value, which keeps its name and its float type.
 
-    Nodes that only move elements (those in ``carried``) read the codes, all other readers the
-    dequantized codes.
+    Nodes that only move elements (those in ``carried``) or read lengths read the codes, all other
+    readers the dequantized codes.
     """
     uses = list(value.uses())
     name = value.name or ""
@@ -243,7 +243,11 @@ def _read_codes(
     carried: frozenset[str],
 ) -> None:
     moves = [node for node, index in uses if index == 0 and node.name in carried]
-    plain = [(node, index) for node, index in uses if index != 0 or node.name not in carried]
+    lengths = [(node, index) for node, index in uses if operator(node).family == "shape"]
+    for node, index in lengths:  # the runtime would dequantize all codes for them
+        node.replace_input_with(index, codes)
+    other = [use for use in uses if use not in lengths]
+    plain = [(node, index) for node, index in other if index != 0 or node.name not in carried]
     if plain:
         dequantized = _dequantized(graph, codes, parameters)
         for node, index in plain:
