@@ -13,7 +13,7 @@ from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
-from compressor.passes.fuse import detours, shapes, simplify, states
+from compressor.passes.fuse import classes, detours, shapes, simplify, states
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.ahead import fold_ahead
 from compressor.passes.fuse.draft import Draft, Rule
@@ -48,6 +48,10 @@ _SHAPES: tuple[Rule, ...] = (
     detours.branch_that_fits,
     states.zero_states,
     states.reshape_units,
+    classes.look_up_labels,
+    classes.cast_labels,
+    classes.index_without_axis,
+    classes.labels_that_count,
 )
 _PATTERNS: tuple[Rule, ...] = (
     gelu,
