@@ -97,7 +97,7 @@ class Draft:
         stored = {}
         for graph in (self.model.graph, *self.model.graph.subgraphs()):
             for value in graph.initializers.values():
-                if _is_parameter(value, self.lowered):
+                if _is_parameter(value, self.lowered) and not _is_factor(value):
                     self.parameters.add(value)
                     stored[value] = value.const_value
                     value.const_value = None
@@ -131,6 +131,12 @@ def _is_parameter(value: ir.Value, lowered: bool) -> bool:
     if tensor is None or tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL):
         return False
     return lowered or tensor.size > 1 or not tensor.dtype.is_floating_point()
+
+
+def _is_factor(value: ir.Value) -> bool:
+    """Whether images are resized by a constant, which is as much code as a shape is."""
+    uses = list(value.uses())
+    return bool(uses) and all(is_op(u.node, "Resize", "Upsample") and u.idx for u in uses)
 
 
 Dim = int | ir.SymbolicDim

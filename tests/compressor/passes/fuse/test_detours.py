@@ -36,11 +36,10 @@ def test_other_joins_stay_before_the_average(change, parse, fuse, ops):
     assert ops(fuse(model).carrier.model) == {"Relu": 1, "GlobalAveragePool": 1, "Concat": 1}
 
 
-def resized(attributes, factors):
+def resized(attributes):
     return (
         "g (float[N, 2, 6, 4] x) => (float[N, 2, 1, 1] y) {"
-        f"f = Constant<value_floats = {factors}>()"
-        f"a = Relu(x) r = Resize<{attributes}>(a, , f) y = GlobalAveragePool(r) }}"
+        f"a = Relu(x) r = Resize<{attributes}>(a, , factors) y = GlobalAveragePool(r) }}"
     )
 
 
@@ -51,7 +50,7 @@ HALF = 'mode="nearest"'
 @pytest.mark.parametrize("attributes", [FLOOR, HALF])
 @pytest.mark.parametrize("factors", [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 3.0, 4.0]])
 def test_repeated_pixels_are_averaged_once(attributes, factors, parse, fuse, agree, ops, rng):
-    model = parse(resized(attributes, factors))
+    model = parse(resized(attributes), {"factors": np.float32(factors)})
     fused = fuse(model).carrier.model
     assert ops(fused) == {"Relu": 1, "GlobalAveragePool": 1}
     agree(model, fused, {"x": normal(rng, 2, 2, 6, 4)}, 1e-6)
@@ -67,7 +66,8 @@ def test_repeated_pixels_are_averaged_once(attributes, factors, parse, fuse, agr
     ],
 )
 def test_pixels_that_are_not_repeated_equally_often_stay(attributes, factors, parse, fuse, ops):
-    assert "Resize" in ops(fuse(parse(resized(attributes, factors))).carrier.model)
+    model = parse(resized(attributes), {"factors": np.float32(factors)})
+    assert "Resize" in ops(fuse(model).carrier.model)
 
 
 def packed(perm, middle):
