@@ -37,7 +37,7 @@ class OrtExporter(Exporter):
     """
 
     format: ClassVar[str] = "ort"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     matmul_compute: Compute = Field(
         default="float32", description="as in the format onnx: float32 is exact, int8 is faster"

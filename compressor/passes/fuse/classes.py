@@ -66,7 +66,7 @@ def index_without_axis(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
 
 def labels_that_count(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     """Take the index itself where the labels are 0, 1, 2 and so on."""
-    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0):
+    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
         return False
     index = node.inputs[1]
     greatest = None if index is None else index.producer()

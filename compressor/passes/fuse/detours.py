@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import onnx_ir as ir
 
@@ -82,8 +81,8 @@ def _repeats(node: ir.Node) -> bool:
 def split_packed(node: ir.Node, draft: Draft) -> bool:
     """Take packed queries, keys and values apart before, not after, a transposition.
 
-    ``[.., 3 W] -> [.., 3, W] -> [3, .., W]``, of which each third is taken, becomes a ``Split`` of
-    the last axis. ``W`` may be several axes, and the transposition may swap the others.
+    ``[T, B, 3 W] -> [T, B, 3, W] -> [3, T, B, W]``, of which each third is taken, as
+    ``nn.MultiheadAttention`` does it, becomes a ``Split`` of the last axis.
     """
     perm = list(node.attributes.get_ints("perm", ())) if is_op(node, "Transpose") else []
     inner = private_maker(node.inputs[0], node, "Reshape") if perm else None
@@ -92,32 +91,23 @@ def split_packed(node: ir.Node, draft: Draft) -> bool:
     if inner is None or taken is None or source is None or source.shape is None:
         return False
     middle, last = inner.outputs[0].shape, len(source.shape) - 1
-    if middle is None or len(middle) <= last + 1 or perm[0] != last:
+    if middle is None or len(middle) != last + 2 or perm != [last, *range(last), last + 1]:
         return False
     if not all(same_dim(a, b) for a, b in zip(source.shape[:-1], middle[:last], strict=True)):
         return False
-    rest = [d for d in middle[last:] if isinstance(d, int)]
-    if len(rest) != len(middle) - last or source.shape[-1] != prod(rest):
+    count, width = middle[last:]
+    if (
+        not isinstance(count, int)
+        or not isinstance(width, int)
+        or count * width != source.shape[-1]
+    ):
         return False
-    parts, width, (count, *axes) = [], prod(rest[1:]), rest
-    order = [p - (p > last) for p in perm[1:]]
     split = _split(node, source, count, width, draft)
     for index, part in enumerate(split.outputs):
         part.name = f"{node.outputs[0].name}_part{index}"
         part.type, part.shape = node.outputs[0].type, ir.Shape([*source.shape[:-1], width])
-        parts.append(part)
-    shape = draft.constant([0] * last + axes, ir.DataType.INT64, f"{node.outputs[0].name}/shape")
     for reader, index in taken:
-        part = parts[index]
-        if len(axes) > 1:
-            made = put(reader, "Reshape", [part, shape])
-            part = made.outputs[0]
-            part.name = f"{reader.outputs[0].name}_heads"
-            part.shape = ir.Shape([*source.shape[:-1], *axes])
-        if order == sorted(order):
-            replace(reader, "Identity", [part])
-        else:
-            replace(reader, "Transpose", [part], {"perm": order})
+        replace(reader, "Identity", [split.outputs[index]])
     return True
 
 

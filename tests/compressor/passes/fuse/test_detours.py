@@ -99,11 +99,10 @@ def old(text):
     )
 
 
-def test_packed_heads_are_split_before_they_are_transposed(parse, fuse, agree, ops, rng):
+def test_packed_heads_stay(parse, fuse, ops):
+    """Each third would be transposed by itself, which takes as long as one for all."""
     model = parse(packed([2, 0, 3, 1, 4], [0, 5, 3, 2, 4]))
-    fused = fuse(model).carrier.model
-    assert ops(fused) == {"Split": 1, "Reshape": 3, "Transpose": 3, "Mul": 1, "Sub": 1}
-    agree(model, fused, {"x": normal(rng, 2, 5, 24)}, 0)
+    assert "Split" not in ops(fuse(model).carrier.model)
 
 
 def test_a_packed_value_that_is_read_as_a_whole_stays(parse, fuse, ops):
