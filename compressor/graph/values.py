@@ -23,6 +23,7 @@ INTEGER_CODES = frozenset(
     }
 )
 """Element types that hold the codes of quantized weights, floats excluded."""
+_OF_CODE = "of the code"  # in a value's ``meta``, which copies of a graph keep
 
 
 def all_nodes(graph: ir.Graph | ir.Function) -> Iterator[ir.Node]:
@@ -102,6 +103,16 @@ def as_function(node: ir.Node, opset: int) -> onnx.FunctionProto:
     imported = [onnx.helper.make_opsetid(node.domain, opset)]
     inputs = [name for name in names if name]
     return onnx.helper.make_function(node.domain, "alone", inputs, outputs, [proto], imported)
+
+
+def mark_of_code(value: ir.Value) -> None:
+    """Note that an initializer is a constant of a module's code, which no training changes."""
+    value.meta[_OF_CODE] = True
+
+
+def is_of_code(value: ir.Value) -> bool:
+    """Whether an initializer is known to be a constant of a module's code."""
+    return _OF_CODE in value.meta
 
 
 def is_stored(value: ir.Value) -> bool:

@@ -12,6 +12,7 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.errors import ModelError, close_names, listed
+from compressor.graph.values import mark_of_code
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.executor import GraphModule
@@ -124,12 +125,17 @@ def as_lowered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def attach_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Make a lowered model's initializers refer to the module's current parameters."""
+    """Make a lowered model's initializers refer to the module's current parameters.
+
+    Those that the module does not hold are constants of its code, and are marked so.
+    """
     state = held_tensors(module)  # the graph may use any name of a tied weight
     for name, value in model.graph.initializers.items():
         if name in state:
             tensor = as_lowered(state[name].detach())
             value.const_value = tensor_adapters.TorchTensor(tensor, name=name)
+        else:
+            mark_of_code(value)
 
 
 def check_finite(

@@ -88,7 +88,26 @@ def auto_class_for(saved: str) -> str:
         task = "CausalLM"
     elif task == "ConditionalGeneration" or not task:
         task = _listed_task(saved) or (task and "Seq2SeqLM")
-    return f"AutoModelFor{task}" if task else "AutoModel"
+    name = f"AutoModelFor{task}" if task else "AutoModel"
+    try:
+        return name if hasattr(library(), name) else _listing_class(saved)
+    except SpecError:
+        return name
+
+
+def _listing_class(saved: str) -> str:
+    """Return the auto class that builds a class, where its name says no task that has one.
+
+    ``Swin2SRForImageSuperResolution`` is built by ``AutoModelForImageToImage``. What none builds,
+    such as ``PatchTSTForPrediction``, is left to ``AutoModel``, which then builds what was saved.
+    """
+    autos = importlib.import_module("transformers.models.auto.modeling_auto")
+    for name, auto in vars(autos).items():
+        if name.startswith("AutoModelFor"):
+            built = auto._model_mapping._model_mapping.values()
+            if any(saved in (names if isinstance(names, tuple) else (names,)) for names in built):
+                return name
+    return "AutoModel"
 
 
 def _listed_task(saved: str) -> str:

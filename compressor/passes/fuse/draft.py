@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.values import constant_array, input_of, is_op, sole_reader
+from compressor.graph.values import constant_array, input_of, is_of_code, is_op, sole_reader
 from compressor.types.tensors import Array
 
 Rule = Callable[[ir.Node, "Draft"], bool]
@@ -24,9 +24,9 @@ class Draft:
 
     Attributes:
         model: the copy.
-        lowered: the graph was made from a torch module. Then code constants are nodes, and even
-            a single number among the initializers is a parameter whose value no rule may look
-            at. In an ONNX file such numbers are mostly constants of the code, like 0.5.
+        lowered: the graph was made from a torch module. Then even a single number among the
+            initializers may be a parameter whose value no rule may look at, unless it is marked
+            as one of the code. In an ONNX file such numbers are mostly of the code, like 0.5.
         evaluate: compute new weights; while surveying they stay promises that nobody asks for.
         parameters: initializers whose values no structural rule may see.
         counts: how often each rule changed the graph, by its name.
@@ -130,7 +130,9 @@ def _is_parameter(value: ir.Value, lowered: bool) -> bool:
     tensor = value.const_value
     if tensor is None or tensor.dtype in (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL):
         return False
-    return lowered or tensor.size > 1 or not tensor.dtype.is_floating_point()
+    if tensor.size > 1 or not tensor.dtype.is_floating_point():
+        return True
+    return lowered and not is_of_code(value)
 
 
 def _is_factor(value: ir.Value) -> bool:

@@ -244,6 +244,8 @@ def test_what_names_an_auto_class(factory: str, name: str | None) -> None:
         ("WhisperForConditionalGeneration", "AutoModelForSpeechSeq2Seq"),
         ("LlavaForConditionalGeneration", "AutoModelForImageTextToText"),
         ("RoFormerForMaskedLM", "AutoModelForMaskedLM"),
+        ("PatchTSTForPrediction", "AutoModel"),
+        ("Swin2SRForImageSuperResolution", "AutoModelForImageToImage"),
         ("PoolFormerModel", "AutoModel"),
         ("BertModel", "AutoModel"),
         ("", "AutoModel"),

@@ -4,6 +4,11 @@ from math import pi, sqrt
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+
+from compressor.models.torch.carrier import TorchCarrier
+from compressor.types.tensors import TensorSpec
 
 
 def normal(rng, *shape):
@@ -255,3 +260,26 @@ def test_rows_of_attention_that_nothing_masks_are_not_guarded(
     masks[0, 1] = -np.inf  # a row that sees nothing
     feeds = {"q": normal(rng, 2, 3, 4), "k": normal(rng, 2, 4, 5), "m": masks}
     agree(model, fused, feeds, 1e-6)
+
+
+class WrittenOut(nn.Module):
+    """GELU and normalization written out, and a single number that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        h = self.up(x)
+        h = self.down(h * 0.5 * (1 + torch.erf(h / 2**0.5)))
+        h = h - h.mean(-1, keepdim=True)
+        return h / torch.sqrt((h**2).mean(-1, keepdim=True) + 1e-5) + x * self.scale
+
+
+def test_numbers_in_the_code_of_a_module_are_not_its_parameters(fuse, ops):
+    """Only the value of ``scale`` may change, so 1 is not dropped."""
+    carrier = TorchCarrier(WrittenOut(), (TensorSpec("x", ("batch", 4), "float32"),))
+    fused = fuse(carrier.graph(), kind="torch").carrier.model
+    assert ops(fused) == {"Gemm": 2, "Gelu": 1, "LayerNormalization": 1, "Mul": 1, "Add": 1}
+    assert "scale" in fused.graph.initializers
