@@ -15,16 +15,13 @@ from compressor.graph.operators import Codes, operator, operator_named
 from compressor.graph.stored_weights import unpacked
 from compressor.graph.values import (
     all_nodes,
-    computes_scale,
     constant_array,
     constant_of,
     input_of,
-    origin,
-    sole_reader,
     static_shape,
 )
+from compressor.passes.quantize.cast.scaled import quantized_as_it_runs, scaled_product
 from compressor.types.layers import CONVOLUTION, LINEAR
-from compressor.types.tensors import Array
 
 _FLOAT = ir.DataType.FLOAT
 _RUNTIME = "com.microsoft"
@@ -188,11 +185,15 @@ class _Writer:
 
     def _product(self, node: ir.Node) -> None:
         """Replace an integer product, and the arithmetic that scales what it writes."""
-        source, place, codes = _source(node.inputs[0]), operator(node).codes, node.inputs[0]
-        scaled = _scaled(node, None if source is None else source[1])
+        source, place, codes = (
+            quantized_as_it_runs(node.inputs[0]),
+            operator(node).codes,
+            node.inputs[0],
+        )
+        scaled = scaled_product(node, None if source is None else source[1])
         if scaled is None or place is None or codes is None:
             return
-        last, scale, other = scaled
+        last, scale, other = scaled.floats, scaled.weight, scaled.other
         chain = Chain(self._editor, last.name or "")
         read = source[0] if source else self._dequantized(chain, codes, other, _input(node, 2), 0)
         axis = -1 if scale.size > 1 and operator(node).is_matmul else 0
@@ -202,6 +203,9 @@ class _Writer:
         kind = LINEAR if operator(node).is_matmul else CONVOLUTION
         kept = {n: a.value for n, a in node.attributes.items()}
         result = chain.add(kind, [read, weight], "_float", _FLOAT, kept)
+        if scaled.bias is not None:
+            bias = self._editor.constant(f"{last.name}_bias", scaled.bias)
+            result = chain.add("Add", [result, bias], "_biased", _FLOAT)
         result.shape = last.shape
         maker = last.producer()
         assert maker is not None
@@ -229,7 +233,7 @@ class _Writer:
         """Replace one of ONNX Runtime's products of what is quantized as the model runs."""
         chain = Chain(self._editor, node.outputs[0].name or "")
         if source is None:
-            quantized = _source(node.inputs[0])
+            quantized = quantized_as_it_runs(node.inputs[0])
             given = self._floats(chain, node, Codes(0, 2, 4)) if quantized is None else quantized[0]
             source = given
         floats = self._floats(chain, node, weight._replace(axis=-1))
@@ -320,55 +324,6 @@ def _input(node: ir.Node, index: int | None) -> ir.Value | None:
 
 def _attributes(node: ir.Node) -> Attributes:
     return {name: attribute.value for name, attribute in node.attributes.items()}
-
-
-def _source(codes: ir.Value | None) -> tuple[ir.Value, ir.Value] | None:
-    """Return the value that is quantized as the model runs, and its scale."""
-    node = None if codes is None else codes.producer()
-    if node is None or not computes_scale(node) or node.outputs[0] is not codes:
-        return None
-    source = node.inputs[0]
-    return None if source is None else (source, node.outputs[1])
-
-
-def _scaled(node: ir.Node, scale: ir.Value | None) -> tuple[ir.Value, Array, ir.Value] | None:
-    """Follow an integer product to the floats that its scales make of it.
-
-    Args:
-        scale: of what is multiplied with the weight; ``None`` for the first factor, a constant.
-
-    Returns:
-        The floats, the weight's scale, without axes or a vector, and the other scale.
-    """
-    cast = sole_reader(node.outputs[0])
-    if cast is None or operator(cast).moves != "type":
-        return None
-    value, factors = cast.outputs[0], list[ir.Value]()
-    while len(factors) <= 1 or (scale is not None and scale not in factors):
-        reader = sole_reader(value)
-        if reader is None or operator(reader).arithmetic != "*":
-            return None
-        for other in (v for v in reader.inputs if v is not value and v is not None):
-            factors += _factors(other)
-        value = reader.outputs[0]
-    scale = factors[0] if scale is None else scale
-    weight: Array = np.ones((), np.float32)
-    for factor in factors:
-        if factor is scale:
-            continue
-        array = constant_array(origin(factor, lambda n: operator(n).moves in ("same", "shape")))
-        if array is None:
-            return None
-        weight = weight * array.astype(np.float32)
-    held = np.asarray(weight, np.float32)
-    return value, held.reshape(()) if held.size == 1 else held.reshape(-1), scale
-
-
-def _factors(value: ir.Value) -> list[ir.Value]:
-    node = value.producer()
-    if node is None or operator(node).arithmetic != "*":
-        return [value]
-    return [factor for v in node.inputs if v is not None for factor in _factors(v)]
 
 
 def _put(node: ir.Node, chain: Chain, result: ir.Value) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 from compressor.errors import ModelError
 from compressor.graph.stored_weights import is_quantized
@@ -21,6 +22,7 @@ from tests.compressor.passes.quantize.test_dequantize import (
     opened,
     operators,
     outputs,
+    widened,
 )
 
 
@@ -118,6 +120,49 @@ def test_saturation_that_stands_for_an_activation(
     assert operators(after) == [maker, *filter(None, [kept])]
     ours, theirs = outputs(after, IMAGES), run(guest, IMAGES)
     assert np.abs(ours - theirs).max() <= sides[0] * 0.51
+
+
+STATIC = [node("QuantizeLinear", ["x", "s", "z"], ["c"])]
+DYNAMIC = [node("DynamicQuantizeLinear", ["x"], ["c", "s", "z"])]
+ONE = [node("Mul", ["f", "both"], ["y"])]
+TWO = [node("Mul", ["s", "t"], ["st"]), node("Mul", ["f", "st"], ["y"])]
+DIVIDED = [
+    node("Mul", ["s", "t"], ["dt"]),
+    node("Div", ["float_bias", "dt"], ["quotient"]),
+    node("Floor", ["quotient"], ["floor"]),
+    node("Cast", ["floor"], ["narrow"], to=TensorProto.INT32),
+    node("Reshape", ["narrow", "shape"], ["bias"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "bias", "after"),
+    [
+        pytest.param(STATIC, None, ONE, id="one constant"),
+        pytest.param(STATIC, "integers", ONE, id="bias and one constant"),
+        pytest.param(STATIC, "integers", TWO, id="bias"),
+        pytest.param([*DYNAMIC, *DIVIDED], "bias", TWO, id="bias as the model runs"),
+    ],
+)
+def test_a_product_whose_bias_is_added_as_integers(
+    tmp_path: Path, before: list[onnx.NodeProto], bias: str | None, after: list[onnx.NodeProto]
+) -> None:
+    """As files of older quantizers have it, and one constant for the two scales."""
+    weight, floats = np.array([[[[1]], [[-2]], [[100]]]], np.int8), np.float32([1.5])
+    nodes = [*before, node("ConvInteger", ["c", "w", "z"], ["i"])]
+    nodes += [node("Add", ["i", bias], ["j"])] if bias else []
+    nodes += [node("Cast", ["j" if bias else "i"], ["f"], to=TensorProto.FLOAT), *after]
+    arrays = {
+        "w": weight, "t": np.float32(0.5), "both": np.float32(0.03), "float_bias": floats,
+        "integers": np.int32(floats / 0.03).reshape(1, 1, 1, 1),
+        "shape": np.array([1, -1, 1, 1]), "s": np.float32(0.06), "z": np.uint8(128),
+    }  # fmt: skip
+    made = {name for n in before for name in n.output}
+    guest = network(nodes, {k: v for k, v in arrays.items() if k not in made})
+    cast = widened(opened(guest, tmp_path))
+    assert operators(cast) == ["Conv", *["Add"][: bool(bias)]]
+    wanted = np.einsum("oi,nihw->nohw", weight[:, :, 0, 0] * 0.5, IMAGES) + 1.5 * bool(bias)
+    np.testing.assert_allclose(outputs(cast, IMAGES), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_what_has_no_form_on_floats(tmp_path: Path) -> None:
