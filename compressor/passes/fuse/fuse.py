@@ -17,6 +17,7 @@ from compressor.passes.fuse import classes, detours, shapes, simplify, states
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.ahead import fold_ahead
 from compressor.passes.fuse.draft import Draft, Rule
+from compressor.passes.fuse.einsums import einsum_to_matmul
 from compressor.passes.fuse.patterns import (
     drop_neutral,
     gelu,
@@ -56,6 +57,7 @@ _SHAPES: tuple[Rule, ...] = (
 _PATTERNS: tuple[Rule, ...] = (
     gelu,
     layer_norm,
+    einsum_to_matmul,
     mean_to_pool,
     detours.pool_parts,
     detours.split_packed,
@@ -113,8 +115,8 @@ class Fuse(GraphPass):
     )
     patterns: bool = Field(
         default=True,
-        description="recognize GELU, layer normalization, hard-swish, global pooling, clips and "
-        "attention that were written out",
+        description="recognize GELU, layer normalization, hard-swish, global pooling, clips, "
+        "attention and products of weights that were written out",
     )
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
