@@ -33,6 +33,7 @@ _CHUNKS = ("chunk_size", "mamba_chunk_size")  # of sequences, in the configurati
 
 _NO_GRAPH = "or use passes on weights alone, such as compress quantize on its directory"
 _NO_FUNCTION = "No ONNX function"
+_LEFT_OUT = "'NoneType' object"
 _REMEDIES = {
     "data-dependent": "a graph cannot branch on values: let forward compute all branches and "
     f"choose with torch.where (all experts, not those that were hit), {_NO_GRAPH}",
@@ -40,6 +41,8 @@ _REMEDIES = {
     f"in place of complex numbers in forward, {_NO_GRAPH}",
     _NO_FUNCTION: "PyTorch's exporter cannot write that operator: use another one in "
     f"forward, {_NO_GRAPH}",
+    _LEFT_OUT: "an input that model.inputs leaves out may be needed where PyTorch traces forward: "
+    f"name it there, such as attention_mask, {_NO_GRAPH}",
 }
 _USUAL_REMEDY = (
     "check model.inputs against the module's forward: an axis that the network fixes needs its "

@@ -35,6 +35,8 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
     return {
         aten.as_strided.default: _as_strided,
         aten.scaled_dot_product_attention.default: _attention,
+        **dict.fromkeys((aten.index.Tensor, aten._unsafe_index.Tensor), _index),
+        **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _index_put),
     }
 
 
@@ -94,6 +96,36 @@ def _as_strided(
     if whole and _in_order(lengths, stride):
         return opset18.Identity(self)
     return aten_as_strided(self, size, stride, storage_offset)
+
+
+def _index(self: Value, indices: Sequence[Value]) -> Value:
+    from onnxscript.function_libs.torch_lib.ops.core import aten_index
+
+    return aten_index(self, _widened(indices))
+
+
+def _index_put(
+    self: Value, indices: Sequence[Value], values: Value, accumulate: bool = False
+) -> Value:
+    from onnxscript.function_libs.torch_lib.ops.core import aten_index_put
+
+    return aten_index_put(self, _widened(indices), values, accumulate)
+
+
+def _widened(indices: Sequence[Value | None]) -> list[Value | None]:
+    """Return indices of 64 bits: ONNX looks up and scatters by no others, which PyTorch does."""
+    import onnxscript
+
+    types = onnxscript.ir.DataType
+
+    def widened(index: Value | None) -> Value | None:
+        if index is None or index.dtype != types.INT32:
+            return index
+        made = onnxscript.opset18.Cast(index, to=types.INT64)
+        made.dtype, made.shape = types.INT64, index.shape
+        return made
+
+    return [widened(index) for index in indices]
 
 
 def _length(size: Value) -> int | str | None:

@@ -218,6 +218,17 @@ def test_what_cannot_be_lowered_is_told_and_nothing_else(capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_input_that_is_left_out_while_it_is_traced():
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            if mask is None and not torch.compiler.is_compiling():
+                mask = torch.ones_like(x)
+            return x * mask[:, :1]  # type: ignore[index]
+
+    with pytest.raises(ModelError, match="name it there, such as attention_mask"):
+        TorchCarrier(Masked(), [spec("x", "n", 4)]).graph()
+
+
 def test_an_operator_that_the_exporter_cannot_write():
     class Rotation(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

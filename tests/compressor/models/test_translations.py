@@ -204,3 +204,16 @@ class Spectral(nn.Module):
 
 def test_spectra_are_weighted_and_written_into_zeros():
     agree(Spectral(), 0.1 * normal(2, 3, 6, 6))
+
+
+class Narrow(nn.Module):
+    """Looks up and adds by indices of 32 bits, as the inverse of a short-time transform does."""
+
+    def forward(self, a: Tensor) -> list[Tensor]:
+        rows, columns = (torch.arange(3, dtype=torch.int32) + i for i in range(2))
+        added = torch.zeros_like(a).index_put((rows, columns), a[0, :3], accumulate=True)
+        return [a[:, rows, columns], added]
+
+
+def test_indices_of_32_bits():
+    agree(Narrow(), normal(4, 5, 6))
