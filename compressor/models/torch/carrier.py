@@ -21,7 +21,7 @@ from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.torch.computed_weights import with_computed_weights
 from compressor.models.torch.derived_factors import fitted
 from compressor.models.torch.lowering import NamedModule, lower
-from compressor.models.torch.matching import attach_weights, load_into, load_tensors
+from compressor.models.torch.matching import attach_weights, held_tensors, load_into, load_tensors
 from compressor.models.torch.parametrized import originals, with_originals
 from compressor.models.torch.saved_module import (
     Alterations,
@@ -161,8 +161,7 @@ class TorchCarrier:
         graph, computed = self._with_computed
         if layer.weight in computed:
             return OnnxCarrier(graph).weight(layer)
-        weight: torch.Tensor = self.module.state_dict()[layer.weight]
-        return weight
+        return held_tensors(self.module)[layer.weight].detach()  # a buffer may not be stored
 
     def _storing(self, weights: Collection[str]) -> TorchCarrier | OnnxCarrier:
         """Return a carrier that stores weights which the module computes, if any of these are."""

@@ -121,7 +121,7 @@ def _widened(indices: Sequence[Value | None]) -> list[Value | None]:
     def widened(index: Value | None) -> Value | None:
         if index is None or index.dtype != types.INT32:
             return index
-        made = onnxscript.opset18.Cast(index, to=types.INT64)
+        made: Value = onnxscript.opset18.Cast(index, to=types.INT64)
         made.dtype, made.shape = types.INT64, index.shape
         return made
 

@@ -125,6 +125,25 @@ def test_an_unknown_weight_is_refused():
         lowered("pair").with_weights({"c.weight": torch.zeros(1)})
 
 
+class Positions(nn.Module):
+    """Looks up a table that its checkpoints do not hold, as the sinusoids of M2M-100."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(7, 4), persistent=False)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, ids):
+        return self.fc(nn.functional.embedding(ids, self.table))
+
+
+def test_the_weight_of_a_layer_may_be_a_buffer_that_is_not_stored():
+    carrier = TorchCarrier(Positions(), (spec("ids", "n", "time", dtype="int64"),))
+    table, fc = carrier.layers()
+    assert (table.weight, fc.weight) == ("table", "fc.weight")
+    torch.testing.assert_close(carrier.weight(table), carrier.module.table)
+
+
 def test_taps_yield_values_inside_the_graph():
     carrier = lowered("pair")
     batch = batch_of(carrier, LENGTHS)
