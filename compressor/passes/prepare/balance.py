@@ -64,11 +64,11 @@ class Balance:
     @property
     def renamed(self) -> Mapping[str, str]:
         """The values that change, with what they were called before."""
-        return {
-            after: value
-            for scaled in self.groups
-            for value, after in zip(scaled.group.values, scaled.group.scaled_values, strict=True)
-        }
+        names = dict[str, str]()
+        for group in (scaled.group for scaled in self.groups):
+            names.update(zip(group.scaled_values, group.values, strict=True))
+            names.update({value: value for value in group.others})
+        return names
 
     def applied(self, carrier: Carrier) -> Carrier:
         """Return the model with its channels scaled."""

@@ -92,6 +92,7 @@ class _Walk:
         elif row.arithmetic in ("*", "/"):
             self._product(node)
         elif self._commutes(node):
+            self.block(node.inputs[1:], f"{node.op_type} reads it beside what it scales")
             self._tie(node, node.inputs[:1])
         else:
             inputs = [v for v in node.inputs if v is not None and not v.is_initializer()]
@@ -182,7 +183,7 @@ class _Walk:
         others = [v for v in node.inputs if v is not None and v is not chosen]
         self.block([v for v in others if constant_of(v) is None], "it gates another value")
         if chosen is None or factors.count(chosen) > 1:
-            self.block([output], "a product of two values")
+            self.block([*factors, output], "a product of two values")
         else:
             self._tie(node, [chosen])
 

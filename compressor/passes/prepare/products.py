@@ -60,9 +60,8 @@ def with_product_groups(
 def _group(found: InputGroup, value: ir.Value) -> ScaleGroup | None:
     first, source, rank = found.layers[0], found.source, len(value.shape or ())
     plain = all(layer.is_linear and layer.groups == 1 for layer in found.layers)
-    if found.shared or not plain:
-        return None
-    if rank < 2 or first.columns < 2 or value.dtype != ir.DataType.FLOAT:
+    scalable = plain and not found.shared and rank > 1 and first.columns > 1
+    if not scalable or value.dtype != ir.DataType.FLOAT:
         return None
     name, columns = value.name or "", np.arange(first.columns)
     if source is None:
@@ -75,15 +74,17 @@ def _group(found: InputGroup, value: ir.Value) -> ScaleGroup | None:
         return None
     every = np.full(source.count, -1, dtype=np.int64)  # channels that others read have no factor
     every[used] = np.arange(len(used))
-    layer = source.layer
+    layer, between = source.layer, source.between
+    lines = {v: (line[0], every[line[1]]) for v, line in between.items() if line is not None}
     return ScaleGroup(
         name=first.name if layer is None else layer.name,
         count=len(used),
         reads=tuple(Read(read, name, every[channels][None]) for read in found.layers),
         writes=() if layer is None else (Written(layer, layer.output, every),),
         vectors=tuple(ChannelVector(vector, every) for vector in source.vectors),
-        values={name: (rank - 1, every[channels])},
+        values={**lines, name: (rank - 1, every[channels])},
         through=source.through,
+        others=tuple(v for v, line in between.items() if line is None),
     )
 
 

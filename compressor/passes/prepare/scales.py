@@ -48,6 +48,7 @@ class ScaleGroup:
         values: the axis of each value's channels, and the number of each channel's factor.
         inserted: nothing takes the factors over, and a node of its own divides what layers read.
         through: operators between what writes the channels and what reads them.
+        others: further values that are divided, with channels along several axes.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ScaleGroup:
     values: Mapping[str, tuple[int, Units]]
     inserted: bool = False
     through: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
 
     @property
     def scaled_values(self) -> tuple[str, ...]:

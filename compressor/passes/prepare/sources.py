@@ -12,7 +12,7 @@ number of the channel that the place's value is a multiple of.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -39,6 +39,9 @@ class Source:
     vectors: tuple[str, ...] = ()  # names of parameters with one element a channel, to be divided
     layer: Layer | None = None  # the layer whose rows are the channels, to be divided too
     through: tuple[str, ...] = ()  # operators between it and what reads the value
+    # What is scaled on the way, with the axis of its channels and the channel of each element
+    # there; `None` where channels lie along several axes, as in parts of heads.
+    between: Mapping[str, tuple[int, Array] | None] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,14 @@ def _unmovable(
 
 @dataclass(frozen=True)
 class _Traced:
-    """A value's channels: the source without its columns, and the labels in the value's shape."""
+    """A value's channels: the source without its columns, and the labels in the value's shape.
+
+    ``behind`` has the labels of the values that it was made of.
+    """
 
     source: Source
     labels: Array
+    behind: Mapping[str, Array] = field(default_factory=dict)
 
 
 class _Tracer:
@@ -160,6 +167,7 @@ class _Tracer:
             traced.source,
             channels=tuple(int(c) for c in columns),
             through=tuple(reversed(dict.fromkeys(self._passed))),
+            between={name: _line(each) for name, each in traced.behind.items()},
         )
 
     def _trace(self, value: ir.Value, *, first: bool = False) -> _Traced | None:
@@ -172,7 +180,10 @@ class _Tracer:
         start = self._start(node, value, shape)
         if start is None:
             self._passed.append(node.op_type)
-        return start or self._through(node, value, shape)
+        made = start or self._through(node, value, shape)
+        if made is None or first:
+            return made
+        return replace(made, behind={**made.behind, value.name or "": made.labels})
 
     def _shape(self, value: ir.Value) -> tuple[int, ...] | None:
         """Return the shape with a small number for each dynamic axis; ``None`` if not known."""
@@ -201,7 +212,11 @@ class _Tracer:
         if layer is None or self._uses[layer.weight] > 1 or layer.is_transposed_convolution:
             return None
         source = Source((), layer.rows, (bias,) if bias else (), layer)
-        return _labelled(source, shape, 1 if layer.is_convolution else -1)
+        made = _labelled(source, shape, 1 if layer.is_convolution else -1)
+        if made is None or layer_of(node) is not None:
+            return made
+        product = next(v for v in node.inputs if v is not None and not v.is_initializer())
+        return replace(made, behind={product.name or "": made.labels})
 
     def _layer_behind(self, node: ir.Node) -> tuple[Layer | None, str | None]:
         """Return the layer that a node is, or adds a bias to, and the bias that it owns."""
@@ -303,6 +318,14 @@ def _labelled(source: Source | None, shape: tuple[int, ...], axis: int) -> _Trac
     lengths = [max(d, 1) for d in shape]
     labels = np.broadcast_to(np.arange(source.count).reshape(form), lengths)
     return _Traced(source, labels)
+
+
+def _line(labels: Array) -> tuple[int, Array] | None:
+    """Return the one axis along which labels differ, and the labels along it."""
+    axes = [a for a in range(labels.ndim) if (labels != labels.take([0], a)).any()]
+    if len(axes) != 1 or not axes[0]:
+        return None
+    return axes[0], np.moveaxis(labels, axes[0], -1).reshape(-1, labels.shape[axes[0]])[0]
 
 
 def _norm_source(node: ir.Node, shape: tuple[int, ...]) -> Source | None:
