@@ -136,9 +136,9 @@ class Chain:
 
 
 def insert_behind(graph: ir.Graph, value: ir.Value, nodes: ir.Node | Sequence[ir.Node]) -> None:
-    """Put nodes behind that which computes a value, or first if it is an input or initializer."""
+    """Put nodes behind that which computes a value, or first if no node of the graph does."""
     producer = value.producer()
-    if producer is None:
+    if producer is None or producer.graph is not graph:
         graph.insert_before(graph[0], nodes)
     else:
         graph.insert_after(producer, nodes)

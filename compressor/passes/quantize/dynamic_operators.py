@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.codes import Codes, store_codes
-from compressor.graph.editing import Attributes, Chain, Editor
+from compressor.graph.editing import Attributes, Chain, Editor, insert_behind
 from compressor.graph.layers import layers_of
 from compressor.graph.operators import Target, operator, operator_named
 from compressor.graph.values import all_nodes, input_of, origin
@@ -65,7 +65,7 @@ class DynamicWriter:
         graph, source, output = node.graph, node.inputs[0], node.outputs[0]
         assert graph is not None
         assert source is not None
-        activation, scale, zero = self._activation(graph, node, source)
+        activation, scale, zero = self._activation(graph, source)
         chain = Chain(self._editor, output.name or "")
         weight, weight_scale = self._weight(chain, layer, codes)
         convolution = layer.is_convolution
@@ -103,8 +103,8 @@ class DynamicWriter:
         )
         return turned, codes.scale
 
-    def _activation(self, graph: ir.Graph, reader: ir.Node, source: ir.Value) -> list[ir.Value]:
-        """Return the codes, scale and zero point of an activation, made before its first reader."""
+    def _activation(self, graph: ir.Graph, source: ir.Value) -> list[ir.Value]:
+        """Return the codes, scale and zero point of an activation, which all its readers share."""
         key = id(graph), id(source)
         if key not in self._quantized:
             name = source.name or ""
@@ -118,7 +118,7 @@ class DynamicWriter:
             ]
             outputs[0].shape = source.shape
             node = ir.node("DynamicQuantizeLinear", [source], outputs=outputs, name=outputs[0].name)
-            reader.prepend(node)
+            insert_behind(graph, source, node)
             self._quantized[key] = outputs
         return self._quantized[key]
 

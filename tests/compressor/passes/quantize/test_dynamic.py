@@ -230,3 +230,24 @@ def test_outcome_reports_the_weight_s_signal_to_noise() -> None:
     assert layer.weight_sqnr_db == pytest.approx(44, abs=4)
     exact = graph(GEMM, {"fc.weight": np.eye(24, 32, dtype=np.float32), "b": noise(24)})
     assert applied(exact).layers[0].weight_sqnr_db is None
+
+
+def test_a_value_is_quantized_before_all_its_readers() -> None:
+    """Layers of one weight are replaced together, the last of them before others in between."""
+    carrier = graph(
+        """g (float[n, 32] x) => (float[n, 32] y) {
+            a = MatMul (x, first.weight)
+            b = MatMul (a, second.weight)
+            c = MatMul (b, first.weight)
+            d = MatMul (b, second.weight)
+            e = MatMul (a, first.weight)
+            f = Add (c, d)
+            y = Add (e, f)
+        }""",
+        {"first.weight": noise(32, 32) / 6, "second.weight": noise(32, 32, seed=1) / 6},
+    )
+    made = applied(carrier).carrier
+    seen = {value for value in made.graph().graph.inputs}
+    for node in made.graph().graph:
+        assert all(v is None or v.is_initializer() or v in seen for v in node.inputs)
+        seen.update(node.outputs)
