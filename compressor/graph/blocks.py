@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_ir as ir
@@ -91,6 +91,28 @@ def extract_block(
         graph.initializers[name].const_value = tensor_adapters.TorchTensor(tensor, name=name)
     graph.opset_imports.update(model.opset_imports)
     return ir.Model(graph, ir_version=model.ir_version)
+
+
+def reaching(model: ir.Model, block: GraphBlock, names: Iterable[str]) -> GraphBlock:
+    """Return a block with the model inputs that further values are computed from.
+
+    Args:
+        model: the one that was partitioned.
+        names: values that are computed from the block's entry and the model's inputs.
+    """
+    values = value_by_name(model)
+    pending = [values[name] for name in names]
+    inputs, seen = dict.fromkeys(block.inputs), set[ir.Value]()
+    while pending:
+        value = pending.pop()
+        if value in seen or value.name == block.entry:
+            continue
+        seen.add(value)
+        if value.is_graph_input():
+            inputs.setdefault(value.name or "")
+        elif (producer := value.producer()) is not None:
+            pending += values_read(producer)
+    return replace(block, inputs=tuple(inputs))
 
 
 def block_outputs(model: ir.Model, block: GraphBlock) -> list[str]:

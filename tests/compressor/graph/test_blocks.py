@@ -18,6 +18,7 @@ from compressor.graph.blocks import (
     extract_block,
     inner_graphs,
     partition,
+    reaching,
     sink_constants,
 )
 from compressor.graph.layers import graph_layers
@@ -25,6 +26,7 @@ from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch, TensorSpec
+from tests.compressor.passes.quantize.small_models import graph, noise
 
 TOKENS = TensorSpec("tokens", ("batch", "sequence"), "int64")
 IMAGE = TensorSpec("image", ("batch", 3, 8, 8), "float32")
@@ -326,3 +328,19 @@ def test_weights_of_a_branch_move_with_their_scales() -> None:
     first = next(iter(inner_graphs(proto.graph)))
     assert [n.output[0] for n in first.node] == ["own_float", "own_weight", "a1", "a"]
     assert {t.name for t in first.initializer} == {"own"}  # others multiply with the scale, too
+
+
+def test_what_is_added_behind_a_block_says_which_inputs_it_needs():
+    carrier = graph(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            n = Tanh (x)
+            a = MatMul (n, first.weight)
+            b = Relu (a)
+            c = MatMul (b, second.weight)
+            y = Add (c, n)
+        }""",
+        {"first.weight": noise(4, 4), "second.weight": noise(4, 4)},
+    )
+    block = GraphBlock("a", "c", (), ("second.weight",), frozenset({"a", "b"}))
+    assert reaching(carrier.graph(), block, ["c"]).inputs == ()
+    assert reaching(carrier.graph(), block, ["c", "n"]).inputs == ("x",)

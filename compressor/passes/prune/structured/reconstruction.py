@@ -22,7 +22,7 @@ from torch import Tensor
 
 from compressor.errors import DataError, ModelError
 from compressor.files import scratch
-from compressor.graph.blocks import GraphBlock, extract_block
+from compressor.graph.blocks import GraphBlock, extract_block, reaching
 from compressor.graph.channels.slicing import Kept
 from compressor.graph.residuals import ResidualBlock
 from compressor.models.element_types import tensor_of
@@ -217,6 +217,8 @@ class _Walk:
 
     def _run(self, place: int, block: GraphBlock, names: Sequence[str]) -> Iterator[Batch]:
         """Run a block of one of the models over all samples; yields values by name."""
+        # What is added to a layer's output may be computed from inputs that only later blocks read.
+        block = reaching(self._models[place], block, names)
         given, wanted = _given(block), list(dict.fromkeys(names))
         outputs = [name for name in wanted if name not in given]
         changes = self._solved.changes if place else {}

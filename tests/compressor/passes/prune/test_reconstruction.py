@@ -29,6 +29,7 @@ from tests.compressor.passes.prune.structured_models import (
     pruned,
     shapes,
 )
+from tests.compressor.passes.quantize.small_models import graph, noise
 
 HALF = declared(target={"ratio": 0.5})
 CUT = declared(target={"ratio": 0.5}, reconstruct=False)
@@ -320,3 +321,25 @@ def test_a_layer_whose_rows_are_channels_that_go_is_cut_only():
     assert found["down"][1] < 12, found
     assert "head" in fits(outcome)
     assert "down" not in fits(outcome)
+
+
+def test_what_is_added_may_be_an_input_that_only_later_blocks_read():
+    network = graph(
+        """g (float[N, 6] x) => (float[N, 6] y) {
+            n = Tanh (x)
+            a = MatMul (n, first.weight)
+            b = Relu (a)
+            c = MatMul (b, second.weight)
+            d = Add (x, c)
+            e = MatMul (d, third.weight)
+            f = Relu (e)
+            g = MatMul (f, fourth.weight)
+            h = Add (n, g)
+            i = MatMul (h, fifth.weight)
+            y = Add (i, x)
+        }""",
+        {"first.weight": noise(6, 8), "second.weight": noise(8, 6), "third.weight": noise(6, 8)}
+        | {"fourth.weight": noise(8, 6), "fifth.weight": noise(6, 6)},
+    )
+    outcome = pruned(HALF, network, Given([{"x": noise(32, 6, seed=7)}]))
+    assert {"second", "fourth"} <= fits(outcome).keys()
