@@ -87,6 +87,8 @@ def clean(model: ir.Model) -> None:
     _drop_identities(model)
     count_no_padding(model)
     common.RemoveUnusedNodesPass()(model)
+    detach_dropped(model)  # an unused branch goes as it is, too
+    common.RemoveUnusedNodesPass()(model)
     common.ClearMetadataAndDocStringPass()(model)
     common.NameFixPass()(model)
 

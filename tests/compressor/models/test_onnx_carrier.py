@@ -21,6 +21,7 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET
 from compressor.types.carrier import Capability
 from tests.compressor.models.sample_modules import batch_of, lowered
+from tests.compressor.passes.quantize.small_models import graph, noise
 from tests.compressor.tiny_project import sample_images, tiny_onnx
 
 NETWORKS = ["convolutions", "block", "pair", "tokens"]
@@ -366,3 +367,22 @@ def test_a_module_and_its_file_share_no_state(exported: Callable[[str], OnnxCarr
     exported("tokens").weight(layer).zero_()
     assert exported("tokens").weight(layer).any()
     assert module.weight(layer).any()
+
+
+def test_what_an_unused_branch_reads_goes_with_it(tmp_path):
+    """Folding and the library leave what such a branch reads to the branch that is no more."""
+    carrier = graph(
+        """g (float[N, 4] x) => (float[N, 4] y) {
+            c = Constant <value_float: float = 0.0> ()
+            s = ReduceMax <keepdims = 0> (x)
+            k = Greater (s, c)
+            unused = If (k) <
+                then_branch = t () => (float[N, 4] t1) { t1 = MatMul (x, second) },
+                else_branch = e () => (float[N, 4] e1) { e1 = Identity (x) }
+            >
+            y = MatMul (x, first)
+        }""",
+        {"first": noise(4, 4), "second": noise(4, 4)},
+    )
+    ir.save(carrier.graph(), tmp_path / "m.onnx")
+    assert set(open_onnx(tmp_path / "m.onnx", 21).tensors()) == {"first"}
