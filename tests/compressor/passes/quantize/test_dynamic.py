@@ -247,7 +247,7 @@ def test_a_value_is_quantized_before_all_its_readers() -> None:
         {"first.weight": noise(32, 32) / 6, "second.weight": noise(32, 32, seed=1) / 6},
     )
     made = applied(carrier).carrier
-    seen = {value for value in made.graph().graph.inputs}
+    seen = set(made.graph().graph.inputs)
     for node in made.graph().graph:
         assert all(v is None or v.is_initializer() or v in seen for v in node.inputs)
         seen.update(node.outputs)
