@@ -58,7 +58,7 @@ class LitertRunner:
             self._fit(batch)
             for details in self._inputs:
                 interpreter.set_tensor(
-                    details["index"], np.ascontiguousarray(batch[details["name"]])
+                    details["index"], np.asarray(batch[details["name"]], order="C")
                 )
             interpreter.invoke()
         except (RuntimeError, ValueError) as error:

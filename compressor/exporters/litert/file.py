@@ -96,7 +96,7 @@ class FileBuilder:
         """
         made = schema.TensorT()
         made.name = name
-        made.shape = np.array([max(1, n) for n in shape], np.int32)
+        made.shape = np.array([1 if n < 0 else n for n in shape], np.int32)
         made.hasRank = True
         if any(n < 0 for n in shape):
             made.shapeSignature = np.array(shape, np.int32)

@@ -158,12 +158,20 @@ def pad(call: Call) -> None:
 
 
 def gather(call: Call) -> None:
-    """Write a Gather."""
+    """Write a Gather; constant places are counted from the front, as LiteRT wants them."""
     options = schema.GatherOptionsT()
-    rank = len(shape_of(call.node.inputs[0]))  # type: ignore[arg-type]
-    options.axis = call.node.attributes.get_int("axis", 0) % rank
-    indices = call.operand(1, last=False)
-    call.give("GATHER", [call.operand(0, last=False), indices], options)
+    value = call.node.inputs[1]
+    assert value is not None
+    source, places = call.operand(0, last=False), call.graph.weight(value)
+    options.axis = call.node.attributes.get_int("axis", 0) % len(source.shape)
+    length = source.shape[options.axis]
+    if places is None or not np.any(places.array < 0):
+        indices = call.operand(1, last=False)
+    elif length < 0:
+        raise call.refusal("counts samples from behind, and their number is chosen later")
+    else:
+        indices = call.graph.stored(places.array % length, value.name or "places")
+    call.give("GATHER", [source, indices], options)
 
 
 def expand(call: Call) -> None:

@@ -213,7 +213,7 @@ class Store:
         last: bool = False,
     ) -> Tensor:
         """Return a tensor of the file that holds an array, the same for the same bytes."""
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")  # and not a row of one from a scalar
         if array.dtype == np.float64:
             array = array.astype(np.float32)
         scales = b"" if quantization is None else quantization.scale.tobytes()
