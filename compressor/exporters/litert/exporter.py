@@ -60,11 +60,13 @@ class LitertExporter(DeviceExporter):
 
 def _content(model: ir.Model, context: ExportContext, *, planned: bool) -> bytes:
     """Return the bytes of a file; of the right size, with zeros for weights, if it is planned."""
+    from compressor.exporters.litert.blocks import channel_orders
     from compressor.exporters.litert.lowering import Lowering
     from compressor.exporters.litert.operators import RULES
     from compressor.exporters.litert.store import Store
 
     store = Store(model, planned)
+    store.orders.update(channel_orders(store))
     inputs, outputs = Lowering(store, RULES).run()
     written_by = f"compressor {version('compressor')}"
     return store.file.content(inputs, outputs, written_by, {_NOTE: note_of(context).encode()})

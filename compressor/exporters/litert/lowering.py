@@ -124,7 +124,7 @@ class Call:
         if self.codes is None:
             first = operands[0]
             moved = first.quantization if first is not None else None
-            dtype = type_of(result)
+            dtype = type_of(result) if moved is None else "int8"
             made = graph.emit(name, operands, at, dtype, options, last, result.name, moved)
         else:
             codes = written or self.codes

@@ -112,6 +112,7 @@ def cut_out(call: Call) -> None:
     steps = _integers(call, 4) or [1] * len(starts)
     begin, end, stride = [0] * rank, [0] * rank, [1] * rank
     open_begin = open_end = (1 << rank) - 1
+    backwards: list[int] = []
     for start, stop, axis, step in zip(starts, ends, axes, steps, strict=True):
         place = axis_at(axis % rank, rank, last)
         length = source.shape[place]
@@ -119,16 +120,23 @@ def cut_out(call: Call) -> None:
             continue
         if length < 0:
             raise call.refusal("cuts the axis of samples, whose number is chosen later")
+        kept = range(length)[slice(start, stop, step)]
         if step < 0:
-            raise call.refusal("runs backwards")
-        begin[place], stride[place] = max(0, min(length, start + length * (start < 0))), step
-        end[place] = max(0, min(length, stop + length * (stop < 0)))
+            kept = kept[::-1]
+            backwards.append(place)
+        begin[place], end[place], stride[place] = kept.start, kept.stop, kept.step
         open_begin &= ~(1 << place)
         open_end &= ~(1 << place)
     options = schema.StridedSliceOptionsT()
     options.beginMask, options.endMask = open_begin, open_end
-    operands = [source, *(call.graph.numbers(x) for x in (begin, end, stride))]
-    call.give("STRIDED_SLICE", operands, options, last=last)
+    name, operands = "STRIDED_SLICE", [source, *map(call.graph.numbers, (begin, end, stride))]
+    shape = turned(call.shape) if last else call.shape
+    for place in backwards:
+        made = call.graph.emit(
+            name, operands, shape, source.dtype, options, last, None, source.quantization
+        )
+        name, operands, options = "REVERSE_V2", [made, call.graph.numbers([place])], None
+    call.give(name, operands, options, last=last)
 
 
 def pad(call: Call) -> None:
@@ -139,6 +147,9 @@ def pad(call: Call) -> None:
     rank, last = len(source.shape), source.last
     pads = _integers(call, 1)
     axes = [axis % rank for axis in _integers(call, 3)] or list(range(rank))
+    if mode in ("edge", "wrap"):
+        _repeat_border(call, source, axes, pads, wraps=mode == "wrap")
+        return
     if min(pads) < 0:
         raise call.refusal("cuts elements off, which LiteRT's does not")
     borders = np.zeros((rank, 2), np.int32)
@@ -149,12 +160,33 @@ def pad(call: Call) -> None:
         call.give("MIRROR_PAD", operands, schema.MirrorPadOptionsT(), last=last)
         return
     fill = call.constant(2)
-    if mode != "constant":
-        raise call.refusal(f"its mode {mode} is not supported by LiteRT")
     if fill is None or not np.any(fill) or source.quantization is not None:
         call.give("PAD", operands, last=last)
         return
     call.give("PADV2", [*operands, call.graph.scalar(float(fill.reshape(-1)[0]))], last=last)
+
+
+def _repeat_border(
+    call: Call, source: Tensor, axes: Sequence[int], pads: Sequence[int], *, wraps: bool
+) -> None:
+    """Write a Pad whose border is the nearest element, or what lies at the other end."""
+    for axis, front, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+        if not front and not behind:
+            continue
+        options = schema.GatherOptionsT()
+        options.axis = axis_at(axis, len(source.shape), source.last)
+        length = source.shape[options.axis]
+        if length < 0:
+            raise call.refusal("adds samples, whose number is chosen later")
+        places = np.arange(-front, length + behind, dtype=np.int32)
+        places = places % length if wraps else places.clip(0, length - 1)
+        shape = list(source.shape)
+        shape[options.axis] = len(places)
+        operands = [source, call.graph.stored(places, "places")]
+        source = call.graph.emit(
+            "GATHER", operands, shape, source.dtype, options, source.last, None, source.quantization
+        )
+    call.graph.keep(call.result, source)
 
 
 def gather(call: Call) -> None:
@@ -174,6 +206,65 @@ def gather(call: Call) -> None:
     call.give("GATHER", [source, indices], options)
 
 
+def gather_each(call: Call) -> None:
+    """Write a GatherND of constant places, which are counted from the front."""
+    value, given = call.node.inputs[0], call.constant(1)
+    assert value is not None
+    assert given is not None
+    shape, places = shape_of(value), given.astype(np.int32)
+    lengths = np.array(shape[: places.shape[-1]], np.int32)
+    if call.node.attributes.get_int("batch_dims", 0) or any(lengths < 0):
+        raise call.refusal("takes other places of each sample, or counts samples")
+    places = np.where(places < 0, places + lengths, places).astype(np.int32)
+    operands = [call.operand(0, last=False), call.graph.stored(places, "places")]
+    call.give("GATHER_ND", operands, schema.GatherNdOptionsT())
+
+
+def greatest(call: Call) -> None:
+    """Write a TopK of the greatest along the channels or the last axis."""
+    source, attributes, graph = call.operand(0), call.node.attributes, call.graph
+    rank, count = len(source.shape), call.constant(1)
+    axis = attributes.get_int("axis", -1) % rank
+    last = rank >= _TURNED and axis == 1
+    if count is None or not attributes.get_int("largest", 1) or not (last or axis == rank - 1):
+        raise call.refusal("takes the least, or not along the channels or the last axis")
+    source = call.operand(0, last)
+    shape = (*source.shape[:-1], int(count.reshape(-1)[0]))
+    made = [
+        graph.file.tensor(name, shape, dtype, last=last)
+        for name, dtype in (("values", source.dtype), ("places", "int32"))
+    ]
+    number = graph.stored(np.array(shape[-1], np.int32), "number")
+    graph.file.operator("TOPK_V2", [source, number], made, schema.TopKV2OptionsT())
+    options = schema.CastOptionsT()
+    options.inDataType, options.outDataType = schema.TensorType.INT32, schema.TensorType.INT64
+    graph.keep(call.node.outputs[0], made[0])
+    places = graph.emit("CAST", [made[1]], shape, "int64", options, last)
+    graph.keep(call.node.outputs[1], places)
+
+
+def triangle(call: Call) -> None:
+    """Write a Trilu as a choice between what is read and zeros."""
+    diagonal = call.constant(1)
+    source, graph = call.operand(0, last=False), call.graph
+    offset = 0 if diagonal is None else int(diagonal.reshape(-1)[0])
+    upper = bool(call.node.attributes.get_int("upper", 1))
+    ones = np.ones(source.shape[-2:], np.bool_)
+    kept = np.triu(ones, offset) if upper else np.tril(ones, offset)
+    kept = kept.reshape((1,) * (len(source.shape) - 2) + kept.shape)
+    zero = graph.stored(np.array(0, source.dtype), "zero")
+    call.give("SELECT_V2", [graph.stored(kept, "kept"), source, zero])
+
+
+def tile(call: Call) -> None:
+    """Write a Tile of constant counts."""
+    source = call.operand(0, last=False)
+    counts = _integers(call, 1)
+    if any(n < 0 and count != 1 for n, count in zip(source.shape, counts, strict=True)):
+        raise call.refusal("repeats samples, whose number is chosen later")
+    call.give("TILE", [source, call.graph.numbers(counts)], schema.TileOptionsT())
+
+
 def expand(call: Call) -> None:
     """Write an Expand; what is repeated for each sample is added to a zero for each."""
     value = call.node.inputs[0]
@@ -183,6 +274,10 @@ def expand(call: Call) -> None:
     if any(length < 0 for length in call.shape):
         if source.shape == call.shape:
             call.graph.keep(call.result, source)
+            return
+        if [n < 0 for n in source.shape] == [n < 0 for n in call.shape]:  # not along samples
+            counts = [max(1, n // m) for n, m in zip(call.shape, source.shape, strict=True)]
+            call.give("TILE", [source, call.graph.numbers(counts)], schema.TileOptionsT())
             return
         one = tuple(max(1, length) for length in call.shape)
         if weight is not None:

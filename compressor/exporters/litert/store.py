@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,6 @@ from compressor.graph.values import DEFAULT_DOMAINS, constant_of, dims, input_of
 from compressor.types.tensors import Array
 
 _TURNED = 3  # axes from which on the two layouts differ
-_SMALL = 1 << 12  # elements up to which equal constants are stored once
-_BYTES = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +42,13 @@ class Weight:
         """Return it with its axes in another order."""
         return Weight(self.array.transpose(order), self.scale, list(order).index(self.axis))
 
+    def taken(self, places: Array) -> Weight:
+        """Return it with what lies along its first axis in another order."""
+        scale = self.scale
+        if scale is not None and scale.size > 1 and self.axis == 0:
+            scale = scale[places]
+        return Weight(self.array[places], scale, self.axis)
+
     @property
     def floats(self) -> Array:
         """Its values."""
@@ -60,11 +66,15 @@ class Store:
 
     Args:
         planned: constants that are not computed yet are taken as zeros: only sizes count.
+
+    Attributes:
+        orders: of layers, the order in which their output channels are stored.
     """
 
     model: ir.Model
     planned: bool = False
     file: FileBuilder = field(default_factory=FileBuilder)
+    orders: dict[ir.Node, Array] = field(default_factory=dict)
     _tensors: dict[tuple[ir.Value, bool], Tensor] = field(default_factory=dict)
     _constants: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _floats: dict[int, Tensor] = field(default_factory=dict)
@@ -217,7 +227,7 @@ class Store:
         if array.dtype == np.float64:
             array = array.astype(np.float32)
         scales = b"" if quantization is None else quantization.scale.tobytes()
-        content = array.tobytes() if array.size < _SMALL else name
+        content = blake2b(array.reshape(-1).view(np.uint8).data).digest()
         own = name if self.planned else ""  # what is not known yet is not the same
         key = (array.dtype.name, array.shape, content, scales, last, own)
         if key not in self._constants:
@@ -343,10 +353,8 @@ def axes_of(shape: ir.Shape) -> str:
 
 
 def type_of(value: ir.Value) -> str:
-    """Return the name of a value's type; codes are int8 in the file."""
-    if value.dtype is None:
-        return "float32"
-    return "int8" if value.dtype in _BYTES else value.dtype.numpy().name
+    """Return the name of a value's type; codes are int8 in the file, whatever it is."""
+    return "float32" if value.dtype is None else value.dtype.numpy().name
 
 
 def turned(shape: Sequence[int]) -> tuple[int, ...]:

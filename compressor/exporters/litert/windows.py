@@ -26,6 +26,9 @@ def conv(call: Call) -> None:
     source, weight, strides, dilations, pads = _as_image(call, weight)
     group = call.node.attributes.get_int("group", 1)
     inputs = source.shape[-1]
+    order = call.graph.orders.get(call.node)
+    if order is not None:
+        weight = weight.taken(order)
     out_channels, kernel = weight.array.shape[0], weight.array.shape[2:]
     result = _result_plane(call)
     padding, source = _padded(call, source, kernel, strides, dilations, pads, result)
@@ -152,10 +155,13 @@ def resize(call: Call) -> None:
     rounding = attributes.get_string("nearest_mode", "round_prefer_floor")
     source = call.operand(0, last=True)
     wanted = call.shape
-    if len(wanted) != _PLANE + 2 or wanted[:2] != (source.shape[0], source.shape[-1]):
-        raise call.refusal("changes more than the two axes of an image")
-    whole = all(n % m == 0 for n, m in zip(wanted[2:], source.shape[1:3], strict=True))
-    operands = [source, call.graph.numbers(wanted[2:])]
+    if len(wanted) not in (3, 4) or wanted[:2] != (source.shape[0], source.shape[-1]):
+        raise call.refusal("changes other axes than those of an image or a row")
+    if len(wanted) < _PLANE + 2:
+        source = _row(call, source)
+    plane = _result_plane(call)
+    whole = all(n % m == 0 for n, m in zip(plane, source.shape[1:3], strict=True))
+    operands = [source, call.graph.numbers(plane)]
     options: Any
     if mode == "linear" and place in (
         "half_pixel",
@@ -175,7 +181,7 @@ def resize(call: Call) -> None:
         raise call.refusal(
             f"its mode {mode} with {place} and {rounding} is not supported by LiteRT"
         )
-    call.give(name, operands, options, last=True, written=source.quantization)
+    _give(call, name, operands, options, source.quantization)
 
 
 def _weight(call: Call, index: int) -> Weight:
@@ -201,6 +207,8 @@ def _bias(call: Call, source: Tensor, weight: Weight, channels: int, index: int)
     given = call.constant(index)
     values = np.zeros(channels, np.float32) if given is None else given.reshape(-1)
     values = np.broadcast_to(values.astype(np.float32), (channels,))
+    if call.node in call.graph.orders:
+        values = values[call.graph.orders[call.node]]
     value = call.node.inputs[index] if call.has(index) else None
     name = (value.name if value is not None else None) or "no_bias"
     if call.codes is None:
@@ -225,12 +233,17 @@ def _as_image(call: Call, weight: Weight) -> tuple[Tensor, Weight, list[int], li
     pads = _pads(call, source.shape[1:-1], weight.array.shape[2:], strides, dilations)
     if axes == _PLANE:
         return source, weight, strides, dilations, pads
-    samples, length, channels = source.shape
-    source = call.graph.reshaped(source, (samples, 1, length, channels), last=True)
+    source = _row(call, source)
     array = weight.array[:, :, None]
     axis = weight.axis + (weight.axis >= _PLANE)
     weight = replace(weight, array=array, axis=axis)
     return source, weight, [1, *strides], [1, *dilations], [0, pads[0], 0, pads[1]]
+
+
+def _row(call: Call, source: Tensor) -> Tensor:
+    """Return what has one axis as an image of one row."""
+    samples, length, channels = source.shape
+    return call.graph.reshaped(source, (samples, 1, length, channels), last=True)
 
 
 def _result_plane(call: Call) -> tuple[int, ...]:
@@ -238,15 +251,22 @@ def _result_plane(call: Call) -> tuple[int, ...]:
     return lengths if len(lengths) == _PLANE else (1, *lengths)
 
 
-def _give(call: Call, name: str, operands: Sequence[Tensor | None], options: Any) -> None:
+def _give(
+    call: Call,
+    name: str,
+    operands: Sequence[Tensor | None],
+    options: Any,
+    written: Quantization | None = None,
+) -> None:
     """Write the result of a window; that of a row of pixels loses the axis that was put in."""
     if len(call.shape) == _PLANE + 2:
-        call.give(name, operands, options, last=True)
+        call.give(name, operands, options, last=True, written=written)
         return
     samples, channels, length = call.shape
-    dtype = "int8" if call.codes else "float32"
+    codes = written or call.codes
+    dtype = "int8" if codes else "float32"
     made = call.graph.emit(
-        name, operands, (samples, 1, length, channels), dtype, options, True, None, call.codes
+        name, operands, (samples, 1, length, channels), dtype, options, True, None, codes
     )
     call.graph.keep(call.result, call.graph.reshaped(made, (samples, length, channels), last=True))
 
@@ -274,11 +294,15 @@ def _pads(
 def _window(call: Call) -> tuple[Tensor, list[int], list[int], list[int]]:
     """Return what a pool reads, its kernel, strides and pads, with two axes."""
     kernel = call.ints("kernel_shape")
-    if len(kernel) != _PLANE or any(d != 1 for d in call.ints("dilations", (1, 1))):
-        raise call.refusal("is dilated, or has not two axes, which LiteRT's pools have")
+    axes = len(kernel)
+    if axes not in (1, _PLANE) or any(d != 1 for d in call.ints("dilations", (1,) * axes)):
+        raise call.refusal("is dilated, or has more than two axes, unlike LiteRT's pools")
     source = call.operand(0, last=True)
-    strides = call.ints("strides", (1, 1))
-    return source, kernel, strides, _pads(call, source.shape[1:3], kernel, strides, (1, 1))
+    strides = call.ints("strides", (1,) * axes)
+    pads = _pads(call, source.shape[1:-1], kernel, strides, (1,) * axes)
+    if axes == _PLANE:
+        return source, kernel, strides, pads
+    return _row(call, source), [1, *kernel], [1, *strides], [0, pads[0], 0, pads[1]]
 
 
 def _padding(
@@ -363,4 +387,4 @@ def _pool(
     options.padding, options.fusedActivationFunction = padding, call.fused
     options.filterHeight, options.filterWidth = kernel
     options.strideH, options.strideW = strides
-    call.give(name, [source], options, last=True, written=source.quantization)
+    _give(call, name, [source], options, source.quantization)

@@ -1,4 +1,4 @@
-"""LiteRT files keep the number of axes: columns that are taken out, scalars, negative places."""
+"""LiteRT files keep axes and types: columns that are taken out, scalars, negative places, bytes."""
 
 from __future__ import annotations
 
@@ -89,3 +89,30 @@ def test_the_last_of_any_number_of_samples_is_refused():
     last = opened(Function(lambda x: x[-1]), *SHAPE)
     with pytest.raises(SpecError, match=r"\(Gather\): counts samples from behind"):
         LitertExporter().check(last)
+
+
+class Shown(nn.Module):
+    """Bytes to bytes, channels last on both sides, as cameras and screens have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grow = nn.Conv2d(3, 12, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        grown = nn.functional.pixel_shuffle(self.grow(x.permute(0, 3, 1, 2).float() / 255), 2)
+        return (grown.clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+
+
+def test_images_of_bytes_stay_bytes(tmp_path: Path):
+    torch.manual_seed(0)
+    module = Shown().eval()
+    specs = [TensorSpec("x", ("batch", 6, 5, 3), "uint8")]
+    runner = LitertExporter().open(
+        written(open_module(lambda: module, {}, specs, "model"), tmp_path)
+    )
+    image = np.random.default_rng(0).integers(0, 256, (2, 6, 5, 3), np.uint8)
+    (ours,) = runner.run({"x": image}).values()
+    with torch.no_grad():
+        theirs = module(torch.from_numpy(image)).numpy()
+    assert ours.dtype == np.uint8
+    assert np.abs(ours.astype(int) - theirs).max() <= 1  # halves may round either way
