@@ -17,7 +17,7 @@ from compressor.lab.explain.explanation import Explanation
 from compressor.report import formats
 from compressor.report.layer_drawing import layer_drawing
 from compressor.report.layer_table import Distributions, distributions, layer_table, trainings
-from compressor.report.next_step import next_words
+from compressor.report.next_step import graph_file, next_words
 from compressor.report.page import Bar, Interval
 from compressor.report.pages.compare import change_lines, point_texts
 from compressor.report.pages.explain import cost_table
@@ -92,6 +92,7 @@ def html_report(
         samples=samples,
         classes=class_table(report),
         slowest=slowest_table(report),
+        graph_file=graph_file(report),
         contents=contents_words(report),
         costs=None if explanation is None else cost_table(explanation, _MOST_COSTS),
         explanation=explanation,

@@ -66,7 +66,12 @@ def next_step(report: Report, folder: str) -> str:
         if METRIC_DROP in failed:
             return f"compress explain {argument(folder)}"
         if failed == {_LATENCY}:
-            return f"compress inspect --roofline {argument(folder)}"
+            if graph_file(report):
+                return f"compress inspect --roofline {argument(folder)}"
+            return (
+                "add the export onnx, whose layers compress inspect --roofline measures, or allow "
+                "more with limits.latency-ratio"
+            )
         return f"{_smaller(report)}, or allow more with limits.size-ratio"
     if report["baseline"]["metric"] is None and METRIC_DROP in verdicts:
         if report.get("objects"):
@@ -94,6 +99,12 @@ def next_step(report: Report, folder: str) -> str:
     if verdicts:
         return f"measure longer: compress bench {argument(folder)}"
     return ""
+
+
+def graph_file(report: Report) -> str:
+    """Return the first artifact whose layers can be measured; empty if there is none."""
+    paths = (str(artifact["path"]) for artifact in report["artifacts"])
+    return next((path for path in paths if path.endswith(".onnx")), "")
 
 
 def _smaller(report: Report) -> str:

@@ -144,6 +144,9 @@ def test_why_is_one_click_away(passed_report: Report):
     assert "What each layer costs, and what a rule for it would gain" in page.text
     assert sum(tag == "details" for tag, _ in page.tags) == 3
     assert "compress inspect --roofline model.onnx" in page.text
+    for artifact in passed_report["artifacts"]:
+        artifact["path"] = "model.xml"
+    assert "inspect --roofline" not in html_report(passed_report)
 
 
 def test_the_graph_is_drawn_with_the_numbers_of_the_report(passed_report: Report):
