@@ -156,9 +156,6 @@ def scores_classes(carrier: Carrier) -> bool:
     return node is not None and layer_of(node) is not None
 
 
-_TITLES = {"convolutional": "a convolutional network", "linear": "a network of linear layers"}
-
-
 def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
     """Return what a model of floats is, and the steps that suit it."""
     layers = carrier.layers()
@@ -168,10 +165,11 @@ def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
     if recurrent > max(convolutional, linear):
         return "a recurrent network", (_FUSE, _DYNAMIC)
     if convolutional > linear or not _attends(carrier.graph()):
-        kind = "convolutional" if convolutional > linear else "linear"
-        if recurrent:
-            return f"a network of {kind} and recurrent layers", (_FUSE, _STATIC)
-        return _TITLES[kind], (_FUSE, _STATIC)
+        if convolutional > linear and not recurrent:
+            return "a convolutional network", (_FUSE, _STATIC)
+        counts = {"convolutional": convolutional, "linear": linear, "recurrent": recurrent}
+        kinds = ", ".join([kind for kind, count in counts.items() if count]) or "linear"
+        return f"a network of {' and '.join(kinds.rsplit(', ', 1))} layers", (_FUSE, _STATIC)
     if _gives_words(carrier.graph(), layers):
         return "a decoder of text", (_FUSE, _words(layers))
     return ENCODER.title, ENCODER.steps

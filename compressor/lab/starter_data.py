@@ -193,6 +193,10 @@ class Given:
             text = text.replace("target: ort-cpu # or tensorrt", f"target: {choices.target}")
         if choices.metric is not None:
             line = f"metric: {scalar(choices.metric)}"
+            if f"\n{line}\n" not in text:  # else the comment above is about it
+                text = re.sub(
+                    r"(^# .*\n)+(?=(# )?metric: )", "# What is measured.\n", text, flags=re.M
+                )
             text = re.sub(r"^(# )?metric: [\w-]+$", line, text, count=1, flags=re.MULTILINE)
         return text
 

@@ -227,8 +227,8 @@ metric: agreement
 """
 
 COSINE = """\
-# Without a target, outputs are compared with the float model's (cosine). With one: accuracy, top5,
-# perplexity, mse, or your own package.module:function.
+# Without a target, outputs are compared with the float model's: cosine, or mse if an output is one
+# number a sample. With one: accuracy, top5, perplexity, mse, or your own package.module:function.
 # metric: accuracy
 """
 

@@ -59,6 +59,16 @@ def linear() -> onnx.ModelProto:
     return network([node("MatMul", ["x", "w"], ["y"])], {"w": weight(16, 4)}, (1, ["n", 16]))
 
 
+def mixed() -> onnx.ModelProto:
+    """A small convolution before a large linear layer."""
+    nodes = [
+        node("Conv", ["x", "conv.weight"], ["c"]),
+        node("Flatten", ["c"], ["f"]),
+        node("MatMul", ["f", "w"], ["y"]),
+    ]
+    return network(nodes, {"conv.weight": weight(2, 3, 3, 3), "w": weight(2 * 36, 40)})
+
+
 def plain() -> onnx.ModelProto:
     return network([node("Relu", ["x"], ["y"])], {})
 
@@ -87,6 +97,7 @@ STATIC, DYNAMIC = ["fuse", "quantize-static"], ["fuse", "quantize-dynamic"]
         (lambda: attention(False), TOKENS, "an encoder of the transformer family", DYNAMIC),
         (lambda: attention(True), TOKENS, "a decoder of text", ["fuse", "quantize-weights"]),
         (linear, ROWS[:, 0], "a network of linear layers", STATIC),
+        (mixed, IMAGES, "a network of convolutional and linear layers", STATIC),
         (plain, IMAGES, "a model without weights to quantize", ["fuse"]),
         (
             lambda: halved(guests.convolutional(), "float16"),

@@ -140,6 +140,24 @@ def test_a_file_of_arrays(tmp_path):
     assert plan.metric.name == "cosine"
 
 
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        ("mse", "# What is measured.\nmetric: mse\n"),
+        ("agreement", "# top5, or your own package.module:function.\nmetric: agreement\n"),
+    ],
+)
+def test_the_comment_is_about_the_metric_that_was_chosen(
+    tmp_path: Path, metric: str, said: str
+) -> None:
+    np.savez(tmp_path / "all.npz", x=np.zeros((4, 5), np.float32))
+    model = save_net(tmp_path / "m.onnx", ("batch", 5))
+    planned(model, Choices(tmp_path / "all.npz", metric=metric))
+    text = (tmp_path / "specs" / "spec.yaml").read_text()
+    assert said in text
+    assert text.count("# Without right answers") == (metric == "agreement")
+
+
 def test_arrays_of_other_names_are_found_by_their_form(tmp_path):
     arrays = {"pixels": np.zeros((4, 5), np.float32), "label": np.zeros(4, np.int64)}
     np.savez(tmp_path / "all.npz", **arrays)
