@@ -235,7 +235,7 @@ def distilled_loss(
     with torch.no_grad():
         ours: dict[str, Tensor] = module.eval()(**probe)
     for name, source in sources.items():
-        _check_pair(name, ours[name], theirs[source], soft)
+        _check_pair(name, ours[name], theirs[source], soft, alone=len(sources) == 1)
     pairs = options.pairs.by_tap
     axes = {
         tap: attention_axis(pair, student, ours[tap], theirs[pair.teacher])
@@ -311,14 +311,14 @@ def matched_outputs(
     return {spec.name: by_name[spec.name].name for spec in compared}
 
 
-def _check_pair(name: str, student: Tensor, teacher: Tensor, soft: Soft) -> None:
+def _check_pair(name: str, student: Tensor, teacher: Tensor, soft: Soft, *, alone: bool) -> None:
     if student.shape != teacher.shape:
         raise _other_outputs(f"{name} {list(student.shape)}", f"{list(teacher.shape)}")
     if soft == "kl" and (student.ndim < 2 or student.shape[-1] < 2):
         raise SpecError(
             "soft",
             f"is kl, but output {name!r} of shape {list(student.shape)} does not hold logits",
-            "set soft: mse",
+            "set soft: mse" if alone else "name those that do in outputs, or set soft: mse",
         )
 
 

@@ -136,3 +136,12 @@ def test_numbers_are_no_logits(tmp_path: Path) -> None:
     carrier = type(student())(One(), student().inputs)
     with pytest.raises(SpecError, match=r"soft: is kl, but output .* \[2, 1\].*set soft: mse"):
         distilled(tmp_path, carrier, carrier, alpha=0.0)
+
+    class Two(One):
+        def forward(self, x: torch.Tensor) -> Any:
+            found = super().forward(x)
+            return torch.cat([found, -found], 1), found
+
+    carrier = type(student())(Two(), student().inputs)
+    with pytest.raises(SpecError, match=r"name those that do in outputs, or set soft: mse"):
+        distilled(tmp_path, carrier, carrier, alpha=0.0)
