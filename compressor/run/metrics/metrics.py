@@ -190,7 +190,8 @@ class Metric:
         """What makes a metric of per-sample values."""
         percent = self.unit == "%"
         counts = percent or self.code is not None
-        return Scale(100.0 if percent else 1.0, self.exponential, self.higher_is_better, counts)
+        factor, decides = 100.0 if percent else 1.0, percent and self.figure is not None
+        return Scale(factor, self.exponential, self.higher_is_better, counts, decides)
 
     def summary(self, values: Array) -> dict[str, Any]:
         """Summarise per-sample values, or parts, as in ``report.json``.
@@ -338,8 +339,10 @@ def kept_scale(metric: Mapping[str, Any], factor: float, *, exponential: bool) -
     Args:
         metric: its ``name``, ``unit`` and ``higher_is_better``.
     """
-    counts = metric["unit"] == "%" or metric["name"] not in catalog.names("metric")
-    return Scale(factor, exponential, metric["higher_is_better"], counts)
+    name, share = metric["name"], metric["unit"] == "%"
+    known = name in catalog.names("metric")
+    decides = share and known and catalog.load("metric", name).figure is not None
+    return Scale(factor, exponential, metric["higher_is_better"], share or not known, decides)
 
 
 def resolve_metric(

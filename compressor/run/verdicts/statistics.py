@@ -23,12 +23,14 @@ class Scale:
         factor: what their mean is multiplied with; 100 for shares in percent.
         exponential: they are logarithms, and the mean is exponentiated.
         counts: where all of them are 0 or 1, these say right or wrong; errors and cosines do not.
+        of_decisions: they are of a figure that counts decisions in all samples, such as F1.
     """
 
     factor: float = 1.0
     exponential: bool = False
     higher_is_better: bool = True
     counts: bool = True
+    of_decisions: bool = False
 
     def metric(self, means: Array) -> Array:
         """Turn means of per-sample values into values of the metric."""
@@ -151,13 +153,35 @@ def _drops(base: Array, candidate: Array, scale: Scale) -> tuple[Array, float]:
     sign = 1.0 if scale.higher_is_better else -1.0
     if not scale.exponential:
         losses = sign * scale.factor * (base - candidate)
-        return resampled_means(losses[:, None])[:, 0], float(losses.mean())
+        drawn = losses
+        if scale.of_decisions:
+            drawn = np.concatenate(
+                [losses, _unseen(losses, scale.factor * np.ptp([base, candidate]))]
+            )
+        return resampled_means(drawn[:, None])[:, 0], float(losses.mean())
     values = np.stack([base, candidate], axis=1)
     means = np.concatenate([values.mean(axis=0)[None], resampled_means(values)])
     metric = scale.metric(means)
     drops = sign * (metric[:, 0] - metric[:, 1])
     return drops[1:], float(drops[0])
 
+
+def _unseen(losses: Array, reach: float) -> Array:
+    """Return losses for what few samples do not show, as many as gains, to be drawn with theirs.
+
+    A figure such as the F1 of a rare class moves by a few decisions: where two are expected to
+    change, none does in one of seven runs, and no draw of what did not change shows that it can.
+    The score interval of a share adds half the square of its reach in standard errors to either
+    side (Wilson 1927; Agresti and Coull 1998, "Approximate is better than exact"); so do these:
+    as much as the sample that changed most or, where none did, as far as two samples' values lie
+    apart.
+    """
+    most = float(np.abs(losses).max()) or reach
+    return np.array([most, -most] * UNSEEN)
+
+
+UNSEEN = 2
+"""How many samples are added to either side: half the square of 1.96."""
 
 RESAMPLES = 4000
 _SEED = 0

@@ -6,6 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from compressor.run.metrics.corpus import f1
+from compressor.run.metrics.metrics import kept_scale
+from compressor.run.metrics.text_metrics import F1
 from compressor.run.verdicts import statistics
 from compressor.run.verdicts.statistics import (
     BOOTSTRAP,
@@ -176,3 +179,54 @@ def test_a_share_may_be_one_of_errors() -> None:
     errors = paired_difference(base, candidate, Scale(100.0, higher_is_better=False))
     assert (errors.drop, errors.lost, errors.won) == (8.0, 8, 0)
     assert paired_difference(base, candidate, PERCENT).drop == -8.0
+
+
+def rare_f1(decisions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of F1 of two models, from the rows' truth and both models' decisions."""
+    truth, *models = decisions.T
+
+    def values(given: np.ndarray) -> np.ndarray:
+        hits = [2 * (truth == label) * (given == label) for label in (0, 1)]
+        sizes = [(truth == label) + (given == label).astype(int) for label in (0, 1)]
+        return f1(np.stack([*hits, *sizes], axis=1).astype(float))
+
+    return values(models[0]), values(models[1])
+
+
+def test_an_f1_that_no_decision_changed_is_not_known_exactly() -> None:
+    rows = np.zeros((2000, 3), int)
+    rows[:100] = 1
+    rows[:25, 1:] = 0  # a quarter of the hundred is not found
+    base, same = rare_f1(rows)
+    scale = F1.scale
+    found = paired_difference(base, same, scale)
+    assert found.equal
+    # One of the found that is lost takes 0.76 points; three or four of 2000 may be expected.
+    assert found.ci95 == (pytest.approx(-found.ci95[1]), pytest.approx(4 * 0.65, rel=0.1))
+    rows[30, 2] = 0
+    lost = paired_difference(*rare_f1(rows), scale)
+    assert lost.drop == pytest.approx(100 * (150 / 175 - 148 / 174))
+    assert lost.ci95[0] < -1.0
+    assert lost.ci95[1] > 2.5
+    kept = kept_scale({"name": "f1", "unit": "%", "higher_is_better": True}, 100, exponential=False)
+    assert kept == scale
+
+
+@pytest.mark.parametrize(("samples", "limit"), [(500, 3.0), (2000, 2.0)])
+def test_a_rare_class_is_seldom_proved_to_keep_a_limit_that_it_breaks(
+    samples: int, limit: float
+) -> None:
+    """One in twenty is of the class; without what was not seen, 12 % and 31 % are proved."""
+    rng, share = np.random.default_rng(0), 0.05
+    found, spurious = 0.75 * share, 0.19 * share
+    figure = 2 * found / (share + found + spurious)
+    lost = found * (limit / 100) / (2 - figure) / found * (share + found + spurious)
+    proved = 0
+    for _ in range(150):
+        drawn = rng.random(samples)
+        truth = drawn < share
+        base = (drawn < found) | ((drawn > share) & (drawn < share + spurious))
+        candidate = base & (drawn >= lost)
+        rows = np.stack([truth, base, candidate], axis=1).astype(int)
+        proved += paired_difference(*rare_f1(rows), F1.scale).ci95[1] <= limit
+    assert proved <= 0.05 * 150
