@@ -67,6 +67,11 @@ class SearchData:
         parts: the samples in the order in which they are looked at.
         metric: what they are judged by.
         same: it is the metric of the spec, so that a drop here is one there.
+        tells: how much the spec's metric may lose shows. Without labels, what changes against the
+            float model does so for shares: right answers, and edits of what was read, change no
+            more than that, and F1 hardly more. An error of numbers, or a rank, also depends on
+            the label.
+        other: what judges them where the metric is a figure that they do not define.
         calibration: keys of the calibration data that change, so that both share no sample.
         words: where they are from.
     """
@@ -74,8 +79,14 @@ class SearchData:
     parts: tuple[Data, ...]
     metric: Metric
     same: bool
+    tells: bool
+    other: Metric
     calibration: Mapping[str, Any]
     words: str
+
+    def without_figure(self) -> SearchData:
+        """Return the same samples for a metric whose figure they do not define."""
+        return replace(self, metric=self.other, same=False, tells=False)
 
 
 def search_data(plan: Plan) -> SearchData:
@@ -159,11 +170,19 @@ def _search(plan: Plan, data: Data, calibration: Mapping[str, Any], words: str) 
     judged = plan.data["evaluation"].target
     data = _with_next_tokens(plan, data, judged)
     same = metric.against_float or data.target is not None or judged is None
-    if not same:
-        name = "agreement" if metric.about_classes else "cosine"
-        parts = judged_parts(plan.model.carrier, data)
-        metric = resolve_metric(name, False, spec.symbol, spec.where("metric"), parts=parts)
-    return SearchData(tuple(_parted(data)), metric, same, calibration, words)
+    parts = judged_parts(plan.model.carrier, data)
+    name = "agreement" if metric.about_classes else "cosine"
+    other = resolve_metric(name, False, spec.symbol, spec.where("metric"), parts=parts)
+    tells = metric.unit == "%"
+    if not same and tells and not metric.needs_labels:
+        where = spec.where("metric")
+        metric = resolve_metric(metric.name, False, spec.symbol, where, parts=parts)
+    elif not same:
+        tells = tells and metric.figure is None and metric.about_classes
+        metric = other
+    # What part of the samples gives of a figure is not what all give.
+    pieces = [data] if metric.figure is not None else _parted(data)
+    return SearchData(tuple(pieces), metric, same, tells, other, calibration, words)
 
 
 def _with_next_tokens(plan: Plan, data: Data, target: str | None) -> Data:

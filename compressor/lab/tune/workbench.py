@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from compressor.calibration.statistics_cache import StatisticsCache
-from compressor.errors import SpecError
+from compressor.errors import DataError, SpecError
 from compressor.graph.costs import layer_bytes
 from compressor.lab.tune.answer import Objective
-from compressor.lab.tune.betting import found_above
 from compressor.lab.tune.options import FLOAT, STORED
 from compressor.lab.tune.recipe import Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
+from compressor.lab.tune.searched import Searched, breaks, judged
 from compressor.lab.tune.solver import Entry, samples_to_prove
 from compressor.lab.tune.watch import Watch
 from compressor.passes.quantize.static.latency import layer_times
@@ -38,14 +35,12 @@ from compressor.run.plan import Plan, make_plan
 from compressor.run.store import Store
 from compressor.run.verdicts.data_doubts import no_evidence
 from compressor.run.verdicts.statistics import Difference, paired_difference
-from compressor.run.verdicts.verdicts import Verdict, drop_verdict, same_function
+from compressor.run.verdicts.verdicts import Verdict, drop_verdict
 from compressor.run.verify import compared_and_timed
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec
 from compressor.types.carrier import Carrier
-from compressor.types.tensors import Array
 
-_REACH = 1.96  # of a 95 % interval, in standard errors
 _FEELING = 0.25  # share of the layers whose noise the metric has to feel, to be ranked by that
 _MOST_SHARED = 99.0  # percent of the noise that inputs of several layers may have
 _ONLY_STORED = 1.03  # what a byte of a weight counts that is computed with as a float
@@ -90,26 +85,6 @@ class Candidate:
         return self.bytes / self.float_bytes
 
 
-@dataclass(frozen=True)
-class Searched:
-    """A candidate on the search data.
-
-    Attributes:
-        samples: how many were looked at.
-        drop: how much worse its metric is there; ``None`` where the search data have no labels.
-        bound: the largest drop that the evaluation would leave possible, if all goes there as it
-            went here; without labels, if as many samples get better as get worse.
-        sqnr_db: of the outputs; ``None`` where they are equal.
-        stopped: it was found to break the limit before all samples were looked at.
-    """
-
-    samples: int
-    drop: float | None
-    bound: float | None
-    sqnr_db: float | None
-    stopped: bool = False
-
-
 @dataclass
 class Workbench:
     """Where candidates are made.
@@ -142,9 +117,13 @@ class Workbench:
     @property
     def evaluation_samples(self) -> int:
         """How many samples judge."""
+        return len(self._float_evaluation.per_sample)
+
+    @property
+    def _float_evaluation(self) -> Evaluation:
         evaluation = self.base.baseline_evaluation
         assert evaluation is not None
-        return len(evaluation.per_sample)
+        return evaluation
 
     def planned(self, recipe: Recipe) -> Plan:
         """Return a recipe's plan, which computes nothing.
@@ -231,6 +210,15 @@ class Workbench:
         return candidate.searched
 
     def _searched(self, candidate: Candidate) -> Searched:
+        try:
+            return self._looked_at(candidate)
+        except DataError:  # F1, say, where no sample is of the class
+            if self.search.metric.figure is None:
+                raise
+            self.search = self.search.without_figure()
+            return self._looked_at(candidate)
+
+    def _looked_at(self, candidate: Candidate) -> Searched:
         pairs: list[tuple[Evaluation, Evaluation]] = []
         stopped = False
         for part in range(len(self.search.parts)):
@@ -240,49 +228,11 @@ class Workbench:
             assert ours is not None
             assert theirs is not None
             pairs.append((theirs, ours))
-            stopped = self._breaks(*self._values(pairs))
+            stopped = breaks(pairs, self.search, self.limit)
             if stopped:
                 break
         artifact_runner(candidate.workspace, candidate.artifact).close()
-        return self._judged(pairs, stopped=stopped)
-
-    @staticmethod
-    def _values(pairs: list[tuple[Evaluation, Evaluation]]) -> tuple[Array, Array]:
-        float_values, values = zip(*((a.per_sample, b.per_sample) for a, b in pairs), strict=True)
-        return np.concatenate(float_values), np.concatenate(values)
-
-    def _breaks(self, base: Array, values: Array) -> bool:
-        """Whether samples show that the limit is broken; only of shares can that be told."""
-        metric = self.search.metric
-        if self.limit is None or not self.search.same or metric.unit != "%":
-            return False
-        sign = 1.0 if metric.higher_is_better else -1.0
-        limit = self.limit / metric.scale.factor
-        return 0 <= limit < 1 and found_above(sign * (base - values), limit) is not None
-
-    def _judged(self, pairs: list[tuple[Evaluation, Evaluation]], *, stopped: bool) -> Searched:
-        base, values = self._values(pairs)
-        metric, count = self.search.metric, self.evaluation_samples
-        seen = [(len(b.per_sample), b.sqnr_db) for _, b in pairs]
-        # The power of the error, as a share of the signal's, is what can be averaged.
-        noise = sum(n * 10 ** (-db / 10) for n, db in seen if db is not None) / len(values)
-        sqnr = -10 * math.log10(noise) if noise > 0 else None
-        if self.search.same:
-            difference = paired_difference(base, values, metric.scale)
-            bound = difference.drop
-            if not same_function(sqnr):
-                bound += _REACH * difference.deviation / math.sqrt(count)
-            return Searched(len(values), difference.drop, bound, sqnr, stopped)
-        if same_function(sqnr):
-            return Searched(len(values), None, 0.0, sqnr, stopped)
-        judged = self.plan.metric
-        assert judged is not None
-        if metric.unit != "%" or judged.unit != "%":
-            return Searched(len(values), None, None, sqnr)
-        changed = (float((values != base).sum()) + 0.5) / (len(values) + 1)  # none is not never
-        return Searched(
-            len(values), None, 100.0 * _REACH * math.sqrt(changed / count), sqnr, stopped
-        )
+        return judged(pairs, self.search, self._float_evaluation, stopped=stopped)
 
     def samples_to_prove(self, candidate: Candidate) -> int | None:
         """Return how many samples could prove a candidate, if it loses there what it did here.

@@ -1,0 +1,140 @@
+"""What the search data say of a candidate, above all of figures such as the F1 of a rare class."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compressor.errors import DataError
+from compressor.lab.tune.search_data import SearchData, search_data
+from compressor.lab.tune.searched import Searched, breaks, judged
+from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.progress import Silent
+from compressor.run.evaluate import Evaluation
+from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT, PERPLEXITY
+from compressor.run.metrics.metrics import COSINE, Metric
+from compressor.run.metrics.text_metrics import CHARACTER_ERROR_RATE, F1, SPEARMAN
+from compressor.run.verdicts.statistics import paired_difference
+from tests.compressor.tiny_project import Project, sample_images
+
+SAMPLES = 4000
+AT = np.arange(9) % 2
+
+
+def evaluation(metric: Metric, outputs: Any, target: Any) -> Evaluation:
+    values = metric.settled(metric.per_sample(outputs, target, len(next(iter(outputs.values())))))
+    return Evaluation(metric.summary(values), values, 30.0, None, 0.0)
+
+
+def searching(metric: Metric, *, same: bool = False, tells: bool = True) -> SearchData:
+    return SearchData((), metric, same, tells, AGREEMENT, {}, "")
+
+
+def scores(decisions: np.ndarray) -> dict[str, np.ndarray]:
+    return {"logits": np.eye(2)[decisions.astype(int)]}
+
+
+@pytest.fixture
+def decisions() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return labels, of which one in twenty is 1, and what two models decide."""
+    rng = np.random.default_rng(0)
+    labels = rng.random(SAMPLES) < 0.05
+    base = np.where(rng.random(SAMPLES) < np.where(labels, 0.75, 0.99), labels, ~labels)
+    changed = rng.random(SAMPLES) < np.where(base | labels, 0.06, 0.002)
+    return labels, base, base ^ changed
+
+
+def without_labels(metric: Metric, base: np.ndarray, ours: np.ndarray, float_model: Evaluation):
+    theirs = evaluation(metric, scores(base), scores(base))
+    pair = theirs, evaluation(metric, scores(ours), scores(base))
+    return judged([pair], searching(metric), float_model, stopped=False)
+
+
+def test_without_labels_a_figure_may_lose_as_much_as_its_own_interval_says(
+    decisions: tuple[np.ndarray, np.ndarray, np.ndarray],
+):
+    labels, base, ours = decisions
+    float_model = evaluation(F1, scores(base), labels.astype(int))
+    proof = paired_difference(
+        float_model.per_sample,
+        evaluation(F1, scores(ours), labels.astype(int)).per_sample,
+        F1.scale,
+    )
+    half = (proof.ci95[1] - proof.ci95[0]) / 2
+    found = without_labels(F1, base, ours, float_model)
+    assert found.drop is None
+    assert found.bound == pytest.approx(half, rel=0.2)
+    of_accuracy = without_labels(
+        AGREEMENT, base, ours, evaluation(ACCURACY, scores(base), labels.astype(int))
+    )
+    assert of_accuracy.bound is not None
+    changed = (base != ours).sum() + 0.5
+    assert of_accuracy.bound == pytest.approx(
+        196 * math.sqrt(changed / (SAMPLES + 1) / SAMPLES), rel=1e-3
+    )
+    assert found.bound > 5 * of_accuracy.bound
+
+
+def test_what_changes_nothing_may_still_lose(
+    decisions: tuple[np.ndarray, np.ndarray, np.ndarray],
+):
+    labels, base, _ = decisions
+    float_model = evaluation(F1, scores(base), labels.astype(int))
+    proof = paired_difference(float_model.per_sample, float_model.per_sample, F1.scale)
+    found = without_labels(F1, base, base, float_model)
+    assert found.bound == pytest.approx(proof.ci95[1], rel=0.4)
+
+
+def test_a_figure_ends_no_search_early(decisions: tuple[np.ndarray, np.ndarray, np.ndarray]):
+    labels, base, _ = decisions
+    pairs = [
+        tuple(evaluation(m, scores(d), labels.astype(int)) for d in (base, ~base))
+        for m in (F1, ACCURACY)
+    ]
+    first, second = pairs
+    assert not breaks([(first[0], first[1])], searching(F1, same=True), 1.0)
+    assert breaks([(second[0], second[1])], searching(ACCURACY, same=True), 1.0)
+    unbounded = replace(ACCURACY, bounds=(-math.inf, math.inf))
+    assert not breaks([(second[0], second[1])], searching(unbounded, same=True), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "judge", "tells", "parts"),
+    [
+        (ACCURACY, AGREEMENT, True, 2),
+        (F1, F1, True, 1),
+        (CHARACTER_ERROR_RATE, CHARACTER_ERROR_RATE, True, 1),
+        (SPEARMAN, COSINE, False, 2),
+        (PERPLEXITY, AGREEMENT, False, 2),
+        (replace(F1, needs_labels=True), AGREEMENT, False, 2),
+    ],
+)
+def test_without_labels_shares_are_compared_with_the_float_model(
+    on_onnx: Project, metric: Metric, judge: Metric, tells: bool, parts: int
+):
+    np.savez(on_onnx.folder / "calib.npz", image=sample_images(2, 512))
+    on_onnx.spec["data"]["calibration"]["samples"] = 64
+    found = search_data(replace(on_onnx.plan(), metric=metric))
+    assert (found.metric.name, found.same, found.tells) == (judge.name, False, tells)
+    assert found.metric.against_float
+    assert len(found.parts) == parts
+
+
+def test_samples_without_the_class_leave_its_figure_open(monkeypatch: pytest.MonkeyPatch):
+    undefined: Any = None
+    bench = Workbench(undefined, undefined, searching(F1), undefined, Silent(), 1.0)
+    base, other = (evaluation(AGREEMENT, scores(d), scores(np.ones(9))) for d in (np.ones(9), AT))
+
+    def looked_at(bench: Workbench, _: Candidate) -> Searched:
+        if bench.search.metric is F1:
+            raise DataError("metric 'f1'", "no sample has anything to count", "give others")
+        return judged([(base, other)], bench.search, base, stopped=False)
+
+    monkeypatch.setattr(Workbench, "_looked_at", looked_at)
+    candidate = Candidate("8 bits", *[undefined] * 7, float_bytes=1)
+    assert bench.searched(candidate) == Searched(9, None, None, 30.0)
+    assert bench.search.metric is AGREEMENT
