@@ -110,7 +110,9 @@ def _starter_text(model: Path, relative: str, spec: str, given: Given) -> str:
         return _head(model, spec, name) + _pretrained(model, relative, name, given)
     inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
     from compressor.lab.inspect.checkpoint import headers
+    from compressor.models.checkpoint.adapters import check_no_adapter
 
+    check_no_adapter(model)
     tensors, parameters = headers(model)
     middle = TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
     data = given.part(inputs, calibrated=True, scored=True) or _arrays(inputs, given)

@@ -14,6 +14,7 @@ import torch
 
 from compressor.errors import ModelError, SpecError
 from compressor.files import json_sha256
+from compressor.models.checkpoint.adapters import check_no_adapter
 from compressor.models.checkpoint.expert_headers import with_single_experts
 from compressor.models.checkpoint.folder import (
     CONFIG,
@@ -247,10 +248,11 @@ def open_checkpoint(path: Path) -> CheckpointCarrier:
         ['lm_head', 'model.embed_tokens']
 
     Raises:
-        SpecError: the path is missing, or holds no safetensors.
+        SpecError: the path is missing, or holds no safetensors, or an adapter.
         ModelError: a file is cut or damaged, the files, the index and ``config.json`` disagree, or
             the weights are quantized already.
     """
+    check_no_adapter(path)
     source = with_single_experts(read_checkpoint(path))
     subject = f"checkpoint {str(path)!r}"
     headers = source.tensors

@@ -255,12 +255,25 @@ def shard_paths(folder: Path) -> tuple[tuple[Path, ...], Mapping[str, str] | Non
         return (single,), None
     files = tuple(sorted(folder.glob("*.safetensors")))
     if not files:
-        raise SpecError(
-            f"checkpoint {str(folder)!r}",
-            "holds no .safetensors file",
-            "name the weight file itself",
-        )
+        raise _without_safetensors(folder)
     return files, None
+
+
+def _without_safetensors(folder: Path) -> SpecError:
+    """Return the error of a folder without safetensors; of a pickled model, how to save it."""
+    subject = f"checkpoint {str(folder)!r}"
+    pickled = sorted(folder.glob("pytorch_model*.bin"))
+    if not pickled or not (folder / CONFIG).is_file():
+        remedy = "name the weight file itself"
+        return SpecError(subject, "holds no .safetensors file", remedy)
+    classes = read_config(folder / CONFIG).get("architectures")
+    known = isinstance(classes, list) and classes and isinstance(classes[0], str)
+    name = classes[0] if known and classes[0].isidentifier() else "AutoModel"
+    return SpecError(
+        subject,
+        f"holds {pickled[0].name}, not safetensors",
+        f"save it again: transformers.{name}.from_pretrained(DIR).save_pretrained(DIR)",
+    )
 
 
 def companions(folder: Path) -> tuple[Path, ...]:
@@ -342,6 +355,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
         raise SpecError(subject, "does not exist", "check its spelling")
     if path.is_file() and path.suffix != ".safetensors":
+        if path.name.startswith("pytorch_model") and (path.parent / CONFIG).is_file():
+            raise _without_safetensors(path.parent)
         remedy = "save the weights with safetensors, or write a spec that gives model.factory too"
         if path.suffix == ".onnx":
             remedy = "write a spec with model.onnx; `compress init` starts one"

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compressor.errors import ModelError, SpecError
+from compressor.lab.starter import starter_text
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.models.checkpoint.folder import companions, read_checkpoint
 from tests.compressor.models.checkpoint.llama_files import (
@@ -204,6 +205,39 @@ def test_paths_that_are_no_checkpoint(tmp_path: Path) -> None:
     ):
         with pytest.raises(SpecError, match=message):
             open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"architectures": ["OwnForCausalLM"]}, "OwnForCausalLM"),
+        ({"architectures": []}, "AutoModel"),
+    ],
+)
+def test_a_pickled_model_is_to_be_saved_again(
+    tmp_path: Path, config: dict[str, Any], name: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pickled = tmp_path / "pytorch_model.bin"
+    pickled.write_bytes(b"")
+    words = f"holds pytorch_model.bin, not safetensors; .*transformers.{name}.from_pretrained"
+    for path in (tmp_path, pickled):
+        with pytest.raises(SpecError, match=words):
+            open_checkpoint(path)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    weights = tmp_path / "adapter_model.safetensors"
+    save_file({"layers.0.q_proj.lora_A.weight": torch.zeros(8, 16)}, weights)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "own/base"}')
+    for path in (tmp_path, weights):
+        with pytest.raises(SpecError, match="is an adapter of 'own/base'.*merge_and_unload"):
+            open_checkpoint(path)
+    with pytest.raises(SpecError, match="is an adapter of 'own/base'"):
+        starter_text(tmp_path, ".", "spec.yaml")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    save_file(llama_tensors(), tmp_path / "model.safetensors")
+    assert len(open_checkpoint(tmp_path).tensors()) == len(llama_tensors())
 
 
 def test_a_file_without_tensors(tmp_path: Path) -> None:
