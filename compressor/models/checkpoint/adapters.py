@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from compressor.errors import SpecError
-from compressor.models.checkpoint.folder import INDEX, WEIGHTS, read_config
+from compressor.models.checkpoint.folder import read_config
+from compressor.models.codec.headers import INDEX, WEIGHTS
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model"  # as peft writes them
 

@@ -267,8 +267,8 @@ def _without_safetensors(folder: Path) -> SpecError:
         remedy = "name the weight file itself"
         return SpecError(subject, "holds no .safetensors file", remedy)
     classes = read_config(folder / CONFIG).get("architectures")
-    known = isinstance(classes, list) and classes and isinstance(classes[0], str)
-    name = classes[0] if known and classes[0].isidentifier() else "AutoModel"
+    names = [str(n) for n in classes] if isinstance(classes, list) else []
+    name = names[0] if names and names[0].isidentifier() else "AutoModel"
     return SpecError(
         subject,
         f"holds {pickled[0].name}, not safetensors",

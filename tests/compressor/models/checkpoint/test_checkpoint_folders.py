@@ -231,7 +231,7 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
     save_file({"layers.0.q_proj.lora_A.weight": torch.zeros(8, 16)}, weights)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "own/base"}')
     for path in (tmp_path, weights):
-        with pytest.raises(SpecError, match="is an adapter of 'own/base'.*merge_and_unload"):
+        with pytest.raises(SpecError, match=r"is an adapter of 'own/base'.*merge_and_unload"):
             open_checkpoint(path)
     with pytest.raises(SpecError, match="is an adapter of 'own/base'"):
         starter_text(tmp_path, ".", "spec.yaml")
