@@ -65,6 +65,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "f1": "compressor.run.metrics.text_metrics:F1",
         "spearman": "compressor.run.metrics.text_metrics:SPEARMAN",
         "token-accuracy": "compressor.run.metrics.text_metrics:TOKEN_ACCURACY",
+        "subset-accuracy": "compressor.run.metrics.class_metrics:SUBSET_ACCURACY",
         "span-accuracy": "compressor.run.metrics.text_metrics:SPAN_ACCURACY",
         "character-error-rate": "compressor.run.metrics.text_metrics:CHARACTER_ERROR_RATE",
     },

@@ -43,12 +43,13 @@ from compressor.lab.starter_parts import (
     REST,
     SEQUENCE,
     STORAGE,
+    SUBSET_ACCURACY,
     TEXT,
     TORCH,
     UNKNOWN_INPUTS,
     WIDENED,
 )
-from compressor.lab.starter_text import text_data
+from compressor.lab.starter_text import SEVERAL_LABELS, text_data
 from compressor.spec.schema import schema_seen_from
 from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
@@ -318,8 +319,9 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
         image = "image_size" in config
         inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
     recipe = USUAL if inputs[0].name == "pixel_values" else ENCODER
-    scored = "Classification" in auto_class
-    metric = AGREEMENT if scored else COSINE
+    several = config.get("problem_type") == SEVERAL_LABELS
+    scored = "Classification" in auto_class and not several
+    metric = SUBSET_ACCURACY if several else AGREEMENT if scored else COSINE
     data = given.part(inputs, calibrated=recipe.calibrated, scored=scored, metric=metric)
     data = data or _arrays(inputs, given, recipe.calibrated, metric)
     return first + data + _passes(recipe) + _rest(name)

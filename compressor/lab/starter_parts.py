@@ -226,6 +226,12 @@ AGREEMENT = """\
 metric: agreement
 """
 
+SUBSET_ACCURACY = """\
+# The share of samples whose labels (scores above 0) are the float model's. With a `target` of 0
+# and 1 for each label: the right ones.
+metric: subset-accuracy
+"""
+
 COSINE = """\
 # Without a target, outputs are compared with the float model's: cosine, or mse if an output is one
 # number a sample. With one: accuracy, top5, perplexity, mse, or your own package.module:function.

@@ -14,6 +14,9 @@ from compressor.types.tensors import TensorSpec
 
 _CLASSES = "AutoModelForSequenceClassification"
 _MOST_TOKENS = 512
+SEVERAL_LABELS = "multi_label_classification"
+"""``problem_type`` of a ``config.json`` whose samples may have several labels each."""
+
 _WITH_LABELS = "\n# With answers in the data (`jsonl`, `target`): "
 
 
@@ -31,6 +34,12 @@ _SCORES = _Task(
     "spearman",
     f"Whether the scores of texts are in the float model's order.{_WITH_LABELS}in theirs.",
     answered=("spearman", "Whether the scores of texts are in the right order."),
+)
+_SEVERAL = _Task(
+    "subset-accuracy",
+    f"The share of texts whose labels (scores above 0) are the float model's.{_WITH_LABELS}"
+    "the right ones.",
+    answered=("subset-accuracy", "The share of texts whose labels (scores above 0) are all right."),
 )
 _OTHERS = _Task(
     "embedding",
@@ -72,6 +81,8 @@ def text_data(model: Path, place: str, auto_class: str, network: Any, answer: st
     inputs, longest = text_inputs(network), longest_text(network)
     single = auto_class == _CLASSES and network.config.num_labels == 1
     task = _SCORES if single else _TASKS.get(auto_class, _OTHERS)
+    if auto_class == _CLASSES and network.config.problem_type == SEVERAL_LABELS:
+        task = _SEVERAL
     judged = task.answered if answer else None
     metric, why = judged or (task.metric, task.why)
     names = ", ".join(f"{i.name}: {i.name}" for i in inputs)

@@ -23,6 +23,7 @@ _TITLES = {
     "f1": "F1 score",
     "spearman": "Spearman correlation",
     "token-accuracy": "Token accuracy",
+    "subset-accuracy": "Subset accuracy",
     "span-accuracy": "Span accuracy",
     "character-error-rate": "Character error rate",
     "metric": "Metric",

@@ -111,6 +111,7 @@ def evaluate(
     divergence, constant = np.zeros(2), ConstantAnswer(metric)
     same = decisions = seen = copies = 0
     contents: set[bytes] = set()
+    shares = metric.about_classes and metric.unit == "%"
     for batch in data.batches():
         size = samples_in(batch)
         outputs = candidate.run(batch)
@@ -135,7 +136,7 @@ def evaluate(
         taken.append(decisions_of(judged, expected, target, metric))
         if metric.exponential and metric.code is None:
             divergence += kl_sums(first_of(judged), first_of(expected), target)
-        if metric.unit == "%":
+        if shares:
             first, other = next(iter(judged.values())), next(iter(expected.values()))
             equal = first.argmax(axis=-1) == other.argmax(axis=-1)
             if metric.of_tokens:
@@ -152,7 +153,7 @@ def evaluate(
         metric=metric.summary(per_sample),
         per_sample=per_sample,
         sqnr_db=sums.sqnr_db,
-        agreement=100.0 * same / decisions if metric.unit == "%" and decisions else None,
+        agreement=100.0 * same / decisions if decisions else None,
         max_abs_diff=worst,
         decisions=joined(taken),
         kl=float(divergence[0] / divergence[1]) if divergence[1] else None,

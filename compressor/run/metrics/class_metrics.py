@@ -30,8 +30,8 @@ def class_numbers(target: Any, scores: Array) -> Array:
     if truth.size != math.prod(wanted):
         raise UnfitError(
             f"the target has shape {list(truth.shape)} and the scores {list(scores.shape)}",
-            "give the number of each class (data.transform; of one-hot vectors their argmax), or a "
-            "metric of your own where a sample has several",
+            "give the number of each class (data.transform; of one-hot vectors their argmax), or "
+            "use subset-accuracy where a sample has several",
         )
     if truth.dtype.kind not in "iub":
         raise UnfitError(
@@ -75,6 +75,24 @@ def _agreement(outputs: Batch, target: Any) -> Array:
     same = scores_of(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
     same = same.reshape(len(same), -1)
     return np.asarray(same.mean(axis=1)) if same.size else np.ones(len(same))
+
+
+def _right_subsets(outputs: Batch, target: Any) -> Array:
+    """Return whether each sample's labels are all right: those whose score is above 0, ``[N]``."""
+    given = first_of(outputs) > 0
+    if isinstance(target, dict):
+        wanted = first_of(target) > 0
+    else:
+        truth = np.asarray(target)
+        if truth.shape != given.shape or not np.isin(truth, (0, 1)).all():
+            raise UnfitError(
+                f"the target has shape {list(truth.shape)} and the scores {list(given.shape)}"
+                if truth.shape != given.shape
+                else "the target holds other numbers than 0 and 1",
+                "give 0 or 1 for each label of each sample",
+            )
+        wanted = truth != 0
+    return np.asarray((given == wanted).reshape(len(given), -1).all(axis=1), np.float64)
 
 
 def _log_loss(outputs: Batch, target: Array) -> Array:
@@ -158,6 +176,9 @@ AGREEMENT = Metric(
     bounds=SHARES,
 )
 TOP5 = Metric("top5", partial(_in_top, k=5), unit="%", about_classes=True, bounds=SHARES)
+SUBSET_ACCURACY = Metric(
+    "subset-accuracy", _right_subsets, unit="%", needs_labels=False, bounds=SHARES
+)
 PERPLEXITY = Metric(
     "perplexity",
     _log_loss,

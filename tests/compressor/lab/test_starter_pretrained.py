@@ -94,6 +94,17 @@ def test_of_other_models(tmp_path: Path) -> None:
     assert [step["pass"] for step in spec["passes"]] == ["fuse", "quantize-static"]
 
 
+def test_of_images_with_several_labels(tmp_path: Path) -> None:
+    model = directory(
+        tmp_path,
+        model_type="vit",
+        architectures=["ViTForImageClassification"],
+        image_size=224,
+        problem_type="multi_label_classification",
+    )
+    assert written(model, tmp_path)["metric"] == "subset-accuracy"
+
+
 def test_of_a_quantized_model(tmp_path: Path) -> None:
     model = directory(tmp_path, model_type="llama", quantization_config={"quant_method": "awq"})
     with pytest.raises(ModelError, match="quantized already"):
@@ -204,6 +215,22 @@ def test_lines_of_json_take_the_place_of_text(
 def test_of_an_encoder_that_scores_texts(tmp_path: Path) -> None:
     path = encoder(tmp_path, "AutoModelForSequenceClassification", roberta(num_labels=1))
     assert written(path, tmp_path, checked=False)["metric"] == "spearman"
+
+
+@pytest.mark.parametrize("target", [None, "labels"])
+def test_of_texts_with_several_labels(tmp_path: Path, target: str | None) -> None:
+    """init wrote accuracy, which takes one class a sample, or agreement of the largest score."""
+    config = roberta(num_labels=3, problem_type="multi_label_classification")
+    path = encoder(tmp_path, "AutoModelForSequenceClassification", config)
+    data = tmp_path / "lines.jsonl"
+    answer = {} if target is None else {target: [0.0, 1.0, 1.0]}
+    data.write_text(f"{json.dumps({'text': 'a', **answer})}\n" * 4)
+    assert not write_starter(path, tmp_path / "spec.yaml", Choices(data=data))
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert (spec.data["evaluation"].keys.target, spec.metric) == (target, "subset-accuracy")
+    whole = encoder(tmp_path / "whole", "AutoModel", config)
+    (tmp_path / "spec.yaml").unlink()
+    assert written(whole, tmp_path, checked=False)["metric"] == "embedding"
 
 
 def test_of_an_encoder_that_answers_questions(tmp_path: Path) -> None:

@@ -52,6 +52,20 @@ def test_a_tie_counts_for_the_smaller_index_only():
     assert per_sample("top5", np.ones((2, 7), np.float32), np.array([4, 5])) == [1, 0]
 
 
+def test_labels_of_a_sample_are_right_together():
+    scores = np.array([[2, -1, 3], [2, -1, -3], [-1, -1, -1]], np.float32)
+    wanted = np.array([[1, 0, 1], [1, 0, 1], [0, 0, 0]])
+    for target in (wanted, wanted.astype(np.float32), wanted > 0):
+        assert per_sample("subset-accuracy", scores, target) == [1, 0, 1]
+    assert per_sample("subset-accuracy", scores, {"y": np.where(wanted, 0.1, -9)}) == [1, 0, 1]
+    with pytest.raises(DataError, match=r"target has shape \[3\] and the scores \[3, 3\]; give 0"):
+        per_sample("subset-accuracy", scores, np.array([0, 1, 2]))
+    with pytest.raises(DataError, match="other numbers than 0 and 1"):
+        per_sample("subset-accuracy", scores, 2 * wanted)
+    with pytest.raises(DataError, match="use subset-accuracy where a sample has several"):
+        per_sample("accuracy", scores, wanted)
+
+
 @given(
     st.lists(st.integers(0, 2), min_size=2, max_size=6),
     st.integers(0, 1),
