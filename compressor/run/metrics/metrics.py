@@ -188,10 +188,9 @@ class Metric:
     @property
     def scale(self) -> Scale:
         """What makes a metric of per-sample values."""
-        percent = self.unit == "%"
-        counts = percent or self.code is not None
-        factor, decides = 100.0 if percent else 1.0, percent and self.figure is not None
-        return Scale(factor, self.exponential, self.higher_is_better, counts, decides)
+        share, figure = self.unit == "%", self.figure is not None
+        counts, factor = share or self.code is not None, 100.0 if share else 1.0
+        return Scale(factor, self.exponential, self.higher_is_better, counts, share and figure)
 
     def summary(self, values: Array) -> dict[str, Any]:
         """Summarise per-sample values, or parts, as in ``report.json``.
