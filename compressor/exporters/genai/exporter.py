@@ -54,14 +54,14 @@ class GenaiExporter(Exporter):
     """Writes ``model.onnx`` with a cache of keys and values, ``genai_config.json`` and tokenizer.
 
     onnxruntime-genai generates text from the folder. Codes that passes have found are written as
-    they are, in blocks of ``MatMulNBits``; weights that stay float keep their type, and ONNX
-    Runtime computes with them in float32. The cache holds floats, or the 8 or 4 bits that
+    they are, in blocks of ``MatMulNBits``; weights that stay float keep their type, but norms and
+    biases are float32, in which ONNX Runtime computes. The cache holds floats, or the 8 or 4 bits that
     `quantize-cache` has found scales for. It takes llama, mistral, qwen2, qwen3, gemma and phi3
     from Hugging Face directories.
     """
 
     format: ClassVar[str] = "genai"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     not_judged: ClassVar[str] = _STEPS
     one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 

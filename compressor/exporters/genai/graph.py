@@ -246,7 +246,9 @@ class _Builder:
         biases = [f"{layer}.bias" for layer in layers if f"{layer}.bias" in self._given]
         bias = f"{name}.bias" if biases else ""
         if biases:
-            self._tensors[bias] = float_tensors(bias, [self._given[each] for each in biases])
+            parts = [self._given[each] for each in biases]
+            # What it is added to is float32, whatever the type of the weights.
+            self._tensors[bias] = float_tensors(bias, parts, torch.float32)
         codes = codes_of(layers[0] if len(layers) == 1 else name, sources, self._compute)
         output = output or name
         if codes is not None:

@@ -185,6 +185,14 @@ def test_half_floats_keep_their_type_but_for_norms(tmp_path: Path) -> None:
     np.testing.assert_allclose(stepped(path), dequantized_logits(carrier), rtol=0, atol=2e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_biases_of_half_floats_are_added_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    save(tmp_path / "half", "qwen2", dtype=dtype)
+    for carrier in (open_checkpoint(tmp_path / "half"), quantized(tmp_path / "half", bits=4)):
+        path = written(carrier, tmp_path / "out", matmul_compute="float32")
+        np.testing.assert_allclose(stepped(path), dequantized_logits(carrier), rtol=0, atol=2e-4)
+
+
 def test_a_module_and_its_checkpoint_give_the_same_bytes(llama: Path, tmp_path: Path) -> None:
     streamed = quantized(llama, preset="int4-g32")
     codes = {name: t.codes for name, t in streamed.tensors().items() if t.codes is not None}
