@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from compressor.calibration.sources.tokenizer import beside
+from compressor.errors import SpecError
 from compressor.lab.starter_parts import LINES, LINES_OF, OF_PAIRS, OF_TEXT, TEXT_INPUTS
 from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec
 
+_COMMENT = 98  # characters of a line, without its mark
 _CLASSES = "AutoModelForSequenceClassification"
 _MOST_TOKENS = 512
 SEVERAL_LABELS = "multi_label_classification"
@@ -40,11 +43,6 @@ _SEVERAL = _Task(
     f"The share of texts whose labels (scores above 0) are the float model's.{_WITH_LABELS}"
     "the right ones.",
     answered=("subset-accuracy", "The share of texts whose labels (scores above 0) are all right."),
-)
-_OTHERS = _Task(
-    "embedding",
-    "The cosine between the float model's and each artifact's embedding of a text: the mean over "
-    "its\n# tokens. The mean of all samples and the worst.",
 )
 _TASKS = {
     _CLASSES: _Task(
@@ -80,7 +78,7 @@ def text_data(model: Path, place: str, auto_class: str, network: Any, answer: st
 
     inputs, longest = text_inputs(network), longest_text(network)
     single = auto_class == _CLASSES and network.config.num_labels == 1
-    task = _SCORES if single else _TASKS.get(auto_class, _OTHERS)
+    task = _SCORES if single else _TASKS.get(auto_class) or _embedding(model)
     if auto_class == _CLASSES and network.config.problem_type == SEVERAL_LABELS:
         task = _SEVERAL
     judged = task.answered if answer else None
@@ -106,6 +104,29 @@ def text_data(model: Path, place: str, auto_class: str, network: Any, answer: st
         why=why,
         metric=metric,
     )
+
+
+def _embedding(model: Path) -> _Task:
+    """Return how vectors of texts are judged: as the directory makes them."""
+    from compressor.models.transformers.pooling import pooling_of
+
+    try:
+        vector = pooling_of(model).words()
+    except SpecError as error:
+        why = f"The cosine between the vectors of all tokens. The metric embedding {error.problem}."
+        return _Task("cosine", _wrapped(why))
+    return _Task(
+        "embedding",
+        _wrapped(
+            "The cosine between the float model's and each artifact's embedding of a text: "
+            f"{vector}. The mean of all samples and the worst."
+        ),
+    )
+
+
+def _wrapped(comment: str) -> str:
+    """Return a comment without its first mark in lines of 100 characters."""
+    return "\n# ".join(wrap(comment, _COMMENT))
 
 
 def _input(spec: TensorSpec) -> str:

@@ -10,6 +10,7 @@ from compressor.calibration.collect import make_observer
 from compressor.errors import SpecError, located
 from compressor.graph.costs import model_bytes, model_macs, model_parameters
 from compressor.models.layer_uses import input_limits
+from compressor.models.transformers.pooling import pooling_of
 from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
 from compressor.run.export_plan import ExportPlan, plan_exports
@@ -17,6 +18,7 @@ from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics.judged import judged_parts
 from compressor.run.metrics.metrics import Metric, resolve_metric, single_number
+from compressor.run.metrics.text_metrics import pooled_as
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.verdicts.data_doubts import (
     check_data_is_of_use,
@@ -258,6 +260,9 @@ def _metric(
     metric = resolve_metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )
+    if metric.name == "embedding" and carrier.folder is not None:
+        with located(where):
+            metric = pooled_as(metric, pooling_of(carrier.folder))
     if isinstance(spec.metric, MetricKeys) and spec.metric.expect is not None:
         check_reachable(metric, spec.metric.expect, where)
     labels = None if metric.against_float or not target else samples["evaluation"].get(target)

@@ -278,8 +278,8 @@ class Workspace:
 
 
 def metric_code(metric: Metric) -> str:
-    """Hash of the user's metric, empty for built-in ones."""
-    return "" if metric.code is None else code_digest(metric.code)
+    """Hash of what decides a metric beside its name: the user's code, or files of the model."""
+    return metric.digest if metric.code is None else code_digest(metric.code)
 
 
 def environment() -> dict[str, Any]:

@@ -55,9 +55,9 @@ class GenaiExporter(Exporter):
 
     onnxruntime-genai generates text from the folder. Codes that passes have found are written as
     they are, in blocks of ``MatMulNBits``; weights that stay float keep their type, but norms and
-    biases are float32, in which ONNX Runtime computes. The cache holds floats, or the 8 or 4 bits that
-    `quantize-cache` has found scales for. It takes llama, mistral, qwen2, qwen3, gemma and phi3
-    from Hugging Face directories.
+    biases are float32, in which ONNX Runtime computes. The cache holds floats, or the 8 or 4 bits
+    that `quantize-cache` has found scales for. It takes llama, mistral, qwen2, qwen3, gemma and
+    phi3 from Hugging Face directories.
     """
 
     format: ClassVar[str] = "genai"

@@ -45,6 +45,7 @@ class Metric:
             output. Empty where outputs count as a whole.
         bounds: what no mean of the values lies outside of, before the unit; intervals end there.
         code: the user's own function behind it.
+        digest: of what else decides the values, such as files of the model.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Metric:
     output_parts: OutputParts = ()
     bounds: tuple[float, float] = (-math.inf, math.inf)
     code: Callable[..., Any] | None = None
+    digest: str = ""
 
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
         """Return one value a sample, float64 ``[samples]``, or the parts of a figure.

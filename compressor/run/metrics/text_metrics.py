@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from compressor.models.transformers.pooling import Pooling
 from compressor.run.metrics.class_metrics import class_numbers, out_of_range
 from compressor.run.metrics.corpus import edit_distance, f1, rank_correlation, ratio
 from compressor.run.metrics.metrics import (
@@ -23,15 +26,21 @@ from compressor.types.tensors import Array, Batch
 _BLANK = 0  # of connectionist temporal classification
 
 
-def _pooled(outputs: Batch) -> Array:
-    """Return the mean of the first output over its tokens, but for its length, ``[N, width]``."""
+def pooled_as(metric: Metric, pooling: Pooling) -> Metric:
+    """Return the metric ``embedding`` of the vectors that a model's directory describes."""
+    return replace(metric, function=partial(_embedding, pooling=pooling), digest=pooling.digest)
+
+
+def _embedding(outputs: Batch, target: Any, pooling: Pooling) -> Array:
+    return cosines(_vectors(outputs, pooling), _vectors(target, pooling))
+
+
+def _vectors(outputs: Batch, pooling: Pooling) -> Array:
+    """Return the vectors of the first output, ``[N, width]``; pooled ones are as they are."""
     values = first_of(outputs).astype(np.float64)
-    middle = tuple(range(1, values.ndim - 1))
-    return np.asarray(values.sum(axis=middle))
-
-
-def _embedding(outputs: Batch, target: Any) -> Array:
-    return cosines(_pooled(outputs), _pooled(target))
+    if values.ndim < 3:
+        return np.asarray(values)
+    return pooling.vectors(values.reshape(len(values), -1, values.shape[-1]))
 
 
 def _decided(outputs: Batch, target: Any) -> tuple[Array, Array, Array]:
@@ -127,7 +136,7 @@ def _two_scores(outputs: Batch, target: Any) -> Array:
 
 EMBEDDING = Metric(
     "embedding",
-    _embedding,
+    partial(_embedding, pooling=Pooling()),
     needs_labels=False,
     against_float=True,
     of_tokens=True,

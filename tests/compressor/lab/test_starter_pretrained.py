@@ -21,7 +21,9 @@ from compressor.lab.starter_data import Choices
 from compressor.progress import quiet_libraries
 from compressor.run.data import check_data, open_data
 from compressor.run.model import open_model
+from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
+from tests.compressor.models.test_pooling import directory as described
 from tests.compressor.models.transformers_folders import SIZES, save
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -255,3 +257,25 @@ def test_of_an_encoder_without_a_tokenizer(tmp_path: Path) -> None:
     text = (tmp_path / "spec.yaml").read_text()
     assert "npz: evaluation.npz" in text
     assert "quantize-dynamic" in text
+
+
+@pytest.mark.parametrize(("module", "metric"), [("Pooling", "embedding"), ("LSTM", "cosine")])
+def test_a_vector_is_judged_as_the_directory_makes_it(
+    module: str, metric: str, tmp_path: Path
+) -> None:
+    """The mean over tokens was judged, whatever modules.json said."""
+    path = encoder(tmp_path, "AutoModel", roberta())
+    described(path, (module, {"pooling_mode": "cls"}))
+    assert written(path, tmp_path, checked=False)["metric"] == metric
+    text = (tmp_path / "spec.yaml").read_text()
+    if metric == "cosine":
+        assert "'1_LSTM' of modules.json is LSTM" in text
+        return
+    assert "that of its first" in text
+    for role in ("calibration", "evaluation"):
+        (tmp_path / f"{role}.txt").write_text(f"a a\na\n{role}\n")
+    planned = make_plan(load_spec(tmp_path / "spec.yaml")).metric
+    assert planned is not None
+    ours, theirs = np.zeros((2, 1, 3, 4))
+    ours[:, 0], theirs[:, 0], theirs[:, 1] = 1.0, 1.0, -9.0
+    assert planned.per_sample({"h": ours}, {"h": theirs}, 1) == pytest.approx([1.0])
