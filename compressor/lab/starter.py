@@ -42,6 +42,7 @@ from compressor.lab.starter_parts import (
     PRETRAINED,
     REST,
     SEQUENCE,
+    SIDE,
     STORAGE,
     SUBSET_ACCURACY,
     TEXT,
@@ -55,6 +56,13 @@ from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
 
 _IMAGE_AXES = 4
+_READ: Mapping[str, Sequence[str]] = {
+    "images": ("pixel_values",),
+    "text": ("input_ids",),
+    "jsonl": ("input_ids",),
+    "wav": ("input_features", "input_values"),
+}
+"""By kinds of data, the inputs that read them."""
 
 
 _NOTHING = Choices()
@@ -307,12 +315,13 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     if auto_class == "AutoModelForCausalLM":
         length = piece_length(config)
         return first + TEXT.format(model=place, length=length) + _rest(name)
-    encoder, network, inputs = _usual(model, auto_class, config)
-    if encoder:
-        first += PART.format(part=encoder)
+    part, others, network, inputs = _usual(model, auto_class, config, given)
+    if part:
+        first += (SIDE if others else PART).format(part=part, others=others)
     if network is not None and text_inputs(network) and has_tokenizer(model):
         answer = "" if given.found is None else given.found.answer
-        text = text_data(model, place, auto_class, network, answer)
+        side = bool(others)
+        text = text_data(model, place, auto_class, network, answer, side=side)
         return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage="")
     if not inputs:
         first += UNKNOWN_INPUTS
@@ -328,23 +337,35 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
 
 
 def _usual(
-    model: Path, auto_class: str, config: dict[str, Any]
-) -> tuple[str, Any, tuple[TensorSpec, ...]]:
-    """Return the path of the encoder, if there is a decoder too, what is run, and its usual inputs.
+    model: Path, auto_class: str, config: dict[str, Any], given: Given
+) -> tuple[str, str, Any, tuple[TensorSpec, ...]]:
+    """Return the path of what is run, those of other sides, itself, and its usual inputs.
 
+    Of an encoder and decoder that is the encoder, and of two sides the one that the data are for.
     The network is built on the ``meta`` device; where that cannot be done, all is empty.
     """
-    from compressor.models.transformers.carrier import encoder_path, usual_inputs
+    from compressor.models.transformers.carrier import encoder_path, sides_of, usual_inputs
     from compressor.models.transformers.classes import library
     from compressor.models.transformers.networks import network_of
 
     try:
         declared = getattr(library(), auto_class, None)
         if declared is None:  # the file names a class that the library does not have
-            return "", None, ()
+            return "", "", None, ()
         network = network_of(declared, config, model)
-        encoder = encoder_path(network)
-        part = network.get_submodule(encoder)
-        return encoder, part, usual_inputs(part)
+        sides = sides_of(network)
+        path = _side(sides, given) if sides else encoder_path(network)
+        others = " or ".join(side for side in sides.values() if side != path)
+        part = network.get_submodule(path)
+        return path, others, part, usual_inputs(part)
     except (SpecError, ModelError):
-        return "", None, ()
+        return "", "", None, ()
+
+
+def _side(sides: Mapping[str, str], given: Given) -> str:
+    """Return the side that the data are for; without data that of images, if there is one."""
+    found = given.found
+    kind = "images" if found is None else found.kind
+    wanted = _READ.get(kind, given.arrays[1])
+    chosen = next((path for name, path in sides.items() if name in wanted), "")
+    return chosen or sides.get("pixel_values") or next(iter(sides.values()))

@@ -51,6 +51,10 @@ PART = """\
   part: {part} # without the decoder, which runs again for each token
 """
 
+SIDE = """\
+  part: {part} # one side alone; for the other, write another spec with part: {others}
+"""
+
 UNKNOWN_INPUTS = """\
   # inputs: # FILL IN, and below too, if `compress plan` asks for it
   #   input_ids: {shape: [batch, sequence], dtype: int64}

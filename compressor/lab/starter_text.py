@@ -44,6 +44,11 @@ _SEVERAL = _Task(
     "the right ones.",
     answered=("subset-accuracy", "The share of texts whose labels (scores above 0) are all right."),
 )
+_SIDE = _Task(
+    "cosine",
+    "The cosine between the float model's outputs and each artifact's: the vectors of tokens, and\n"
+    "# that of the text, if there is one. What the whole network makes of them is not judged.",
+)
 _TASKS = {
     _CLASSES: _Task(
         "agreement",
@@ -66,21 +71,25 @@ _TASKS = {
 }
 
 
-def text_data(model: Path, place: str, auto_class: str, network: Any, answer: str = "") -> str:
+def text_data(
+    model: Path, place: str, auto_class: str, network: Any, answer: str = "", *, side: bool = False
+) -> str:
     """Return the rest of the part ``model``, and the parts ``data`` and ``metric``.
 
     Args:
         place: the model's path as YAML.
         network: what is run, on the ``meta`` device.
         answer: the field of the data with what is right; empty without one.
+        side: it is one side of a network, which makes vectors of its outputs.
     """
     from compressor.models.transformers.carrier import longest_text, text_inputs
 
     inputs, longest = text_inputs(network), longest_text(network)
     single = auto_class == _CLASSES and network.config.num_labels == 1
-    task = _SCORES if single else _TASKS.get(auto_class) or _embedding(model)
+    task = _SCORES if single else _TASKS.get(auto_class)
     if auto_class == _CLASSES and network.config.problem_type == SEVERAL_LABELS:
         task = _SEVERAL
+    task = _SIDE if side else task or _embedding(model)
     judged = task.answered if answer else None
     metric, why = judged or (task.metric, task.why)
     names = ", ".join(f"{i.name}: {i.name}" for i in inputs)

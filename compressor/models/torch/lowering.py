@@ -45,8 +45,8 @@ _REMEDIES = {
     f"name it there, such as attention_mask, {_NO_GRAPH}",
 }
 _USUAL_REMEDY = (
-    "check model.inputs against the module's forward: an axis that the network fixes needs its "
-    "number"
+    "check model.inputs against the module's forward: they are all that it gets, and an axis that "
+    "the network fixes needs its number"
 )
 
 

@@ -197,15 +197,19 @@ def usual_inputs(module: Any) -> tuple[TensorSpec, ...]:
     """
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-    encoder = encoder_path(module)
-    spec = None if encoder else _main_input(str(main), config, dtype)
+    encoder, sides = encoder_path(module), sides_of(module)
+    spec = None if encoder or sides else _main_input(str(main), config, dtype)
     if spec is not None:
         return (spec,)
     remedy = "write e.g. inputs: {input_ids: {shape: [batch, sequence], dtype: int64}}"
     raise SpecError(
         "model.inputs",
         f"is empty, and {type(module).__name__} has no single usual input",
-        f"{remedy}, or take the encoder alone: part: {encoder}" if encoder else remedy,
+        f"{remedy}, or take the encoder alone: part: {encoder}"
+        if encoder
+        else f"take one side: part: {' or '.join(sides.values())}"
+        if sides
+        else remedy,
     )
 
 
@@ -242,6 +246,20 @@ def encoder_path(module: Any) -> str:
         return ""
     encoder = module.get_encoder() if hasattr(module, "get_encoder") else module
     return next((path for path, part in module.named_modules() if part is encoder), "")
+
+
+def sides_of(module: Any) -> dict[str, str]:
+    """Return the path of each side of a network that reads two kinds of data, such as CLIP.
+
+    The keys are the inputs that the sides begin with. Other networks have none.
+    """
+    taken = signature(module.forward).parameters
+    sides: dict[str, str] = {}
+    for path, part in module.named_children():
+        first = next(iter(signature(part.forward).parameters), "")
+        if first in taken and hasattr(part, "main_input_name"):  # a network by itself
+            sides.setdefault(first, path)
+    return sides if len(sides) > 1 else {}
 
 
 def _main_input(name: str, config: Any, dtype: str) -> TensorSpec | None:
