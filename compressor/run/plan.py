@@ -134,7 +134,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     limits = input_limits(carrier)
     samples = {role: check_data(entry, carrier.inputs, limits) for role, entry in data.items()}
     metric = _metric(spec, data, carrier, samples)
-    training_metric = metric or _training_metric(spec, data)
+    training_metric = metric or _training_metric(spec, data, carrier)
     targets = frozenset[str]().union(*(e.targets for e in spec.exports))
     context = PassContext(
         spec.seed,
@@ -260,9 +260,7 @@ def _metric(
     metric = resolve_metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )
-    if metric.name == "embedding" and carrier.folder is not None:
-        with located(where):
-            metric = pooled_as(metric, pooling_of(carrier.folder))
+    metric = _of_folder(metric, carrier, where)
     if isinstance(spec.metric, MetricKeys) and spec.metric.expect is not None:
         check_reachable(metric, spec.metric.expect, where)
     labels = None if metric.against_float or not target else samples["evaluation"].get(target)
@@ -271,11 +269,20 @@ def _metric(
     return metric
 
 
-def _training_metric(spec: Spec, data: Mapping[str, Data]) -> Metric | None:
+def _of_folder(metric: Metric, carrier: Carrier, where: str) -> Metric:
+    """Return the metric of the vectors that a model's directory describes, if it is of vectors."""
+    if metric.name != "embedding" or carrier.folder is None:
+        return metric
+    with located(where):
+        return pooled_as(metric, pooling_of(carrier.folder))
+
+
+def _training_metric(spec: Spec, data: Mapping[str, Data], carrier: Carrier) -> Metric | None:
     training = data.get("training")
     if training is None or training.target is None:
         return None
-    return resolve_metric(spec.metric, True, spec.symbol, spec.where("metric"))
+    where = spec.where("metric")
+    return _of_folder(resolve_metric(spec.metric, True, spec.symbol, where), carrier, where)
 
 
 def _check_named(spec: Spec, index: int, carrier: Carrier) -> None:
