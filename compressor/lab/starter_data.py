@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from compressor import catalog
-from compressor.calibration.sources.audio import extractor_file
+from compressor.calibration.sources.audio import WavFolderSource, extractor_file, form_of
 from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
 from compressor.errors import SpecError, printable, suggestion
@@ -276,14 +276,18 @@ def _keys(found: Found, given: Given, spec: TensorSpec) -> tuple[str, list[str]]
     own = given.model if given.model.is_dir() else given.model.parent
     if found.kind == "wav":
         waveform = spec.dtype == "float32" and len(spec.shape) == 2
-        length = spec.shape[1] if waveform and isinstance(spec.shape[1], int) else _RATE
+        rate, length = _RATE, _RATE
+        if extractor_file(own) is None:
+            rate, length = _first_sound(found.evaluation)
+        if waveform and isinstance(spec.shape[1], int):
+            length = spec.shape[1]
         cut = f"length: {length} # CHECK: samples of each sound; what is longer is cut"
         if extractor_file(own) is not None:
             place = f"preprocessor: {_seen_from(given.folder, own)}"
             usual = "# prepared as preprocessor_config.json beside the model says"
             return spec.name, [place, cut] if waveform else [usual]
-        rate = f"rate: {_RATE} # CHECK: samples a second, as in training"
-        return ("audio", [rate, cut]) if waveform else ("", [])
+        taken = f"rate: {rate} # CHECK: samples a second, as in training"
+        return ("audio", [taken, cut]) if waveform else ("", [])
     if spec.dtype not in ("uint8", "float32") or len(spec.shape) != 4:
         return "", []
     for axis, sides in ((1, spec.shape[2:]), (3, spec.shape[1:3])):
@@ -291,6 +295,18 @@ def _keys(found: Found, given: Given, spec: TensorSpec) -> tuple[str, list[str]]
         if channels in (1, 3):
             return "image", list(_image_keys(spec, channels == 1, axis == 1, sides, own))
     return "", []
+
+
+def _first_sound(folder: Path) -> tuple[int, int]:
+    """Return the samples a second of a folder's first sound, and how many it has.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    suffixes = WavFolderSource.suffixes
+    path = next(p for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes)
+    form = form_of(path)
+    return form.rate, form.length
 
 
 def _image_keys(

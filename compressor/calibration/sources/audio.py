@@ -157,12 +157,7 @@ class WavFolderSource(ClassFolderSource):
 
     @cached_property
     def _first(self) -> WaveForm:
-        path = self._items()[0][0]
-        try:
-            return wave_form(path)
-        except (ValueError, struct.error) as error:
-            problem = f"cannot be read: {error}"
-            raise DataError(f"sound '{path}'", problem, "replace or remove it") from error
+        return form_of(self._items()[0][0])
 
     @cached_property
     def _rate(self) -> int:
@@ -197,6 +192,19 @@ class WavFolderSource(ClassFolderSource):
             return cls.from_json_file(file)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise DataError(subject, f"cannot be used ({error})", "download it again") from error
+
+
+def form_of(path: Path) -> WaveForm:
+    """Return the header of a sound.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return wave_form(path)
+    except (ValueError, struct.error) as error:
+        problem = f"cannot be read: {error}"
+        raise DataError(f"sound '{path}'", problem, "replace or remove it") from error
 
 
 def extractor_file(place: Path) -> Path | None:

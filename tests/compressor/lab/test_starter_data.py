@@ -119,6 +119,10 @@ def test_sounds(tmp_path):
     sing(tmp_path / "commands")
     plan = planned(save_net(tmp_path / "m.onnx", ("batch", 300)))
     assert plan.data["evaluation"].first(1)["x"].shape == (1, 300)
+    (tmp_path / "specs" / "spec.yaml").unlink()
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", "length")))
+    assert plan.data["evaluation"].first(1)["x"].shape == (1, 200)  # as long as the first
+    assert "8,000 samples a second" in plan.data["evaluation"].preparation
 
 
 def test_choices_are_written(tmp_path):
