@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,8 +250,10 @@ def _feeds(
     metric: str,
 ) -> str:
     """Return the part ``data`` for a model that is run on whole feeds."""
-    states = _states(inputs, outputs)
-    mapping = _mapping(given.names([i for i in inputs if i.name not in states], given.arrays[1]))
+    held = given.arrays[1]
+    absent = {spec.name for spec in inputs if held and spec.name not in held}
+    states = _states(inputs, outputs, absent)
+    mapping = _mapping(given.names([i for i in inputs if i.name not in states], held))
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
     values = {"mapping": mapping, "state": f"\n    state: {{{state}}}" if states else ""}
     return FEEDS.format(
@@ -267,15 +269,19 @@ def _of_one_sample(inputs: Sequence[TensorSpec]) -> bool:
     return all(spec.shape and spec.shape[0] == 1 for spec in inputs)
 
 
-def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict[str, str]:
+def _states(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], absent: Collection[str] = ()
+) -> dict[str, str]:
     """Return outputs that look like the next value of an input without an axis of samples.
 
     They have its shape and type; of several, one whose name begins or ends with the input's comes
-    first. Where all inputs are of one sample, others are none.
+    first. Where all inputs are of one sample, others are none; nor are they of an input that has
+    samples and that the files do not hold (``absent``).
     """
     states: dict[str, str] = {}
     single = _of_one_sample(inputs)
-    stacked = {i.name for i in inputs if i.shape and not isinstance(i.shape[0], int)}
+    first = {i.name for i in inputs if i.shape and not isinstance(i.shape[0], int)}
+    stacked = first.difference(absent)
     for spec in inputs:
         like = [
             output.name
@@ -286,7 +292,7 @@ def _states(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> dict
         ]
         if spec.shape and spec.name not in stacked and like:
             named = [n for n in like if n.startswith(spec.name) or n.endswith(spec.name)]
-            if named or not single:
+            if named or not (single or spec.name in first):
                 states[spec.name] = (named or like)[0]
     return states if len(states) < len(inputs) else {}
 

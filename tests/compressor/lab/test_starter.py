@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from compressor.errors import ModelError, SpecError
 from compressor.lab.starter import starter_text, write_starter
+from compressor.lab.starter_data import Choices
 from compressor.run.plan import make_plan
 from compressor.spec import schema
 from compressor.spec.load import Spec, load_spec
@@ -147,6 +148,30 @@ def test_of_a_state_for_one_sample(
     keys = load_spec(tmp_path / "spec.yaml").data["evaluation"].keys
     assert keys.state == state
     assert keys.samples == ("feeds" if state else None)
+
+
+def test_states_of_many_sequences_are_what_the_files_do_not_hold(tmp_path: Path) -> None:
+    """Only the files tell them from other inputs with samples, and their names."""
+    value = helper.make_tensor_value_info
+    sizes = {"x": 3, "h": 6, "c": 6, "other": 6}
+    inputs = [value(name, TensorProto.FLOAT, ["batch", n]) for name, n in sizes.items()]
+    outputs = [value(name, TensorProto.FLOAT, ["batch", 6]) for name in ("hN", "cN", "y")]
+    nodes = [
+        helper.make_node("Identity", ["h"], ["hN"]),
+        helper.make_node("Add", ["c", "other"], ["cN"]),
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1]),
+        helper.make_node("Add", ["mean", "h"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        np.savez(tmp_path / "data" / f"{number}.npz", x=np.zeros((5, 1, 3), np.float32))
+    write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml", Choices(data=tmp_path / "data"))
+    keys = load_spec(tmp_path / "spec.yaml").data["evaluation"].keys
+    assert keys.state == {"h": "hN", "c": "cN"}
+    assert keys.inputs == {"x": "x", "other": "other"}
 
 
 def test_of_a_model_with_a_scalar_and_no_state(tmp_path: Path) -> None:
