@@ -28,6 +28,7 @@ from compressor.types.options import Options
 from compressor.types.tensors import Array, TensorSpec
 
 _PIXEL = 8  # bytes, as it is decoded and as RGB
+_LEVELS = 257  # of 16 bits, for one of 8: from 0 to 65,535, and from 0 to 255
 _AT_ONCE = 200_000_000  # bytes, beyond ten times a file, that it may take in memory
 
 _Sides: TypeAlias = Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)]
@@ -226,7 +227,7 @@ def _decode(path: Path, steps: ImageSteps) -> Array:
             takes = image.width * image.height * _PIXEL
             if takes > _AT_ONCE + 10 * path.stat().st_size:
                 raise ValueError(f"{takes >> 20:,} MiB of pixels in so small a file")
-            rgb = image.convert("RGB")
+            rgb = _of_eight_bits(image).convert("RGB")
         return steps.pixels(rgb)
     # Pillow raises SyntaxError and TypeError where headers are damaged.
     except (OSError, SyntaxError, TypeError, ValueError, Image.DecompressionBombError) as error:
@@ -235,3 +236,10 @@ def _decode(path: Path, steps: ImageSteps) -> Array:
             f"cannot be decoded: {error}",
             "replace or remove it",
         ) from error
+
+
+def _of_eight_bits(image: Image.Image) -> Image.Image:
+    """Return grey levels of 16 bits in 8, since Pillow cuts them off at 255 and leaves white."""
+    if not image.mode.startswith("I;16"):
+        return image
+    return Image.fromarray(np.round(np.asarray(image) / _LEVELS).astype(np.uint8))

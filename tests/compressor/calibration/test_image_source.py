@@ -67,6 +67,13 @@ def test_scales_to_cover_and_cuts_the_centre(tmp_path):
     assert (small["image"][0, :, 6:9] == 200).all()
 
 
+def test_levels_of_16_bits(tmp_path):
+    levels = np.array([[0, 257], [32896, 65535]], np.uint16)
+    Image.fromarray(levels).save(tmp_path / "a.png")
+    (batch,) = ImageFolderSource(path=tmp_path, size=(2, 2)).batches(1)
+    assert batch["image"][0, ..., 0].tolist() == [[0, 1], [128, 255]]
+
+
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "CMYK"])
 def test_any_mode_becomes_rgb(tmp_path, mode):
     image = Image.new("RGB", (4, 4), (255, 255, 255)).convert(mode)
