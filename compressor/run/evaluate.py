@@ -18,8 +18,8 @@ from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
 from compressor.run.data import Data
 from compressor.run.metrics.class_metrics import kl_sums
-from compressor.run.metrics.judged import ConstantAnswer, judged_outputs, target_of
-from compressor.run.metrics.metrics import CONVERTED_AT_ONCE, Metric, check_finite, first_of
+from compressor.run.metrics.judged import ConstantAnswer, check_finite, judged_outputs, target_of
+from compressor.run.metrics.metrics import CONVERTED_AT_ONCE, Metric, first_of
 from compressor.run.noise.signals import OutputSums, SignalSums, ratio_db
 from compressor.run.verdicts.decisions import Decisions, decisions_of, joined
 from compressor.types.carrier import Carrier, Runner

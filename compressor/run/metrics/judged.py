@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from compressor.errors import DataError
 from compressor.graph.output_parts import OutputParts, output_parts
 from compressor.run.data import Data
 from compressor.run.metrics.metrics import Metric
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
+
+_NARROW = "at passes that narrow the range (cast to fp16)"
 
 
 def judged_parts(carrier: Carrier, data: Data) -> OutputParts:
@@ -61,6 +64,42 @@ def target_of(batch: Batch, label: str | None, expected: Batch, metric: Metric) 
         return expected
     whole = isinstance(batch, Feed) and metric.code is None
     return batch[label][None] if whole else answers(batch, label)
+
+
+def check_finite(
+    outputs: Batch, seen: int, size: int, inputs: Batch | None = None, *, exact: bool = False
+) -> None:
+    """Raise ``DataError`` for an output that is not finite; it names the sample, where that shows.
+
+    Args:
+        seen: how many samples there were before.
+        size: how many samples the outputs are of.
+        inputs: what the outputs were computed from, if one of these may be at fault.
+        exact: they are the float model's, which no pass changed.
+    """
+    at_fault = "at the model: it is the float one that gives it" if exact else _NARROW
+    for name, array in outputs.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        where, rows = f"samples {seen} to {seen + size - 1}", slice(None)
+        if size == 1 or (array.ndim and len(array) == size):
+            wrong = ~np.isfinite(array.reshape(size, -1)).all(axis=1)
+            row = int(np.flatnonzero(wrong)[0])
+            where, rows = f"sample {seen + row}", slice(row, row + 1)
+        for given, values in (inputs or {}).items():
+            apart = values.dtype.kind == "f" and values.ndim and len(values) == size
+            if apart and not np.isfinite(values[rows]).all():
+                raise DataError(
+                    f"input {given!r}",
+                    f"is NaN or infinite for {where}",
+                    "look at that sample in the file (from 0, of those that are used), and after "
+                    "its transform",
+                )
+        raise DataError(
+            f"output {name!r}",
+            f"is NaN or infinite for {where}",
+            f"look at that sample, and {at_fault}",
+        )
 
 
 class ConstantAnswer:

@@ -21,7 +21,6 @@ from compressor.types.tensors import Array, Batch
 _Z95 = 1.959963984540054
 CONVERTED_AT_ONCE = 1 << 18  # values whose float64 copies take little memory
 NOT_COUNTED = -100
-_NARROW = "at passes that narrow the range (cast to fp16)"
 _SEVERAL = 2  # stands for the size of an axis that a model leaves open
 
 
@@ -223,8 +222,7 @@ class Metric:
 
 
 def _interval(values: Array, *, counted: bool) -> tuple[float, float]:
-    n = values.size
-    mean = float(values.mean())
+    n, mean = values.size, float(values.mean())
     if counted and np.isin(values, (0.0, 1.0)).all():
         z2 = _Z95**2
         centre = (mean + z2 / (2 * n)) / (1 + z2 / n)
@@ -232,42 +230,6 @@ def _interval(values: Array, *, counted: bool) -> tuple[float, float]:
         return max(0.0, centre - half), min(1.0, centre + half)
     half = _Z95 * float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else 0.0
     return mean - half, mean + half
-
-
-def check_finite(
-    outputs: Batch, seen: int, size: int, inputs: Batch | None = None, *, exact: bool = False
-) -> None:
-    """Raise ``DataError`` for an output that is not finite; it names the sample, where that shows.
-
-    Args:
-        seen: how many samples there were before.
-        size: how many samples the outputs are of.
-        inputs: what the outputs were computed from, if one of these may be at fault.
-        exact: they are the float model's, which no pass changed.
-    """
-    at_fault = "at the model: it is the float one that gives it" if exact else _NARROW
-    for name, array in outputs.items():
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            continue
-        where, rows = f"samples {seen} to {seen + size - 1}", slice(None)
-        if size == 1 or (array.ndim and len(array) == size):
-            wrong = ~np.isfinite(array.reshape(size, -1)).all(axis=1)
-            row = int(np.flatnonzero(wrong)[0])
-            where, rows = f"sample {seen + row}", slice(row, row + 1)
-        for given, values in (inputs or {}).items():
-            apart = values.dtype.kind == "f" and values.ndim and len(values) == size
-            if apart and not np.isfinite(values[rows]).all():
-                raise DataError(
-                    f"input {given!r}",
-                    f"is NaN or infinite for {where}",
-                    "look at that sample in the file (from 0, of those that are used), and after "
-                    "its transform",
-                )
-        raise DataError(
-            f"output {name!r}",
-            f"is NaN or infinite for {where}",
-            f"look at that sample, and {at_fault}",
-        )
 
 
 def single_number(shape: Sequence[object] | None) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from compressor.errors import ArtifactError
 from compressor.graph.output_parts import OutputParts, cut_parts
 from compressor.run.evaluate import CachingRunner, largest_gap, outputs_of
-from compressor.run.metrics.metrics import check_finite
+from compressor.run.metrics.judged import check_finite
 from compressor.run.noise.signals import OutputSums
 from compressor.run.verdicts.verdicts import agreement, same_function
 from compressor.types.tensors import Array, Batch, TensorSpec, filled, samples_in
