@@ -199,6 +199,7 @@ _JOIN: Mapping[Target, Kernel] = {"ort-cpu": "join", "litert": "join"}
 _SUM: Mapping[Target, Kernel] = {**_JOIN, "openvino": "join", "tensorrt": "join"}
 _CARRIER: Mapping[Target, Kernel] = dict.fromkeys(("ort-cpu", "openvino", "litert"), "carrier")
 _MS = "com.microsoft"
+RESIZE = "Resize"
 
 # fmt: off
 _ROWS = (  # products and lookups first
@@ -303,7 +304,7 @@ _ROWS = (  # products and lookups first
     Operator("GlobalAveragePool", "spatial", float16="sum", between_codes=True, kernels=_SUM,
              int8_form=True),
     Operator("GlobalMaxPool", "spatial"), Operator("GlobalLpPool", "spatial", float16="sum"),
-    Operator("Resize", "spatial", float16="place", between_codes=True, int8_form=True),
+    Operator(RESIZE, "spatial", float16="place", between_codes=True, int8_form=True),
     Operator("Upsample", "spatial", float16="place"), Operator("LpPool", "spatial"),
     Operator("GridSample", "spatial", float16="place"),
     # normalizations
@@ -347,11 +348,10 @@ _ROWS = (  # products and lookups first
     # constants, shapes, numbers made of nothing
     Operator("Constant", "constant", free=True), Operator("ConstantOfShape", zeros="repeated"),
     Operator("Shape", "shape", free=True), Operator("Size", "shape", free=True),
-    Operator("Range", "source", float16="place"),
+    Operator("Range", "source", float16="place"), Operator("Scan", "control"),
     Operator("RandomNormal", "source", float16="typed", random=True),
     Operator("RandomUniform", "source", float16="typed", random=True),
     Operator("If", "control", branches=True), Operator("Loop", "control", branches=True),
-    Operator("Scan", "control"),
     # known for what float16 does to them
     Operator("AffineGrid", float16="place"), Operator("Bernoulli", float16="typed", random=True),
     Operator("ConcatFromSequence", float16="list"), Operator("DFT", float16="sum"),

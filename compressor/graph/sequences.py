@@ -19,7 +19,7 @@ def gains_as_image(layer: Layer) -> bool:
     took 0.17 to 0.49 of the time (AMD Zen 4, one thread), one of 258 windows of 256 samples at 4
     and 40 positions 0.53 and 0.38, and dense ones of a thousand positions 0.8 to 1.0.
     """
-    if layer.kind != "Conv" or len(layer.shape) != _RANK:
+    if not layer.is_convolution or layer.is_transposed_convolution or len(layer.shape) != _RANK:
         return False
     rows, columns, taps = layer.shape
     if layer.groups > 1:

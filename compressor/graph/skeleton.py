@@ -18,6 +18,7 @@ from onnx import TensorProto, defs, helper
 from compressor.errors import ModelError
 from compressor.graph.codebooks import code_widths, narrow
 from compressor.graph.messages import broken_node, cyclic_function, expansion, tensors_in
+from compressor.graph.operators import RESIZE
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, constant_of, value_by_name
 from compressor.types.tensors import Array
 
@@ -289,7 +290,7 @@ _ONE_AXIS = 13  # the first whose softmax and its kind are along one axis, not o
 def _state_places(model: ir.Model) -> None:
     """State how ``Resize`` placed pixels before opset 11; the converter takes the later default."""
     for node in all_nodes(model.graph):
-        if node.op_type != "Resize" or node.domain not in DEFAULT_DOMAINS:
+        if node.op_type != RESIZE or node.domain not in DEFAULT_DOMAINS:
             continue
         node.attributes["coordinate_transformation_mode"] = ir.AttrString(
             "coordinate_transformation_mode", "asymmetric"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, input_of, is_op
 from compressor.passes.fuse.draft import (
     Draft,
@@ -37,7 +38,8 @@ def look_up_labels(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
 
 def cast_labels(node: ir.Node, draft: Draft) -> bool:
     """Store looked-up constants in the type that they are cast to."""
-    gather = private_maker(node.inputs[0], node, "Gather") if is_op(node, "Cast") else None
+    gather = private_maker(node.inputs[0], node) if is_op(node, "Cast") else None
+    gather = gather if operator(gather).is_table else None
     table = constant_array(gather.inputs[0]) if gather is not None else None
     dtype = ir.DataType(node.attributes.get_int("to", 0))
     if gather is None or table is None or table.dtype.kind not in "iub" or table.size > _LARGEST:
@@ -66,7 +68,7 @@ def index_without_axis(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
 
 def labels_that_count(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     """Take the index itself where the labels are 0, 1, 2 and so on."""
-    if not is_op(node, "Gather") or node.attributes.get_int("axis", 0) != 0:
+    if not operator(node).is_table or node.attributes.get_int("axis", 0) != 0:
         return False
     index = node.inputs[1]
     greatest = None if index is None else index.producer()

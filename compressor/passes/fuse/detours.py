@@ -119,7 +119,7 @@ def _taken(node: ir.Node) -> list[tuple[ir.Node, int]] | None:
     found = []
     for use in node.outputs[0].uses():
         index = constant_array(input_of(use.node, 1))
-        takes = is_op(use.node, "Gather") and use.idx == 0 and use.node.graph is node.graph
+        takes = operator(use.node).is_table and use.idx == 0 and use.node.graph is node.graph
         if not takes or index is None or index.ndim or use.node.attributes.get_int("axis", 0):
             return None
         found.append((use.node, int(index)))
@@ -170,7 +170,7 @@ def keep_axes(node: ir.Node, draft: Draft) -> bool:
         ints = {"axes": dropped} if "axes" in source.attributes else {}
         replace(node, source.op_type, list(source.inputs), {**ints, "keepdims": 1})
         return True
-    index = constant_array(input_of(source, 1)) if is_op(source, "Gather") else None
+    index = constant_array(input_of(source, 1)) if row.is_table else None
     axis = positive([source.attributes.get_int("axis", 0)], before)
     if index is None or index.ndim or axis is None or added != axis:
         return False
@@ -196,8 +196,7 @@ def same_shape(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     return True
 
 
-_RANKS = {"LSTM": 3, "GRU": 3, "RNN": 3, "Gemm": 2}
-"""How many axes the first input of an operator has."""
+_SEQUENCES, _ROWS = 3, 2  # axes of what a recurrent layer reads, and a Gemm
 
 
 def branch_that_fits(node: ir.Node, draft: Draft) -> bool:
@@ -223,8 +222,12 @@ def branch_that_fits(node: ir.Node, draft: Draft) -> bool:
 def _wanted_rank(value: ir.Value) -> int | None:
     """Return how many axes a reader needs a value to have, if one does."""
     for use in value.uses():
-        if use.idx == 0 and is_op(use.node, *_RANKS):
-            return _RANKS[use.node.op_type]
+        row = operator(use.node)
+        if use.idx == 0 and row.recurrent is not None:
+            return _SEQUENCES
+        with_bias = row.is_product and not (row.is_convolution or row.bias_is_separate)
+        if use.idx == 0 and with_bias:
+            return _ROWS
         if is_op(use.node, "Unsqueeze"):
             axes, wanted = axes_of(use.node, None), _wanted_rank(use.node.outputs[0])
             if axes is not None and wanted is not None:

@@ -8,7 +8,7 @@ from math import prod
 import onnx_ir as ir
 
 from compressor.graph.channels.products import terms
-from compressor.graph.values import is_op, static_shape
+from compressor.graph.values import static_shape
 from compressor.passes.fuse.draft import AttributeValue, Dim, Draft, put, replace
 
 
@@ -18,10 +18,11 @@ def einsum_to_matmul(node: ir.Node, draft: Draft) -> bool:
     Attention that keeps its heads apart is written so, as ``abc,cde->abde`` in Keras and
     ``ibh,hnd->ibnd`` in XLNet. No other pass finds a layer in it.
     """
-    if not is_op(node, "Einsum") or len(node.inputs) != 2:
+    equation = node.attributes.get_string("equation", "")  # no other operator has one
+    if not equation or len(node.inputs) != 2:
         return False
     ranks = [len(v.shape) for v in node.inputs if v is not None and v.shape is not None]
-    parsed = terms(node.attributes.get_string("equation", ""), ranks)
+    parsed = terms(equation, ranks)
     if len(ranks) != 2 or parsed is None:
         return False
     sides = list(zip(node.inputs, parsed[0], strict=True))
@@ -59,11 +60,11 @@ class _Writer:
         right = self._ordered(*weight, [*summed, *made])
         if len(summed) + len(made) > 2:
             rows, columns = self._count(summed), self._count(made)
-            right = self._put("Reshape", [right, self._shape([rows, columns])], [rows, columns])
-        product = self._put("MatMul", [left, right], [*self._dims(kept), self._count(made)])
+            right = self._add("Reshape", [right, self._shape([rows, columns])], [rows, columns])
+        product = self._add("MatMul", [left, right], [*self._dims(kept), self._count(made)])
         if len(made) > 1:
             shape = self._shape([*[0] * len(kept), *(self._count([c]) for c in made)])
-            product = self._put("Reshape", [product, shape], self._dims([*kept, *made]))
+            product = self._add("Reshape", [product, shape], self._dims([*kept, *made]))
         product = self._ordered(product, "".join([*kept, *made]), list(result))
         replace(self._node, "Identity", [product])
 
@@ -72,16 +73,16 @@ class _Writer:
             return value
         count = self._count(summed)
         shape = self._shape([*[0] * len(kept), count])
-        return self._put("Reshape", [value, shape], [*self._dims(kept), count])
+        return self._add("Reshape", [value, shape], [*self._dims(kept), count])
 
     def _ordered(self, value: ir.Value | None, letters: str, order: list[str]) -> ir.Value:
         assert value is not None
         perm = [letters.index(c) for c in order]
         if perm == sorted(perm):
             return value
-        return self._put("Transpose", [value], self._dims(order), {"perm": perm})
+        return self._add("Transpose", [value], self._dims(order), {"perm": perm})
 
-    def _put(
+    def _add(
         self,
         operator: str,
         inputs: Sequence[ir.Value],

@@ -8,6 +8,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import constant_array, input_of, is_op
 from compressor.passes.fuse.draft import Draft, integers, private_maker, replace
 
+_MOVES = ("shape", "order", "some")
 _STATES = (5, 6)  # of an LSTM, a GRU or an RNN; a GRU and an RNN have the first alone
 
 
@@ -34,10 +35,14 @@ def _is_zero(value: ir.Value | None) -> bool:
     node = value.producer()
     if node is None:
         return False
-    if is_op(node, "ConstantOfShape"):
-        fill = node.attributes.get("value")
-        return fill is None or not fill.as_tensor().numpy().any()
-    return is_op(node, "Expand", "Slice", "Transpose", "Reshape") and _is_zero(node.inputs[0])
+    if operator(node).moves in _MOVES:
+        return _is_zero(node.inputs[0])
+    if operator(node).zeros != "repeated":
+        return False
+    if len(node.inputs) > 1:  # a value, and the shape that it is repeated to
+        return _is_zero(node.inputs[0])
+    fill = node.attributes.get("value")
+    return fill is None or not fill.as_tensor().numpy().any()
 
 
 def reshape_units(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
