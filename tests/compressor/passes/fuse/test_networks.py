@@ -195,9 +195,9 @@ CASES = {
     "encoder": Case(
         Encoder,
         (),
-        {"Gather": 7, "Slice": 1, "Add": 11, "LayerNormalization": 4, "MatMul": 11, "Gelu": 2}
-        | {"Transpose": 15, "Reshape": 12, "Mul": 2, "Softmax": 2, "Gemm": 2, "Shape": 2}
-        | {"Concat": 1},
+        {"Gather": 1, "Slice": 1, "Add": 11, "LayerNormalization": 4, "MatMul": 11, "Gelu": 2}
+        | {"Transpose": 13, "Reshape": 10, "Mul": 2, "Softmax": 2, "Gemm": 2, "Shape": 2}
+        | {"Concat": 1, "Split": 2},
         0,
         tokens=True,
     ),
