@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -165,22 +165,22 @@ def batch_norm(call: Call) -> None:
 
 def layer_norm(call: Call) -> None:
     """Write a LayerNormalization over the last axes."""
-    source = call.operand(0, last=False)
-    rank = len(source.shape)
-    axes = range(call.node.attributes.get_int("axis", -1) % rank, rank)
-    scale = call.constant(1)
-    assert scale is not None
-    _scaled(call, _standardized(call, source, axes), scale, call.constant(2))
+    _normed(call, _standardized)
 
 
 def rms_norm(call: Call) -> None:
     """Write an RMSNormalization over the last axes."""
+    _normed(call, _with_unit_variance)
+
+
+def _normed(call: Call, normalized: Callable[[Call, Tensor, Sequence[int]], Tensor]) -> None:
+    """Normalize over the last axes, and multiply with a scale of them."""
     source = call.operand(0, last=False)
     rank = len(source.shape)
     axes = range(call.node.attributes.get_int("axis", -1) % rank, rank)
     scale = call.constant(1)
     assert scale is not None
-    _scaled(call, _with_unit_variance(call, source, axes), scale, None)
+    _scaled(call, normalized(call, source, axes), scale, call.constant(2))
 
 
 def instance_norm(call: Call) -> None:

@@ -28,6 +28,7 @@ from tests.compressor.exporters.test_litert import (
     opened,
     written,
 )
+from tests.compressor.passes.quantize.small_models import graph
 from tests.compressor.passes.quantize.static_models import statistics
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -90,6 +91,29 @@ def test_compositions_compute_what_pytorch_does(shape: tuple[int, ...], tmp_path
         for name, ours, other in zip(named, runner.run(given).values(), theirs, strict=True):
             assert ours.shape == tuple(other.shape), name
             compare_outputs(ours, other, name)
+
+
+def test_what_pytorch_does_not_write(tmp_path: Path):
+    """Operators that other exporters write, against ONNX Runtime."""
+    carrier = graph(
+        """g (float[N, 4, 6, 8] x) => (float[N, 4, 6, 8] rms, float[N, 4, 6, 8] unit,
+                                       float[N, 16, 3, 4] blocks, float[N, 4, 8] logs) {
+            rms = RMSNormalization <axis = -1> (x, scale)
+            unit = LpNormalization <axis = 1> (x)
+            blocks = SpaceToDepth <blocksize = 2> (x)
+            positive = Abs (x)
+            logs = ReduceLogSum <keepdims = 0> (positive, axes)
+        }""",
+        {
+            "scale": np.linspace(0.5, 2, 8, dtype=np.float32),
+            "axes": np.array([2]),
+        },
+        opset=23,
+    )
+    given = noise(3, 4, 6, 8)
+    ours = LitertExporter().open(written(carrier, tmp_path)).run(given)
+    for name, other in carrier.runner().run(given).items():
+        compare_outputs(ours[name], torch.from_numpy(other), name)
 
 
 @pytest.mark.parametrize("axes", [(0, 2), (0, 3), (0, 1), (1, 2), (0,), (2,)])
