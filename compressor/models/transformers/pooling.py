@@ -159,8 +159,9 @@ def _dense(folder: Path, config: Mapping[str, Any]) -> Callable[[Array], Array]:
 
 
 def _file(folder: Path, place: str) -> Path:
-    pickled = folder / place / "pytorch_model.bin"
-    return pickled if pickled.is_file() else folder / place / "model.safetensors"
+    """Return a module's weights as sentence-transformers takes them: safetensors first."""
+    own, pickled = folder / place / "model.safetensors", folder / place / "pytorch_model.bin"
+    return pickled if pickled.is_file() and not own.is_file() else own
 
 
 def _json(path: Path) -> Any:

@@ -71,6 +71,7 @@ def test_layers_follow(activation: str, tmp_path: Path) -> None:
     pooling = pooling_of(folder)
     np.testing.assert_allclose(pooling.vectors(TOKENS), expected.detach().numpy(), rtol=1e-5)
     assert pooling.words() == "the mean over its tokens, through the layers that follow"
+    torch.save({"linear.weight": torch.zeros(3, 4)}, folder / "2_Dense" / "pytorch_model.bin")
     save_file({**stored, "linear.bias": torch.ones(3)}, folder / "2_Dense" / "model.safetensors")
     assert pooling_of(folder).digest != pooling.digest
     save_file({"other": torch.ones(3)}, folder / "2_Dense" / "model.safetensors")
