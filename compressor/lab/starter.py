@@ -308,9 +308,11 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     from compressor.models.transformers.classes import auto_class_for, saved_from
     from compressor.models.transformers.lengths import piece_length
     from compressor.models.transformers.networks import read_config
+    from compressor.models.transformers.pooling import pools
 
     config = read_config(model)
-    auto_class = auto_class_for(saved_from(config))
+    # A decoder that makes vectors of texts may still be called one that continues them.
+    auto_class = "AutoModel" if pools(model) else auto_class_for(saved_from(config))
     tensors, parameters = headers(model)
     place = scalar(relative)
     first = PRETRAINED.format(

@@ -21,6 +21,7 @@ from compressor.files import (
     scratch,
 )
 from compressor.graph.costs import model_bytes
+from compressor.models.checkpoint.folder import companions
 from compressor.run.evaluate import CachingRunner, Evaluation
 from compressor.run.store import compute_versions, result_key
 from compressor.run.workspace import Workspace, metric_code
@@ -81,6 +82,8 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[St
     spec = workspace.plan.spec
     decides = {k: v for k, v in spec.resolved.items() if k not in ("output", "limits", "exports")}
     context = ExportContext(spec.name, json_sha256(decides), workspace.ranks, folder=spec.folder)
+    beside = {} if carrier.folder is None else companions(carrier.folder)  # tokenizers, templates
+    copied = {place: file_sha256(path) for place, path in beside.items()}
     made = []
     for index, (exporter, planned) in enumerate(
         zip(spec.exports, workspace.plan.exports, strict=True)
@@ -94,6 +97,7 @@ def write_artifacts(workspace: Workspace, key: str, carrier: Carrier) -> list[St
             name=context.name,
             spec=context.spec_digest,
             tools=dict(exporter.tools),
+            beside=copied,
         )
         workspace.begin_step()
         with located(spec.where("exports", index)):

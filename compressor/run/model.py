@@ -92,7 +92,7 @@ class OpenedModel:
         formats = {_FORMATS.get(file.suffix) for file in self.files}
         if artifact_format in formats or Capability.RUN not in self.carrier.offers:
             folder = self.carrier.folder
-            beside = () if folder is None else (*companions(folder), folder / INDEX)
+            beside = () if folder is None else (*companions(folder).values(), folder / INDEX)
             own = (*self.files, *(p for p in beside if p.is_file() and p.name != CARD))
             return sum(file.stat().st_size for file in own)
         return None

@@ -191,4 +191,5 @@ class GenaiExporter(Exporter):
 
 def _taken(folder: Path) -> tuple[Path, ...]:
     """Return the files that are copied: those of the tokenizer, templates and licence."""
-    return tuple(path for path in companions(folder) if path.name not in _LEFT)
+    found = companions(folder).values()
+    return tuple(path for path in found if path.parent == folder and path.name not in _LEFT)

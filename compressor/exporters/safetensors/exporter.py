@@ -80,8 +80,8 @@ def check_written(plan: StreamPlan, directory: Path) -> str:
                     _check_block(shard, tensor, cuts[index], stream.fileno())
     for name, text in plan.texts.items():
         _check_text(directory / name, text, "differs from what was planned")
-    for source in plan.companions:
-        _check_text(directory / source.name, source.read_bytes(), "differs from the input's")
+    for place, source in plan.companions.items():
+        _check_text(directory / place, source.read_bytes(), "differs from the input's")
     return f"{len(plan.shards)} headers, {blocks} blocks of {tensors} tensors computed again"
 
 

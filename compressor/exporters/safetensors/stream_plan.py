@@ -84,13 +84,13 @@ class StreamPlan:
 
     Attributes:
         texts: the small files that are made: the configuration and the index, by name.
-        companions: the files that are copied.
+        companions: the files that are copied, by their place in the directory.
         digest: changes with everything that decides the bytes.
     """
 
     shards: tuple[PlannedShard, ...]
     texts: Mapping[str, bytes]
-    companions: tuple[Path, ...]
+    companions: Mapping[str, Path]
     digest: str
 
     @property
@@ -104,7 +104,7 @@ class StreamPlan:
         return (
             sum(shard.nbytes for shard in self.shards)
             + sum(len(text) for text in self.texts.values())
-            + sum(path.stat().st_size for path in self.companions)
+            + sum(path.stat().st_size for path in self.companions.values())
         )
 
     def share(self, ranks: Ranks = ALONE) -> tuple[PlannedShard, ...]:
@@ -163,8 +163,8 @@ def plan_stream(
     if config:
         # Not json_text: published configurations may hold Infinity, and come back as they were.
         texts[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-    others = () if carrier.folder is None else companions(carrier.folder)
-    copied = tuple(path for path in others if path.name not in (CONFIG, CARD))
+    others = {} if carrier.folder is None else companions(carrier.folder)
+    copied = {place: path for place, path in others.items() if place not in (CONFIG, CARD)}
     digest = json_sha256(
         [
             _VERSION,
@@ -297,15 +297,11 @@ def finish(plan: StreamPlan, directory: Path) -> tuple[WrittenFile, ...]:
         written.append(file)
     remove_stale_staging(directory)
     with disk_errors(directory), staging(directory) as folder:
-        drafts = []
-        for name, text in plan.texts.items():
-            (folder / name).write_bytes(text)
-            drafts.append(folder / name)
-        for source in plan.companions:
-            (folder / source.name).write_bytes(source.read_bytes())
-            drafts.append(folder / source.name)
-        for draft in drafts:
-            target = directory / draft.name
+        copied = {place: path.read_bytes() for place, path in plan.companions.items()}
+        for place, text in {**plan.texts, **copied}.items():
+            draft, target = folder / place, directory / place
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(text)
             publish(draft, target)
             written.append(WrittenFile(target, target.stat().st_size, file_sha256(target)))
         for shard in plan.shards:

@@ -60,6 +60,7 @@ _CONV1D_MODELS = {"decision_transformer", "gpt2", "imagegpt", "openai-gpt"}
 _CONV1D_LAYERS = ("c_attn", "q_attn", "c_proj", "c_fc")
 CONFIG = "config.json"
 CARD = "README.md"  # a run writes one that holds it
+MODULES = "modules.json"  # of sentence-transformers: the network and what follows it
 
 # Text, vocabularies and templates, and a model's own code, which is copied and never run.
 _COMPANIONS = {".json", ".jinja", ".md", ".model", ".py", ".spm", ".tiktoken", ".txt", ".vocab"}
@@ -276,21 +277,35 @@ def _without_safetensors(folder: Path) -> SpecError:
     )
 
 
-def companions(folder: Path) -> tuple[Path, ...]:
-    """Return the files that belong to a checkpoint besides its weights, sorted by name.
+def companions(folder: Path) -> dict[str, Path]:
+    """Return the files that belong to a checkpoint besides its weights, by their place in it.
 
     Configuration, tokenizer, templates, licence: small files at the top of the folder. Weights of
-    other formats (``pytorch_model.bin``, ``original/``) are none of them.
+    other formats (``pytorch_model.bin``, ``original/``) are none of them. What follows the network
+    in a directory of sentence-transformers (``1_Pooling/``) has its own folders, with weights.
     """
-    return tuple(
+    top = [
         path
-        for path in sorted(folder.iterdir())
+        for path in folder.iterdir()
         if path.is_file()
         and not path.name.startswith(".")
         and not path.name.endswith(".index.json")
         and path.name not in _LEFT_BEHIND
         and (path.suffix in _COMPANIONS or path.name.startswith(_LEGAL))
-    )
+    ]
+    inner = [p for part in _modules_behind(folder) for p in part.rglob("*") if p.is_file()]
+    return {path.relative_to(folder).as_posix(): path for path in sorted(top + inner)}
+
+
+def _modules_behind(folder: Path) -> list[Path]:
+    """Return the folders of what ``modules.json`` lists behind the network."""
+    if not (folder / MODULES).is_file():
+        return []
+    entries = read_json(folder / MODULES, f"file {str(folder / MODULES)!r}", "is malformed")
+    named = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+    places = {str(e.get("path", "")) for e in named[1:]}  # the first is the network
+    # Folders of this one alone: nothing from elsewhere is copied.
+    return [part for part in folder.iterdir() if part.name in places]
 
 
 @dataclass(frozen=True)

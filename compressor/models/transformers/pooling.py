@@ -14,10 +14,11 @@ import numpy as np
 
 from compressor.errors import ModelError, SpecError, printable
 from compressor.files import file_sha256, json_sha256, read_json
+from compressor.models.checkpoint.folder import CONFIG, MODULES
 from compressor.models.checkpoint.weight_files import read_weights, weight_file_paths
 from compressor.types.tensors import Array
 
-_MODULES, _CONFIG, _VECTOR = "modules.json", "config.json", "sentence_embedding"
+_VECTOR = "sentence_embedding"
 _IGNORED = ("Transformer", "Normalize", "Dropout")  # a vector's length does not turn it
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -95,6 +96,11 @@ def _pooled(mode: str, tokens: Array, counted: Array) -> Array:
     return np.asarray((tokens * weights).sum(axis=1) / total)
 
 
+def pools(folder: Path) -> bool:
+    """Return whether a directory is said to make one vector of those of a text's tokens."""
+    return (folder / MODULES).is_file() and any(name == "Pooling" for name, _ in _modules(folder))
+
+
 def pooling_of(folder: Path) -> Pooling:
     """Return how a directory makes a text's vector.
 
@@ -102,7 +108,7 @@ def pooling_of(folder: Path) -> Pooling:
         SpecError: by a module whose result is not computed here.
         ModelError: a file of it is malformed or missing.
     """
-    if not (folder / _MODULES).is_file():
+    if not (folder / MODULES).is_file():
         return Pooling()
     modes: tuple[str, ...] = ("mean",)
     layers: list[Callable[[Array], Array]] = []
@@ -110,7 +116,7 @@ def pooling_of(folder: Path) -> Pooling:
     for name, place in _modules(folder):
         if name in _IGNORED:
             continue
-        config = _json(folder / place / _CONFIG)
+        config = _json(folder / place / CONFIG)
         config = config if isinstance(config, dict) else {}
         if name == "Pooling" and not layers:
             modes = _modes(config, place)
@@ -125,7 +131,7 @@ def pooling_of(folder: Path) -> Pooling:
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
     """Return the name of each module's class, and its folder."""
-    entries = _json(folder / _MODULES)
+    entries = _json(folder / MODULES)
     named = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
     return [(str(e.get("type")).rpartition(".")[2], str(e.get("path", ""))) for e in named]
 

@@ -129,6 +129,23 @@ def test_a_directory_becomes_another(source: Path, tmp_path: Path):
     assert tree(source) == before
 
 
+def test_what_follows_the_network_comes_along(source: Path, tmp_path: Path):
+    """As it is now: the store kept files beside the weights from before they were changed."""
+    pooling = Path("1_Pooling", "config.json")
+    (source / "1_Pooling").mkdir()
+    write(source / "modules.json", [{"path": ""}, {"path": "1_Pooling"}])
+    for mode in ("mean", "lasttoken"):
+        write(source / pooling, {"pooling_mode": mode})
+        write(source / "tokenizer_config.json", {"chat_template": mode})
+        done = compress(source, "-o", tmp_path / "small", "--preset", "int4-g32", "--json")
+        assert done.exit_code == 0, done.output
+        artifact = json.loads(done.stdout)["artifacts"][0]
+        assert artifact["bytes"] == artifact["predicted_bytes"]
+        assert str(pooling) in [file["name"] for file in artifact["files"]]
+        for file in (pooling, Path("tokenizer_config.json")):
+            assert (tmp_path / "small" / file).read_bytes() == (source / file).read_bytes()
+
+
 def test_the_directory_is_ready_to_upload(source: Path, tmp_path: Path):
     """No store lies in it, which would double it, and a card says what it is."""
     (source / "README.md").write_text("---\nlicense: mit\n---\n# Llama\n\nTrained on *tales*.\n")

@@ -259,6 +259,21 @@ def test_of_an_encoder_without_a_tokenizer(tmp_path: Path) -> None:
     assert "quantize-dynamic" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "factory"), [("Pooling", "AutoModel"), ("SpladePooling", "AutoModelForCausalLM")]
+)
+def test_a_decoder_of_vectors_is_no_language_model(kind: str, factory: str, tmp_path: Path) -> None:
+    """Its config.json names a class that continues texts all the same."""
+    sizes = {"num_key_value_heads": 2, "head_dim": 4, "pad_token_id": 1, "eos_token_id": 1}
+    path = encoder(tmp_path, "AutoModelForCausalLM", transformers.Qwen3Config(**SIZES, **sizes))
+    described(path, (kind, {"pooling_mode": "lasttoken"}))
+    spec = written(path, tmp_path, checked=False)
+    assert spec["model"]["factory"] == f"transformers.{factory}"
+    assert spec["metric"] == ("embedding" if factory == "AutoModel" else "perplexity")
+    if factory == "AutoModel":
+        assert list(spec["model"]["inputs"]) == ["input_ids", "attention_mask"]
+
+
 @pytest.mark.parametrize(("module", "metric"), [("Pooling", "embedding"), ("LSTM", "cosine")])
 def test_a_vector_is_judged_as_the_directory_makes_it(
     module: str, metric: str, tmp_path: Path

@@ -37,8 +37,22 @@ def test_a_sharded_folder(tmp_path: Path) -> None:
 
 def test_companions_are_small_files_and_no_weights(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "m")
-    names = [path.name for path in companions(folder)]
-    assert names == sorted([*COMPANIONS, "config.json"])
+    found = companions(folder)
+    assert list(found) == sorted([*COMPANIONS, "config.json"])
+    assert found["config.json"] == folder / "config.json"
+
+
+def test_companions_include_what_follows_the_network(tmp_path: Path) -> None:
+    """Folders that modules.json names, beside the network and inside the directory."""
+    folder = write_folder(tmp_path / "m")
+    places = ["", "1_Pooling", "2_Dense", "3_Normalize", "../elsewhere", "..", "."]
+    (folder / "modules.json").write_text(json.dumps([{"path": place} for place in places]))
+    for place in ("1_Pooling", "2_Dense", "original", "../elsewhere"):
+        (folder / place).mkdir(exist_ok=True)
+        (folder / place / "config.json").write_text("{}")
+    (folder / "2_Dense" / "model.safetensors").write_bytes(b"0")
+    behind = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"]
+    assert list(companions(folder)) == sorted([*COMPANIONS, "config.json", "modules.json", *behind])
 
 
 def test_one_file_of_a_folder_stands_for_it(tmp_path: Path) -> None:
