@@ -36,6 +36,7 @@ from compressor.lab.starter_parts import (
     HEAD,
     IMAGES,
     LABEL,
+    OF_ANSWERS,
     ONNX,
     PART,
     PASSES,
@@ -155,13 +156,14 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
         inputs, carrier.outputs, stacked=given.found is not None and given.found.stacked
     )
     scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
-    metric = AGREEMENT if scores_classes(carrier) else COSINE
+    numbers = given.answers(inputs, carrier.outputs)
+    metric = AGREEMENT if scores_classes(carrier) and not numbers else COSINE
     data = given.part(inputs, calibrated=calibrated, scored=scored, metric=metric)
     if not data:
         if not why and given.found is not None and given.found.feeds:
             why = "Each file is a sample"
         fed = why and _feeds(inputs, carrier.outputs, given, calibrated, why, metric)
-        data = fed or _arrays(inputs, given, calibrated, metric)
+        data = fed or _arrays(inputs, given, calibrated, metric, numbers)
     return first + data + _passes(recipe) + _rest(name, recipe.size_ratio)
 
 
@@ -178,13 +180,18 @@ def _head(model: Path, spec: str, name: str) -> str:
 
 
 def _arrays(
-    inputs: Sequence[TensorSpec], given: Given, calibrated: bool = True, metric: str = COSINE
+    inputs: Sequence[TensorSpec],
+    given: Given,
+    calibrated: bool = True,
+    metric: str = COSINE,
+    numbers: str = "",
 ) -> str:
     typical, judging = given.arrays
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else BATCH
     label = labels(judging) if metric == AGREEMENT else ""
-    target = f"target: {scalar(label)}" if label else f"# target: {LABEL}"
+    named = f"target: {scalar(label or numbers or LABEL)}"
+    target = named if label else f"# {named}{OF_ANSWERS}"
     own = CALIBRATION.format(mapping=_mapping(given.names(inputs, typical)), batch=batch)
     return DATA.format(
         calibration=own if calibrated else "",

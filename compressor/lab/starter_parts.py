@@ -217,7 +217,7 @@ BATCH = 32
 
 ALONE = " # no output begins with the axis of samples, so each is judged alone"
 
-LABEL = "label # the array with the right answers"
+LABEL, OF_ANSWERS = "label", " # the array with the right answers"
 
 ACCURACY = """\
 # What is measured. {name: accuracy, expect: 94.6} checks first that the float model reaches it.

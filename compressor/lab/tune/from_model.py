@@ -64,7 +64,8 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
             subject, "is given without data", "add --data with typical samples, or write a spec"
         )
     relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
-    text = starter_text(model, relative, "tuned.yaml", Given(model, folder, choices, found))
+    given = Given(model, folder, choices, found)
+    text = starter_text(model, relative, "tuned.yaml", given)
     value = YAML(typ="safe", pure=True).load(StringIO(text))
     roles = value["data"]
     needs = ""
@@ -84,7 +85,8 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     opened = open_model(spec)
     carrier = opened.carrier
     if metric is None and value.get("metric") in (None, "accuracy"):  # which needs labels
-        value["metric"] = "agreement" if scores_classes(carrier) else "cosine"
+        numbers = given.answers(carrier.inputs, carrier.outputs)
+        value["metric"] = "agreement" if scores_classes(carrier) and not numbers else "cosine"
     _map_only_array(value["data"], spec, carrier)
     spec = check_spec(Document(folder / model.name, value))
     _check_labels(spec, metric)

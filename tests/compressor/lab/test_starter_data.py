@@ -223,6 +223,16 @@ def test_a_file_that_cannot_be_read(tmp_path):
         look_at(tmp_path / "all.npz")
 
 
+def test_a_model_whose_answers_are_numbers_is_not_judged_by_the_largest(tmp_path):
+    """init judged a forecast of twelve steps by which of them is the largest."""
+    model = save_net(tmp_path / "m.onnx", ("batch", 5))
+    arrays = {"x": np.zeros((4, 5), np.float32), "future": np.zeros((4, 40), np.float32)}
+    np.savez(tmp_path / "all.npz", **arrays)
+    assert planned(model, Choices(tmp_path / "all.npz")).metric.name == "cosine"
+    text = (tmp_path / "specs" / "spec.yaml").read_text()
+    assert "    # target: future # the array with the right answers\n" in text
+
+
 @pytest.mark.parametrize("labels", [np.array([0, 1, 1, 0]), np.zeros(4, np.float32), None])
 def test_a_model_that_scores_classes_is_judged_by_its_answers(tmp_path, labels):
     """They are compared with the right ones if these are there, else with the float model's."""

@@ -55,6 +55,14 @@ def test_a_model_and_samples_suffice_and_a_run_gives_the_same_bytes(model: Path)
     assert (output / "model.onnx").read_bytes() == proved
 
 
+def test_numbers_are_not_judged_by_the_largest(model: Path):
+    """The data hold right answers that are floats in the form of the output."""
+    samples = {"pictures": sample_images(2, 256), "numbers": np.zeros((256, 4), np.float32)}
+    np.savez(model.parent / "typical.npz", **samples)
+    spec = spec_of_model(model, Path("typical.npz"), None, model.parent)
+    assert spec.resolved["metric"] == "cosine"
+
+
 def test_what_calibrates_searches_and_judges_shares_no_sample(model: Path):
     spec = spec_of_model(model, Path("typical.npz"), None, model.parent)
     folds = {role: entry.keys.fold for role, entry in spec.data.items()}
