@@ -28,6 +28,7 @@ class ExecutorchExporter(DeviceExporter):
     runtime: ClassVar[str] = "ExecuTorch"
     package: ClassVar[str] = "executorch"
     module: ClassVar[str] = "executorch"
+    version: ClassVar[int] = 2
 
     def check(self, carrier: Carrier) -> None:
         """Check that ExecuTorch is installed, and has what the model needs."""

@@ -153,3 +153,8 @@ def gelu_by_tanh(x: Tensor) -> Tensor:
     """Return the approximation of GELU as a formula; XNNPACK's GELU is always the exact one."""
     inner = math.sqrt(2 / math.pi) * (x + _CUBIC * x * x * x)
     return 0.5 * x * (1 + torch.tanh(inner))
+
+
+def prelu_of_halves(x: Tensor, slope: Tensor) -> Tensor:
+    """Return PReLU as a formula; XNNPACK's has the wrong order of axes between codes."""
+    return torch.relu(x) - torch.relu(-x) * slope

@@ -28,6 +28,7 @@ from compressor.exporters.torch_program.calls import (
     from_channel_codes,
     from_codes,
     gelu_by_tanh,
+    prelu_of_halves,
     quantized,
     to_codes,
 )
@@ -38,6 +39,7 @@ from compressor.exporters.torch_program.steps import (
     GELU,
     GEMM,
     MATMUL,
+    PRELU,
     QUANTIZE,
     RELU,
     SHAPE,
@@ -139,6 +141,8 @@ class Recorder:
             return
         elif function is GELU and by_tanh(step):
             self._call(step, gelu_by_tanh, [self._operand(step, 0)])
+        elif function is PRELU and self._beside_codes(step):
+            self._call(step, prelu_of_halves, [self._operand(step, i) for i in range(2)])
         elif any(slot in self._codes for slot in step.inputs):
             self._through(step)
         elif function in ALIKE:
@@ -272,6 +276,10 @@ class Recorder:
             return None
         scale, zero = (self._known.get(slot) for slot in (*readers[0].inputs[1:3], ABSENT)[:2])
         return None if scale is None else codes_of(readers[0], scale, zero)
+
+    def _beside_codes(self, step: Step) -> bool:
+        """Whether a step reads what codes give, or gives what becomes codes."""
+        return step.inputs[0] in self._dequantized or self._codes_after(step) is not None
 
     def _through(self, step: Step) -> None:
         """Let an operator that moves codes move floats, which are quantized again as they were."""

@@ -14,7 +14,7 @@ from compressor.models.executor.ops import OPERATORS
 from compressor.models.executor.program import Op, Step
 
 _OFFSET = 128  # between codes of uint8 and of int8
-GEMM, MATMUL, GELU, CLIP, RELU, SHAPE, SIZE, QUANTIZE, DEQUANTIZE = (
+GEMM, MATMUL, GELU, CLIP, RELU, PRELU, SHAPE, SIZE, QUANTIZE, DEQUANTIZE = (
     OPERATORS["", name].function
     for name in (
         "Gemm",
@@ -22,6 +22,7 @@ GEMM, MATMUL, GELU, CLIP, RELU, SHAPE, SIZE, QUANTIZE, DEQUANTIZE = (
         "Gelu",
         "Clip",
         "Relu",
+        "PRelu",
         "Shape",
         "Size",
         "QuantizeLinear",

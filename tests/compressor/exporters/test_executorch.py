@@ -116,6 +116,20 @@ def test_constants_among_codes():
     assert share_lost(exact, replayed(model, 3, 9, 9)[1]) < 1e-3
 
 
+@pytest.mark.parametrize("slopes", [1, 8])
+def test_a_prelu_among_codes(slopes: int, tmp_path: Path):
+    """XNNPACK's own gave axes in another order than its readers expect, and nothing ran."""
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.PReLU(slopes), nn.Conv2d(8, 4, 3))
+    with torch.no_grad():
+        module[1].weight += torch.linspace(0.1, 0.9, slopes)
+    network = Fuse().apply(opened(module, *SIZE), TARGET, {}).carrier
+    file = written(quantized(network, QuantizeStatic(), *SIZE), tmp_path)
+    given = noise(6, *SIZE, seed=4)
+    runners = network.runner(), ExecutorchExporter().open(file)
+    exact, ours = (next(iter(runner.run(given).values())) for runner in runners)
+    assert share_lost(exact, ours) < 1e-3
+
+
 def test_weights_alone_become_floats():
     """XNNPACK computes with codes only if activations are codes, too."""
     module = nn.Sequential(nn.Conv2d(6, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 3))
