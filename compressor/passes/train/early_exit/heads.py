@@ -64,6 +64,11 @@ class HeadWriter:
             tensors[name] = value.name or ""
             return value
 
+        quantizer = value.producer()
+        if value.dtype != FLOAT and quantizer is not None:  # a pooling reads codes, say
+            sides = [side for side in quantizer.inputs[1:] if side is not None]
+            shape, value = value.shape, add("DequantizeLinear", [value, *sides], "floats")
+            value.shape = shape
         value = features = self._pooled(point, value, add)
         if point.head == "norm-linear":
             sides = [constant("norm.weight"), constant("norm.bias")]

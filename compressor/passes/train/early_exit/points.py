@@ -54,7 +54,7 @@ class ExitPoint:
     number: int  # of the exit, from 1
     after: str  # the layer or part that the option names
     layer: Layer  # the last layer before it
-    value: str  # name of the value, `[batch, ...]` float32
+    value: str  # name of the value, `[batch, ...]` float32, or codes of it
     channels: int  # length of the axis that the head does not average over
     averaged: tuple[int, ...]  # the other axes but the batch's
     grid: int  # if there are two such axes, the number of parts that each is averaged in
@@ -172,7 +172,9 @@ def _point(model: ir.Model, number: int, option: Exit, batches: Batches) -> Exit
     if shape is None or len(shape) < 2 or batches.axis(value) != 0:
         problem = f"whose output {value.name!r} is not [batch, channels, ...]"
         raise _misplaced(place, problem, "name another layer")
-    if value.dtype != ir.DataType.FLOAT:
+    producer = value.producer()
+    codes = producer is not None and operator(producer).quantizes
+    if value.dtype != ir.DataType.FLOAT and not codes:
         problem = f"whose output is {value.dtype}; heads read float32"
         raise _misplaced(place, problem, "put early-exit before cast")
     channels = 1 if layer.is_convolution else len(shape) - 1

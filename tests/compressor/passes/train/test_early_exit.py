@@ -18,12 +18,20 @@ from compressor.graph.costs import macs
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.smaller_module import trainable_graph
+from compressor.passes.fuse.fuse import Fuse
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.train.early_exit import early_exit
 from compressor.passes.train.early_exit.early_exit import EarlyExit
-from compressor.passes.train.early_exit.heads import FrozenTrunk
+from compressor.passes.train.early_exit.heads import (
+    FrozenTrunk,
+    initial_parameters,
+    with_heads,
+)
+from compressor.passes.train.early_exit.points import Batches, Exit, find_answer, find_points
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome, PassContext
 from compressor.types.tensors import Array, Batch, TensorSpec
+from tests.compressor.passes.quantize.static_models import ORT, statistics
 from tests.compressor.passes.train.early_exit_graphs import Builder, residual_network
 from tests.compressor.passes.train.small_training import SmallData, training
 from tests.compressor.passes.train.test_finetune import Killed, ending_at
@@ -216,6 +224,35 @@ def test_graphs_without_a_module_get_exits_too(tmp_path: Path) -> None:
     assert isinstance(outcome.carrier, OnnxCarrier)
     chosen = EarlyExit.model_validate({"exits": exits, "train": "all"})
     assert Capability.TRAIN in chosen.required - residual_network(1).offers
+
+
+def test_heads_read_the_codes_that_a_pooling_reads() -> None:
+    """An exit between a quantized layer and its pooling was refused, with advice about cast."""
+    torch.manual_seed(2)
+    first, second, third = (
+        nn.Conv2d(2, 16, 3, padding=1),
+        nn.Conv2d(16, 32, 3),
+        nn.Conv2d(32, 32, 2),
+    )
+    layers = [first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), third]
+    net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 3))
+    carrier = Fuse().apply(TorchCarrier(net, INPUTS), CONTEXT, {}).carrier
+    declared = QuantizeStatic.model_validate({"layers": ({"match": "*"},)})
+    found = statistics(declared, carrier, ORT, list(Calibration().batches()))
+    quantized = declared.apply(carrier, ORT, found).carrier
+    answers = []
+    for model in (carrier.graph(), quantized.graph()):
+        batches = Batches(model)
+        answer = find_answer(model, batches)
+        points = find_points(model, [Exit(after="2")], batches, answer)
+        start = initial_parameters(points[0], 3, seed=0)
+        headed = with_heads(model, points, answer, [start])
+        runner = carrier.with_graph(headed.model).runner()
+        answers.append(list(runner.run(Calibration().probe(50)).values())[-1])
+        codes = {n.outputs[0].name for n in model.graph if n.op_type == "QuantizeLinear"}
+    assert points[0].value in codes
+    exact, ours = answers
+    assert np.square(exact - ours).sum() < 1e-3 * np.square(exact).sum()
 
 
 def test_the_plan_knows_the_model_as_it_is_at_most(plain: Outcome) -> None:
