@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -18,7 +18,13 @@ from compressor.models.torch.lowering import example_inputs
 from compressor.progress import nobody_watches
 from compressor.run.data import Data
 from compressor.run.metrics.class_metrics import kl_sums
-from compressor.run.metrics.judged import ConstantAnswer, check_finite, judged_outputs, target_of
+from compressor.run.metrics.judged import (
+    ConstantAnswer,
+    check_finite,
+    judged_outputs,
+    read_outputs,
+    target_of,
+)
 from compressor.run.metrics.metrics import CONVERTED_AT_ONCE, Metric, first_of
 from compressor.run.noise.signals import OutputSums, SignalSums, ratio_db
 from compressor.run.verdicts.decisions import Decisions, decisions_of, joined
@@ -58,6 +64,8 @@ class Evaluation:
         constant: the float model's metric if it gave all samples the answer to the first, as
             :class:`~compressor.run.metrics.judged.ConstantAnswer` has it; ``None`` for others.
         copies: samples of which an earlier one is a copy, inputs and target; 0 for other models.
+        unread: outputs that the metric does not look at, with the variance of their values over
+            the squared difference from the float model's in dB; ``None`` where they are equal.
     """
 
     metric: dict[str, Any]
@@ -69,6 +77,7 @@ class Evaluation:
     kl: float | None = None
     constant: float | None = None
     copies: int = 0
+    unread: Mapping[str, float | None] = field(default_factory=dict)
 
     def constant_drop(self, metric: Metric) -> float | None:
         """Return how much worse the metric is if all samples get one answer, if that is known."""
@@ -84,6 +93,7 @@ class Evaluation:
             "kl": self.kl,
             "constant": self.constant,
             "copies": self.copies,
+            "unread": dict(self.unread),
         }
 
 
@@ -111,6 +121,8 @@ def evaluate(
     divergence, constant = np.zeros(2), ConstantAnswer(metric)
     same = decisions = seen = copies = 0
     contents: set[bytes] = set()
+    names: list[str] = []
+    read: set[str] = set()
     shares = metric.about_classes and metric.unit == "%"
     for batch in data.batches():
         size = samples_in(batch)
@@ -126,6 +138,7 @@ def evaluate(
         worst = max(worst, *(largest_gap(a, b) for a, b in pairs.values()))
         judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
         target = target_of(batch, data.target, expected, metric)
+        names, read = list(outputs), read_outputs(judged, target, metric)
         values.append(metric.per_sample(judged, target, size))
         if candidate is reference:
             constant.add(judged, target, size)
@@ -159,6 +172,7 @@ def evaluate(
         kl=float(divergence[0] / divergence[1]) if divergence[1] else None,
         constant=constant.value,
         copies=copies,
+        unread={n: db for n, db in zip(names, sums.spread_db, strict=False) if n not in read},
     )
 
 

@@ -28,7 +28,7 @@ from compressor.run.pipeline import Step
 from compressor.run.store import result_key
 from compressor.run.timing.cold_rounds import cold_starts
 from compressor.run.timing.timing import Clock, Opener, measure_sizes
-from compressor.run.verdicts.data_doubts import copied_samples
+from compressor.run.verdicts.data_doubts import copied_samples, outputs_not_judged
 from compressor.run.verdicts.fidelity import Trio
 from compressor.run.verdicts.statistics import paired_difference
 from compressor.run.verdicts.verdicts import CHECK_SAMPLES
@@ -68,7 +68,7 @@ def verify(
     judged = _judged(workspace, evaluation, measured["max_abs_diff"])
     not_judged = artifact.exporter.not_judged or _two_runtimes(workspace, final)
     return {
-        **_facts(workspace, artifact, final),
+        **_facts(workspace, artifact, final, judged),
         **artifact_memory(workspace, artifact),
         "deployed": not artifact.exporter.not_judged,
         "runtime": measured["runtime"],
@@ -108,8 +108,11 @@ def _judged(
     }
 
 
-def _facts(workspace: Workspace, artifact: StoredArtifact, final: Carrier) -> dict[str, Any]:
+def _facts(
+    workspace: Workspace, artifact: StoredArtifact, final: Carrier, judged: Mapping[str, Any]
+) -> dict[str, Any]:
     float_bytes, name = float_file(workspace, artifact.exporter)
+    metric = workspace.plan.metric
     return {
         "format": artifact.exporter.format,
         "path": artifact.path.name,
@@ -125,6 +128,7 @@ def _facts(workspace: Workspace, artifact: StoredArtifact, final: Carrier) -> di
             *artifact.exporter.remarks(final),
             *workspace.plan.doubts,
             *copied_samples(workspace.baseline_evaluation),
+            *outputs_not_judged(metric.name if metric else "", judged.get("unread", {})),
         ],
     }
 
@@ -158,7 +162,7 @@ def _weighed(
         )
         judged = _judged(workspace, evaluation, None)
     return {
-        **_facts(workspace, artifact, final),
+        **_facts(workspace, artifact, final, judged),
         **artifact_memory(workspace, artifact, reason),
         "deployed": False,
         "runtime": "",

@@ -9,7 +9,7 @@ import numpy as np
 from compressor.errors import DataError
 from compressor.graph.output_parts import OutputParts, output_parts
 from compressor.run.data import Data
-from compressor.run.metrics.metrics import Metric
+from compressor.run.metrics.metrics import COSINE, MSE, Metric
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
 
@@ -38,6 +38,15 @@ def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
         outputs = {name: array[None] for name, array in outputs.items()}
     sampled = metric.sampled(outputs, samples_in(batch))
     return {n: _unmasked(batch, a) for n, a in sampled.items()} if metric.of_tokens else sampled
+
+
+def read_outputs(judged: Batch, target: Any, metric: Metric) -> set[str]:
+    """Return the names of the outputs that decide a metric, of those that it gets."""
+    if metric.code is not None or metric.output_parts:
+        return set(judged)
+    if metric.name in (MSE.name, COSINE.name) and isinstance(target, dict):
+        return set(target)
+    return set(list(judged)[:1])
 
 
 def _unmasked(batch: Batch, output: Array) -> Array:

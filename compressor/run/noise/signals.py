@@ -86,6 +86,7 @@ class OutputSums:
         self._parts = parts
         self._sums: list[SignalSums] = []
         self._sizes: list[int] = []
+        self._totals: list[float] = []
         self._floats: list[bool] = []
 
     def add(self, reference: Sequence[Array], other: Sequence[Array]) -> None:
@@ -94,11 +95,30 @@ class OutputSums:
         if not self._sums:
             self._sums = [SignalSums() for _ in reference]
             self._sizes = [0] * len(reference)
+            self._totals = [0.0] * len(reference)
             self._floats = [array.dtype.kind == "f" for array in reference]
         pairs = zip(reference, other, strict=True)
         for place, (want, have) in enumerate(pairs):
             self._sums[place].add(want, have)
             self._sizes[place] += want.size
+            self._totals[place] += float(want.sum(dtype=np.float64))
+
+    @property
+    def spread_db(self) -> list[float | None]:
+        """Variance of all values of each output over its mean squared error, in dB.
+
+        ``None`` where there is no error, no variance or nothing to compare.
+        """
+        found: list[float | None] = []
+        place = 0
+        for count in map(len, self._parts) if self._parts else [1] * len(self._sums):
+            sums, here = self._sums[place : place + count], slice(place, place + count)
+            mean_square = sum(self._totals[here]) ** 2 / max(sum(self._sizes[here]), 1)
+            spread, error = sum(s.signal for s in sums) - mean_square, sum(s.error for s in sums)
+            known = all(s.comparable and s.finite for s in sums)
+            found.append(ratio_db(spread, error) if known else None)
+            place += count
+        return found
 
     @property
     def weights(self) -> Array:

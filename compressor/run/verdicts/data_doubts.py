@@ -14,7 +14,7 @@ from compressor.calibration.sources.class_folders import ClassFolderSource
 from compressor.calibration.sources.file_source import PathSource
 from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
-from compressor.errors import SpecError
+from compressor.errors import SpecError, printable
 from compressor.graph.costs import cannot_run
 from compressor.models.onnx.checks import foreign_operators
 from compressor.run.evaluate import Evaluation
@@ -31,6 +31,7 @@ _SEEN = {
     "calibration": ("calibrate", "which flatters it"),
     "training": ("train", "so that it says nothing of others"),
 }
+_CHANGED_DB, _NAMED = 10.0, 3  # of outputs: a tenth of their variance, and those that are named
 _FARTHEST = 16.0  # between values of one kind of data: pixels of 255 and of 1 are farther apart
 
 
@@ -118,6 +119,27 @@ def copied_samples(evaluation: Evaluation | None) -> list[str]:
     return [
         f"{evaluation.copies:,} of the {samples:,} samples of data.evaluation are copies of "
         "others, which intervals count as new ones: use each once"
+    ]
+
+
+def outputs_not_judged(name: str, unread: Mapping[str, float | None]) -> list[str]:
+    """Return a doubt if outputs that the metric does not look at have changed.
+
+    Args:
+        name: of the metric.
+        unread: these outputs, with their variance over the squared difference from the float
+            model's in dB; ``None`` where they are equal.
+    """
+    known = {output: db for output, db in unread.items() if db is not None and db < _CHANGED_DB}
+    if not known:
+        return []
+    worst = sorted(known, key=lambda output: known[output])[:_NAMED]
+    shares = {output: 10 ** (-db / 10) for output, db in known.items()}
+    shown = ", ".join(f"{printable(output)!r} by {shares[output]:.0%}" for output in worst)
+    others = f" and {len(known) - len(worst)} more" if len(known) > len(worst) else ""
+    return [
+        f"{name} does not look at all outputs, and no limit is about the others, which changed "
+        f"(squared error over variance): {shown}{others}; judge them by a metric of your own"
     ]
 
 

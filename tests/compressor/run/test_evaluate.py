@@ -1,18 +1,20 @@
 """Evaluation beside the float model, sample by sample."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from compressor.errors import DataError
+from compressor.graph.output_parts import WHOLE
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.run.data import Data
 from compressor.run.evaluate import CachingRunner, evaluate, layer_signals, outputs_of
 from compressor.run.metrics.class_metrics import ACCURACY, kl_sums
-from compressor.run.metrics.metrics import Metric, resolve_metric
+from compressor.run.metrics.metrics import COSINE, MSE, Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
 from tests.compressor.tiny_project import sample_images, tiny_onnx
@@ -60,8 +62,9 @@ def test_a_model_against_itself():
     assert found.metric["value"] == 100
     assert (found.sqnr_db, found.agreement, found.max_abs_diff) == (None, 100, 0)
     assert found.per_sample.tolist() == [1] * 5
-    names = {"metric", "sqnr_db", "agreement", "max_abs_diff", "kl", "constant", "copies"}
-    assert set(found.as_json()) == names
+    facts = {"metric", "sqnr_db", "agreement", "max_abs_diff", "kl", "constant", "copies", "unread"}
+    assert set(found.as_json()) == facts
+    assert found.unread == {}
     assert found.constant is not None
     assert found.constant < 100
     other = evaluate(Runs(lambda x: x), REFERENCE, data(), ACCURACY)
@@ -96,6 +99,41 @@ def test_parts_of_joined_outputs_are_compared_alike():
     assert whole.sqnr_db is not None
     assert whole.sqnr_db > 70
     assert cut.sqnr_db == pytest.approx(20 + 10 * np.log10(2), abs=1e-4)
+
+
+class Twofold(Runs):
+    """Gives one more output."""
+
+    def run(self, batch: Batch) -> Batch:
+        return {**super().run(batch), "more": -self.function(batch["x"])}
+
+
+@pytest.mark.parametrize(
+    ("metric", "target", "unread"),
+    [
+        (ACCURACY, "label", ["more"]),
+        (MSE, "label", ["more"]),
+        (COSINE, None, []),
+        ("own", None, []),
+    ],
+)
+def test_outputs_that_no_metric_looks_at_are_named(
+    metric: Any, target: str | None, unread: list[str]
+):
+    """A second output was destroyed by training, and no word said that nothing judged it."""
+    if metric == "own":
+        metric = Metric("own:f", lambda outputs, _: np.ones(len(outputs["y"])), code=print)
+    elif target is None:
+        metric = replace(metric, against_float=True)
+    rows = Rows(X, X if metric is MSE else X.argmax(1))
+    given = Data("evaluation", rows, target, 2, "", "spec.yaml:3")
+    found = evaluate(Twofold(lambda x: x * 1.1), Twofold(lambda x: x), given, metric)
+    spread = 10 * np.log10(np.var(X) / np.mean(np.square(0.1 * X)))
+    assert found.unread == {name: pytest.approx(spread, abs=1e-3) for name in unread}
+    halves = (slice(None), slice(0, 2)), (slice(None), slice(2, 3))
+    doubled = Twofold(lambda x: x * 1.1), Twofold(lambda x: x)
+    cut = evaluate(*doubled, given, metric, parts=[WHOLE, halves])
+    assert cut.unread == found.unread
 
 
 def test_agreement_is_about_decisions_and_not_about_labels():

@@ -318,7 +318,9 @@ def _check_pair(name: str, student: Tensor, teacher: Tensor, soft: Soft, *, alon
         raise SpecError(
             "soft",
             f"is kl, but output {name!r} of shape {list(student.shape)} does not hold logits",
-            "set soft: mse" if alone else "name those that do in outputs, or set soft: mse",
+            "set soft: mse"
+            if alone
+            else "name those that do in outputs (the others drift), or set soft: mse",
         )
 
 

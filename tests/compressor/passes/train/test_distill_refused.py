@@ -143,5 +143,7 @@ def test_numbers_are_no_logits(tmp_path: Path) -> None:
             return torch.cat([found, -found], 1), found
 
     carrier = type(student())(Two(), student().inputs)
-    with pytest.raises(SpecError, match=r"name those that do in outputs, or set soft: mse"):
+    with pytest.raises(
+        SpecError, match=r"name those that do in outputs .the others drift., or set soft: mse"
+    ):
         distilled(tmp_path, carrier, carrier, alpha=0.0)

@@ -18,6 +18,7 @@ from compressor.run.verdicts.data_doubts import (
     copied_samples,
     judged_on,
     no_evidence,
+    outputs_not_judged,
     scales_apart,
 )
 from compressor.spec.load import load_spec
@@ -32,6 +33,16 @@ def test_copies_of_samples_are_doubted(copies: int, doubted: bool):
     found = Evaluation(metric, np.ones(500), None, None, 0.0, copies=copies)
     assert bool(copied_samples(found)) == doubted
     assert copied_samples(None) == []
+
+
+def test_other_outputs_that_have_changed_are_doubted():
+    kept = {"a": 10.0, "b": None, "c": 60.0}
+    assert outputs_not_judged("accuracy", kept) == []
+    (few,) = outputs_not_judged("accuracy", {**kept, "far": 9.9, "farther": -3.0})
+    assert few.startswith("accuracy does not look at all outputs")
+    assert ": 'farther' by 200%, 'far' by 10%; judge" in few
+    (many,) = outputs_not_judged("top5", {str(n): float(n) for n in range(5)})
+    assert ": '0' by 100%, '1' by 79%, '2' by 63% and 2 more; judge" in many
 
 
 @pytest.mark.parametrize(("copies", "shown"), [(0, True), (250, True), (251, False)])
