@@ -22,6 +22,7 @@ from compressor.exporters.onnx.matmul_nbits import (
     replaced,
     weight_only,
 )
+from compressor.exporters.onnx.row_products import as_gemms
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import counts_beyond
@@ -287,9 +288,7 @@ def _narrow(model: ir.Model, floats: Sequence[WeightOnly]) -> list[ir.Node]:
 
 
 def _keep_norms_apart(graph: ir.Graph) -> bool:
-    """Write sums in front of layer norms so that they are not merged, if products are integer."""
-    if not any(operator(node).integer or _reads_codes(node) for node in graph):
-        return False
+    """Write sums in front of layer norms so that they are not merged; return whether any."""
     sums = [
         node
         for node in graph
@@ -303,12 +302,6 @@ def _keep_norms_apart(graph: ir.Graph) -> bool:
     for node in sums:
         node.op_type = "Sum"
     return bool(sums)
-
-
-def _reads_codes(node: ir.Node) -> bool:
-    """Whether a node multiplies dequantized codes with something."""
-    first = input_of(node, 0)
-    return operator(node).is_matmul and first is not None and operator(first.producer()).dequantizes
 
 
 def _is_pool_of_floats(node: ir.Node | None) -> bool:
@@ -377,8 +370,9 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
             expand(editor, weight)
         else:
             pack(editor, weight, packing, compute)
+    rows = on_cpu and as_gemms(editor)
     kept = target.startswith("ort") and keep_floats(editor)
-    if not (weights or narrow or merged or fused or kept or images):
+    if not (weights or narrow or merged or fused or rows or kept or images):
         return model
     common.RemoveUnusedNodesPass()(changed)
     return changed

@@ -188,14 +188,6 @@ def test_a_bias_with_gelu_and_a_sum_with_a_norm_are_not_merged(batch, dynamic, t
     assert same(model, written)
 
 
-def test_sums_in_front_of_norms_of_floats_are_left_to_the_runtime():
-    text = """(float[1, 9, 12] x) => (float[1, 9, 12] y) {
-        m = MatMul(x, w) s = Add(m, x) y = LayerNormalization<axis = -1>(s, scale, shift)
-    }"""
-    model = graph(text, {"w": (12, 12), "scale": (12,), "shift": (12,)})
-    assert in_form_for("ort-cpu", model, "float32") is model
-
-
 NARROW = """(float[N, 8, 6, 6] x) => (float[N, 5] y) {
     c = Conv<kernel_shape = [3, 3]>(x, first, bias) r = Relu(c)
     p = GlobalAveragePool(r) f = Flatten(p) y = Gemm<transB = 1>(f, head, last)
