@@ -13,7 +13,7 @@ from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
-from compressor.passes.fuse import classes, detours, shapes, simplify, states
+from compressor.passes.fuse import classes, detours, rows, shapes, simplify, states
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.ahead import fold_ahead
 from compressor.passes.fuse.draft import Draft, Rule
@@ -62,6 +62,7 @@ _PATTERNS: tuple[Rule, ...] = (
     detours.pool_parts,
     detours.split_packed,
     shapes.separate_heads,
+    rows.rows_in_order,
     scale_queries,
     unguard,
     merge_clips,
@@ -93,7 +94,7 @@ class Fuse(GraphPass):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = (
         "B. Jacob et al., Quantization and Training of Neural Networks for Efficient "
@@ -182,6 +183,7 @@ class Fuse(GraphPass):
             if self.constants:
                 changed, symbolic = simplify.fold(draft.model)
                 shapes.note_shapes(draft.model, symbolic)
+                shapes.share_lengths(draft.model)
                 changed |= simplify.rewrite(draft.model, draft.opset, self.patterns)
             changed |= _offer(rules, draft)
             changed |= simplify.remove_unused(draft.model)

@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, input_of, is_op
 from compressor.passes.fuse.draft import (
     Dim,
@@ -38,6 +39,53 @@ def note_shapes(model: ir.Model, symbolic: Mapping[ir.Value, Any]) -> None:
             pairs = zip(output.shape, dims, strict=True)
             dims = [have if _known(have) else want for have, want in pairs]
         output.shape = ir.Shape(dims)
+
+
+def share_lengths(model: ir.Model) -> None:
+    """Call a length as that of the input is called that it surely is, where it had no name.
+
+    Inference names lengths when it meets them. What rules find out about one later makes others
+    known, and so equal.
+    """
+    for node in all_nodes(model.graph):
+        output = node.outputs[0]
+        known = None if output.shape is None else _lengths_of(node)
+        if output.shape is None or known is None or len(known) != len(output.shape):
+            continue
+        pairs = zip(output.shape, known, strict=True)
+        output.shape = ir.Shape(
+            [new if not isinstance(old, int) and _known(new) and _inferred(old) else old
+             for old, new in pairs]
+        )  # fmt: skip
+
+
+def _lengths_of(node: ir.Node) -> list[Dim] | None:
+    """Return the lengths of what a node writes by those of what it reads; ``None`` if not known."""
+    row = operator(node)
+    shapes = [v.shape for v in node.inputs if v is not None]
+    if not shapes or any(shape is None for shape in shapes):
+        return None
+    each: list[list[Dim]] = [list(shape) for shape in shapes if shape is not None]
+    perm = node.attributes.get_ints("perm", None)
+    if is_op(node, "Transpose") and perm is not None:
+        return [each[0][axis] for axis in perm]
+    if row.family in ("unary", "softmax", "layer-norm"):
+        return each[0]
+    if row.is_matmul and len(each[0]) == len(each[1]) > 1:
+        (*first, rows, _), (*second, _, columns) = each
+        return [*first, rows, columns] if _same(first, second) else None
+    if row.family == "binary":
+        longest = max(each, key=len)
+        ones = [all(d == 1 for d in dims) for dims in each]
+        fits = all(one or _same(dims, longest[len(longest) - len(dims):])
+                   for one, dims in zip(ones, each, strict=True))  # fmt: skip
+        return longest if fits else None
+    return None
+
+
+def _inferred(dim: ir.SymbolicDim) -> bool:
+    """Whether a length has no name, or one that shape inference gave it."""
+    return dim.value is None or dim.value.startswith("unk__")
 
 
 def slice_of_shape(node: ir.Node, draft: Draft) -> bool:
@@ -143,7 +191,7 @@ def separate_heads(node: ir.Node, draft: Draft) -> bool:
     if middle is None or end is None or (len(source.shape), len(middle), len(end)) != (3, 3, 4):
         return False
     (length, batch, width), heads, depth = source.shape, end[1], end[3]
-    same = [(middle[0], length), (middle[2], depth), (end[0], batch), (end[2], length)]
+    same = [(middle[0], length), (middle[2], depth), (end[2], length)]
     if not all(same_dim(a, b) for a, b in same):
         return False
     if not (isinstance(heads, int) and isinstance(depth, int) and width == heads * depth):
@@ -152,6 +200,7 @@ def separate_heads(node: ir.Node, draft: Draft) -> bool:
     shape = draft.constant([0, 0, heads, depth], ir.DataType.INT64, f"{name}/shape")
     split = put(node, "Reshape", [source, shape])
     split.outputs[0].name, split.outputs[0].shape = name, ir.Shape([length, batch, heads, depth])
+    node.outputs[0].shape = ir.Shape([batch, heads, length, depth])
     replace(node, "Transpose", [split.outputs[0]], {"perm": [1, 2, 0, 3]})
     return True
 

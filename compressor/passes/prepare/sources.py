@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -260,11 +261,7 @@ class _Tracer:
         self, node: ir.Node, value: ir.Value, labels: Array, shape: tuple[int, ...]
     ) -> Array | None:
         if operator(node).family == "reshape":
-            lengths = [d for d in shape if d != -1]
-            fits = (
-                labels.size % max(int(np.prod(lengths)), 1) == 0 and len(lengths) >= len(shape) - 1
-            )
-            return labels.reshape(shape) if fits else None
+            return _reshaped(labels, shape, value)
         if operator(node).moves == "order":
             perm = node.attributes.get_ints("perm", None)
             return labels.transpose(None if perm is None else list(perm))
@@ -306,7 +303,22 @@ class _Tracer:
         rows = traced.labels[..., :1, :]
         if not (traced.labels == rows).all():
             return None
+        if any(
+            n not in (1, whole) for n, whole in zip(rows.shape[::-1], shape[::-1], strict=False)
+        ):
+            return None  # one length has two names
         return replace(traced, labels=np.broadcast_to(rows, shape))
+
+
+def _reshaped(labels: Array, shape: tuple[int, ...], value: ir.Value) -> Array | None:
+    """Give labels the shape of a value; the number that stands for its dynamic axis may be off."""
+    lengths = list(shape)
+    dynamic = [i for i, d in enumerate(value.shape or ()) if not isinstance(d, int)]
+    if len(dynamic) == 1:
+        lengths[dynamic[0]] = -1
+    known = max(prod(d for d in lengths if d != -1), 1)
+    whole = labels.size == known or (lengths.count(-1) == 1 and labels.size % known == 0)
+    return labels.reshape(lengths) if whole else None
 
 
 def _labelled(source: Source | None, shape: tuple[int, ...], axis: int) -> _Traced | None:
