@@ -10,7 +10,14 @@ from compressor.graph.editing import Chain, Editor
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.graph.sequences import gains_as_image
-from compressor.graph.values import all_nodes, sole_reader, static_shape
+from compressor.graph.values import (
+    all_nodes,
+    constant_array,
+    input_of,
+    is_op,
+    sole_reader,
+    static_shape,
+)
 from compressor.types.tensors import Array
 
 _AXIS = 2  # of the one row
@@ -87,7 +94,8 @@ class _Images:
         here = (node.graph, data)
         if here not in self.rows:
             chain = Chain(self._editor, data.name or "")
-            self.rows[here] = chain.add("Unsqueeze", [data, self._axes()], "_row", data.dtype)
+            source, axes = self._with_axes(node, data)
+            self.rows[here] = chain.add("Unsqueeze", [source, axes], "_row", data.dtype)
             node.prepend(chain.nodes)
         node.replace_input_with(0, self.rows[here])
         self._change_weight(stored)
@@ -102,6 +110,19 @@ class _Images:
 
     def _axes(self) -> ir.Value:
         return self._editor.shared_constant("row_axis", np.asarray([_AXIS], np.int64))
+
+    def _with_axes(self, node: ir.Node, data: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return what is to get axes, and these: data's own, too, if nothing else reads data."""
+        maker = data.producer()
+        added = None if maker is None else constant_array(input_of(maker, 1))
+        inner = None if maker is None else maker.inputs[0]
+        if not is_op(maker, "Unsqueeze") or added is None or inner is None or (added < 0).any():
+            return data, self._axes()
+        if sole_reader(data) is not node or maker is None or maker.graph is not node.graph:
+            return data, self._axes()
+        axes = np.sort([*(int(a) + (a >= _AXIS) for a in added.reshape(-1)), _AXIS])
+        name = "_".join(["row_axes", *map(str, axes)])
+        return inner, self._editor.shared_constant(name, axes.astype(np.int64))
 
     def _change_weight(self, stored: ir.Value) -> None:
         """Give a stored weight a row, for all that read it."""

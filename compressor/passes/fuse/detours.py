@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_array, input_of, is_op
+from compressor.graph.values import constant_array, input_of, is_op, static_shape
 from compressor.passes.fuse.draft import (
     Draft,
     axes_of,
@@ -20,6 +21,7 @@ from compressor.passes.fuse.draft import (
     rank,
     replace,
     same_dim,
+    scalar,
 )
 
 
@@ -195,6 +197,37 @@ def same_shape(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     replace(node, "Identity", [source])
     return True
 
+
+def reduce_one(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
+    """Drop a mean, sum or extreme over axes of one element each, which are kept."""
+    source = node.inputs[0] if is_op(node, *_OF_ONE) else None
+    axes = None if source is None else axes_of(node, rank(source))
+    if source is None or source.shape is None or not axes:
+        return False
+    if not node.attributes.get_int("keepdims", 1) or any(source.shape[a] != 1 for a in axes):
+        return False
+    replace(node, "Identity", [source])
+    return True
+
+
+def times_zero(node: ir.Node, draft: Draft) -> bool:
+    """Replace an integer times zero, by which models keep inputs that they do not need."""
+    if operator(node).arithmetic != "*":
+        return False
+    shapes = [static_shape(value) if value is not None else None for value in node.inputs]
+    dtype = node.outputs[0].dtype
+    if None in shapes or dtype is None or not dtype.is_integer():
+        return False
+    if not any(scalar(value) == 0 for value in node.inputs):
+        return False
+    lengths = np.broadcast_shapes(*(shape for shape in shapes if shape is not None))
+    name = f"{node.outputs[0].name}/zero"
+    replace(node, "Identity", [draft.constant(np.zeros(lengths), dtype, name)])
+    return True
+
+
+_OF_ONE = ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd")
+"""Reductions that leave a single element as it is."""
 
 _SEQUENCES, _ROWS = 3, 2  # axes of what a recurrent layer reads, and a Gemm
 

@@ -46,6 +46,9 @@ _SHAPES: tuple[Rule, ...] = (
     shapes.merge_slices,
     detours.same_shape,
     detours.keep_axes,
+    detours.reduce_one,
+    detours.times_zero,
+    shapes.other_axes,
     detours.branch_that_fits,
     states.zero_states,
     states.reshape_units,
@@ -219,7 +222,8 @@ def _notes(carrier: Carrier, draft: Draft) -> tuple[str, ...]:
     if before == after and not draft.actions and not draft.counts:
         notes = [_NOTHING]
     else:
-        notes = [f"{before} operators became {after}"]
+        more = "" if after < before else ", which take less time"
+        notes = [f"{before} operators became {after}{more}"]
     left = sum(operator(n).running_statistics for n in all_nodes(draft.model.graph))
     if left:
         many = "batch-norm stays" if left == 1 else "batch-norms stay"

@@ -137,8 +137,18 @@ def copy_lengths(node: ir.Node, draft: Draft) -> bool:
     if not is_op(node, "Reshape") or integers(node.inputs[1]) is not None:
         return False
     data, output = node.inputs[0], node.outputs[0]
-    if data is None or data.shape is None or output.shape is None:
+    shape = _lengths_to(output, data)
+    if shape is None:
         return False
+    constant = draft.constant(shape, ir.DataType.INT64, f"{output.name}/shape")
+    replace(node, "Reshape", [data, constant])
+    return True
+
+
+def _lengths_to(output: ir.Value, data: ir.Value | None) -> list[int] | None:
+    """Return the numbers with which a ``Reshape`` gives data the shape of an output."""
+    if data is None or data.shape is None or output.shape is None:
+        return None
     shape: list[int] = []
     for axis, dim in enumerate(output.shape):
         if isinstance(dim, int):
@@ -148,10 +158,17 @@ def copy_lengths(node: ir.Node, draft: Draft) -> bool:
         else:
             shape.append(-1)
     fixed_zero = any(isinstance(d, int) and d == 0 for d in output.shape)
-    if fixed_zero or shape.count(-1) > 1:
+    return None if fixed_zero or shape.count(-1) > 1 else shape
+
+
+def other_axes(node: ir.Node, draft: Draft) -> bool:
+    """Replace ``Unsqueeze(Squeeze(x))`` of different axes by one ``Reshape``."""
+    inner = private_maker(node.inputs[0], node, "Squeeze") if is_op(node, "Unsqueeze") else None
+    shape = None if inner is None else _lengths_to(node.outputs[0], inner.inputs[0])
+    if inner is None or shape is None:
         return False
-    constant = draft.constant(shape, ir.DataType.INT64, f"{output.name}/shape")
-    replace(node, "Reshape", [data, constant])
+    constant = draft.constant(shape, ir.DataType.INT64, f"{node.outputs[0].name}/shape")
+    replace(node, "Reshape", [inner.inputs[0], constant])
     return True
 
 

@@ -19,6 +19,7 @@ from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewritePass, RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
+from compressor.graph.editing import detach_dropped
 from compressor.graph.layers import layer_name
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import lookups_of
@@ -55,6 +56,8 @@ def fold(model: ir.Model) -> tuple[bool, Mapping[ir.Value, Any]]:
         output_size_limit=_FOLD_LIMIT,
         should_fold=lambda node: False if operator(node).random else None,
     )
+    if result:
+        detach_dropped(model)
     return bool(result), result.symbolic_value_map
 
 

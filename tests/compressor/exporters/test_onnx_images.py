@@ -56,6 +56,20 @@ def in_blocks(path: Path, folder: Path) -> int:
     return sum(n.op_type == "Conv" and n.domain == "com.microsoft.nchwc" for n in nodes)
 
 
+@pytest.mark.parametrize("others", [False, True])
+def test_a_row_is_added_with_the_axis_before(others):
+    read = "z = Relu(s)" if others else ""
+    text = f"""(float[N, 134] x) => (float[N, 16, 7] y{", float[N, 1, 134] z" * others}) {{
+        s = Unsqueeze(x, axis) y = Conv(s, w) {read}
+    }}"""
+    model = graph(text, {"w": (16, 1, 128), "axis": [1]})
+    formed = in_form_for("ort-cpu", model, "float32")
+    assert ops(formed)["Unsqueeze"] == 1 + others
+    batch = {"x": np.random.default_rng(5).standard_normal((2, 134), np.float32)}
+    (one, *_), (two, *_) = (list(graph_runner(m).run(batch).values()) for m in (model, formed))
+    np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
+
+
 def test_between_convolutions_the_row_stays(tmp_path):
     model = graph(CHAIN, WEIGHTS)
     written = in_form_for("ort-cpu", model, "float32")
