@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import onnx_ir as ir
 
 from compressor.graph.costs import Traffic, node_macs, node_traffic
 from compressor.graph.layers import layer_of
-from compressor.graph.operators import operator_named
+from compressor.graph.operators import operator, operator_named
+from compressor.graph.values import constant_of, dims
 from compressor.lab.roofline.measuring import Kernel, Peaks
 
 
@@ -140,13 +142,34 @@ def timed(
             # Products without weights, as in attention, count for the layer's kernel.
             fused = [by_node[n].flops for n in nodes if n in by_node and n not in computed]
             last = computed[-1]
-            layers[last] = replace(layers[last], flops=layers[last].flops + sum(fused))
+            layers[last] = replace(
+                layers[last],
+                flops=layers[last].flops + sum(fused),
+                traffic=_with_residuals(layers[last].traffic, nodes),
+            )
             continue
         done = [by_node[node] for node in nodes if node in by_node]
         others[kernel.op] = _joined(others.get(kernel.op), kernel, done)
     # What moves or computes something is kept, though no kernel was recognised for it.
     rest = [w for node, w in works if node not in placed and node not in layers and w.flops]
     return [*layers.values(), *others.values(), *rest]
+
+
+def _with_residuals(traffic: Traffic, nodes: Sequence[ir.Node]) -> Traffic:
+    """Add what a kernel reads to add it to its product: a sum writes no more than that does."""
+    made = {value for node in nodes for value in node.outputs}
+    for node in nodes:
+        for value in node.inputs if operator(node).arithmetic == "+" else ():
+            lengths = None if value is None or value in made else dims(value)
+            if value is None or lengths is None or constant_of(value) is not None:
+                continue
+            size, width = prod(lengths), 4.0 if value.dtype is None else value.dtype.itemsize
+            traffic = replace(
+                traffic,
+                activations=traffic.activations + size,
+                activation_bytes=traffic.activation_bytes + size * width,
+            )
+    return traffic
 
 
 def _shares(works: Sequence[Work]) -> list[float]:

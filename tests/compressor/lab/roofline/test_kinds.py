@@ -59,6 +59,17 @@ def test_the_kernel_tells_what_a_product_of_codes_is_computed_with(op: str, comp
     assert (found.type, found.seconds) == (computed, 1.0)
 
 
+def test_a_kernel_that_adds_a_residual_reads_it():
+    x, w, r = (ir.val(name, ir.DataType.FLOAT, [2, 10]) for name in "xwr")
+    product = ir.node("Conv", [x, w])
+    added = ir.node("Add", [product.outputs[0], r])
+    work = Work("c", "Conv", True, 1e6, Traffic(100, 400.0, 40, 160.0))
+    sums = Work("a", "Add", False, 0.0, Traffic(0, 0.0, 60, 240.0))
+    kernel = Kernel("k", "FusedConv", 1.0, ("x", "r"), ("y",))
+    (found,) = timed([(product, work), (added, sums)], [kernel], {"k": [product, added]})
+    assert found.traffic == Traffic(100, 400.0, 60, 240.0)
+
+
 def test_what_is_int8_already_gains_nothing():
     done = Work("c", "Conv", True, 1e6, Traffic(100, 100.0, 100, 100.0, True), "int8", seconds=1.0)
     found = of([done], 1.0)
