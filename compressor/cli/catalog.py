@@ -144,4 +144,7 @@ def init(
             answer = click.prompt(question.text, default=question.default, type=kind, err=True)
             choices = choices.with_answer(question.key, answer)
     rest = "fill it in" if write_starter(model, output, choices) else "check it"
+    lines = (line.strip() for line in output.read_text(encoding="utf-8").splitlines())
+    for line in dict.fromkeys(line for line in lines if "CHECK" in line):
+        click.echo(f"{output}: {line}", err=True)
     click.echo(f"wrote {output}; {rest}, then: compress plan {argument(output)}", err=True)

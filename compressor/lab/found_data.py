@@ -22,8 +22,8 @@ _MOST = 200_000  # files that are looked at
 _FOR_RANGES = ("calibration", "training", "train")
 _FOR_JUDGING = ("evaluation", "validation", "valid", "val", "test")
 _WORDS = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of x_train, trainX and XTrain
-_LABELS = ("label", "labels", "target", "targets", "y")
-_ANSWERS = (*_LABELS, "class", "tag", "tags")  # of texts
+LABELS = ("label", "labels", "target", "targets", "y")
+_OBJECTS = 100  # of JSON Lines, that are looked at
 SUFFIXES = {
     "images": ImageFolderSource.suffixes,
     "wav": WavFolderSource.suffixes,
@@ -50,8 +50,7 @@ class Found:
         arrays: of what judges, by their names: of a file, or of the first npz file in a folder.
         typical_arrays: those of what sets ranges; others only where a file holds both parts, as in
             ``x_train`` and ``x_test``.
-        texts: names of texts, or lists of words, in the first object of a jsonl file.
-        answer: the name of what is right for them; empty where none looks like it.
+        fields: of the first object of a jsonl file, those that the next objects have too.
     """
 
     kind: str
@@ -62,8 +61,7 @@ class Found:
     classes: int = 0
     arrays: Mapping[str, Header] = field(default_factory=dict)
     typical_arrays: Mapping[str, Header] = field(default_factory=dict)
-    texts: tuple[str, ...] = ()
-    answer: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def feeds(self) -> bool:
@@ -108,11 +106,11 @@ def look_at(place: Path) -> Found:
     if place.is_file() and place.suffix in _FILES:
         kind = _FILES[place.suffix]
         arrays = ARRAYS[kind](path=place).readable() if kind in ARRAYS else {}
-        typical, judging = (_named(arrays, words) for words in (_FOR_RANGES, _FOR_JUDGING))
+        typical, judging = (named(arrays, words) for words in (_FOR_RANGES, _FOR_JUDGING))
         if not typical or not judging:
             typical = judging = arrays
         file = Found(kind, place, place, arrays=judging, typical_arrays=typical)
-        return _with_texts(file) if kind == "jsonl" else file
+        return replace(file, fields=_fields(place)) if kind == "jsonl" else file
     found = (_folder(place) or _feeds(place)) if place.is_dir() else None
     if found is None:
         remedy = f"name a folder of images, WAV or npz files, or a file: {', '.join(_FILES)}"
@@ -128,18 +126,17 @@ def beside(model: Path) -> list[Path]:
     return [p for p, found in seen if found and (found.classes > 1 or found.kind == "wav")]
 
 
-def _with_texts(found: Found) -> Found:
-    """Return the same with what the first object of the file holds."""
-    with found.evaluation.open("rb") as stream:
-        _, first = next(objects(found.evaluation, stream), ("", {}))
-    answer = next(iter(_named(first, _ANSWERS)), "")
-    texts = (n for n, value in first.items() if n != answer and _is_text(value))
-    return replace(found, texts=tuple(texts), answer=answer)
+def _fields(file: Path) -> dict[str, Any]:
+    """Return what the first object of a file holds and those after it hold too."""
+    with file.open("rb") as stream:
+        seen = [value for _, value in islice(objects(file, stream), _OBJECTS)]
+    first = seen[0] if seen else {}
+    return {n: v for n, v in first.items() if all(_alike(o.get(n), v) for o in seen)}
 
 
-def _is_text(value: Any) -> bool:
-    words = value if isinstance(value, list) else [value]
-    return bool(words) and all(isinstance(word, str) for word in words)
+def _alike(first: Any, second: Any) -> bool:
+    numbers = int, float
+    return type(first) is type(second) or {type(first), type(second)} == {*numbers}
 
 
 def _folder(place: Path) -> Found | None:
@@ -172,10 +169,10 @@ def _feeds(place: Path) -> Found | None:
 def labels(arrays: Mapping[str, Header]) -> str:
     """Return the array with the class of each sample, by its usual names; empty without one."""
     classes = {n: a for n, a in arrays.items() if a.dtype.kind in "iu" and len(a.shape) == 1}
-    return next((n for n in classes if n in _LABELS), next(iter(_named(classes, _LABELS)), ""))
+    return next((n for n in classes if n in LABELS), next(iter(named(classes, LABELS)), ""))
 
 
-def _named(values: Mapping[str, _Value], words: Sequence[str]) -> dict[str, _Value]:
+def named(values: Mapping[str, _Value], words: Sequence[str]) -> dict[str, _Value]:
     """Return what has one of the words in its name."""
     spelled = {name: {w.lower() for w in _WORDS.findall(name)} for name in values}
     return {name: value for name, value in values.items() if not spelled[name].isdisjoint(words)}

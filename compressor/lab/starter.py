@@ -7,12 +7,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from compressor.calibration.sources.tokenizer import has_tokenizer
 from compressor.errors import ModelError, SpecError, printable
 from compressor.files import write_text
-from compressor.lab.found_data import labels
 from compressor.lab.recipes import (
     ENCODER,
     ENCODER_OF_TEXT,
@@ -23,6 +23,7 @@ from compressor.lab.recipes import (
     scores_classes,
 )
 from compressor.lab.starter_data import Choices, Given, settled
+from compressor.lab.starter_heads import CHOICES, choices_of, head_metric
 from compressor.lab.starter_parts import (
     ACCURACY,
     AGREEMENT,
@@ -45,13 +46,12 @@ from compressor.lab.starter_parts import (
     SEQUENCE,
     SIDE,
     STORAGE,
-    SUBSET_ACCURACY,
     TEXT,
     TORCH,
     UNKNOWN_INPUTS,
     WIDENED,
 )
-from compressor.lab.starter_text import SEVERAL_LABELS, text_data
+from compressor.lab.starter_text import text_data, written_inputs
 from compressor.spec.schema import schema_seen_from
 from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
@@ -93,6 +93,7 @@ def write_starter(model: Path, output: Path, choices: Choices = _NOTHING) -> boo
     first = f"# yaml-language-server: $schema={schema_seen_from(folder)}\n"
     given = Given(model, folder, *settled(model, choices))
     text = starter_text(model, relative, output.name, given)
+    given.check_answers(text)
     write_text(output, first + text)
     return "FILL IN" in text
 
@@ -189,7 +190,7 @@ def _arrays(
     typical, judging = given.arrays
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else BATCH
-    label = labels(judging) if metric == AGREEMENT else ""
+    label = given.label(inputs) if metric == AGREEMENT or given.of_classes else ""
     named = f"target: {scalar(label or numbers or LABEL)}"
     target = named if label else f"# {named}{OF_ANSWERS}"
     own = CALIBRATION.format(mapping=_mapping(given.names(inputs, typical)), batch=batch)
@@ -258,6 +259,7 @@ def _feeds(
 ) -> str:
     """Return the part ``data`` for a model that is run on whole feeds."""
     held = given.arrays[1]
+    label = given.label(inputs) if given.of_classes else ""
     absent = {spec.name for spec in inputs if held and spec.name not in held}
     states = _states(inputs, outputs, absent)
     mapping = _mapping(given.names([i for i in inputs if i.name not in states], held))
@@ -268,6 +270,7 @@ def _feeds(
         calibration=FEEDS_FOR_RANGES.format(**values) if calibrated else "",
         **values,
         metric=metric,
+        target=f"target: {scalar(label)}" if label else f"# target: {LABEL}{OF_ANSWERS}",
         sequence=SEQUENCE if states else "",
     )
 
@@ -333,19 +336,21 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     part, others, network, inputs = _usual(model, auto_class, config, given)
     if part:
         first += (SIDE if others else PART).format(part=part, others=others)
-    if network is not None and text_inputs(network) and has_tokenizer(model):
-        answer = "" if given.found is None else given.found.answer
-        side = bool(others)
-        text = text_data(model, place, auto_class, network, answer, side=side)
+    built = type(network).__name__ if network is not None else saved_from(config)
+    texts = () if network is None else text_inputs(network)
+    if built.endswith(CHOICES) and texts:
+        inputs = choices_of(texts)
+        first += written_inputs(inputs)
+    elif texts and has_tokenizer(model):
+        text = text_data(place, auto_class, network, given, part=part, side=bool(others))
         return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage="")
     if not inputs:
         first += UNKNOWN_INPUTS
         image = "image_size" in config
         inputs = (TensorSpec("pixel_values" if image else "input_ids", ("batch",), "float32"),)
     recipe = USUAL if inputs[0].name == "pixel_values" else ENCODER
-    several = config.get("problem_type") == SEVERAL_LABELS
-    scored = "Classification" in auto_class and not several
-    metric = SUBSET_ACCURACY if several else AGREEMENT if scored else COSINE
+    described = SimpleNamespace(**config) if network is None else network.config
+    metric, scored = head_metric(built, described)
     data = given.part(inputs, calibrated=recipe.calibrated, scored=scored, metric=metric)
     data = data or _arrays(inputs, given, recipe.calibrated, metric)
     return first + data + _passes(recipe) + _rest(name)

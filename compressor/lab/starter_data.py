@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from compressor import catalog
 from compressor.calibration.sources.audio import WavFolderSource, extractor_file, form_of
@@ -16,8 +16,12 @@ from compressor.calibration.sources.image_processors import processor_file
 from compressor.errors import SpecError, printable, suggestion
 from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, beside, labels, look_at
 from compressor.lab.starter_parts import ACCURACY, ALONE, BATCH, COSINE, FILES, FILES_FOR_RANGES
+from compressor.lab.text_fields import texts_of
 from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, fixed_batch
+
+if TYPE_CHECKING:
+    from compressor.run.metrics.metrics import Metric
 
 _SAMPLES = 512  # that calibrate
 _SIDE = 224  # of images, where the model does not say
@@ -125,7 +129,7 @@ class Given:
         found = self.found
         if found is None or found.kind not in SUFFIXES:
             return ""
-        labelled = found.classes > 1 and scored
+        labelled = found.classes > 1 and (scored or self.needs_labels) and self.suits(classes=True)
         metric = ACCURACY if labelled else metric
         text = _of_folder(found, self, inputs, calibrated=calibrated, metric=metric)
         if not text and self.choices.data is not None:
@@ -140,6 +144,55 @@ class Given:
         """Return the arrays of what sets ranges, and those of what judges."""
         found = self.found
         return ({}, {}) if found is None else (found.typical_arrays, found.arrays)
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether a metric was chosen that takes right answers alone."""
+        metric = self._metric
+        return metric is not None and metric.needs_labels and not metric.against_float
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether a metric of classes was chosen."""
+        return self._metric is not None and self._metric.about_classes
+
+    def suits(self, *, classes: bool) -> bool:
+        """Whether answers that are classes, or are not, are what a chosen metric takes."""
+        metric = self._metric
+        return metric is None or metric.about_classes == classes
+
+    @property
+    def _metric(self) -> Metric | None:
+        """Return the metric that was chosen, if it is not a function of the user."""
+        name = self.choices.metric
+        return None if name is None or ":" in name else catalog.load("metric", name)
+
+    def label(self, inputs: Sequence[TensorSpec]) -> str:
+        """Return the array with the class of each sample; empty without one.
+
+        Where the chosen metric needs answers, that is also the only array that no input takes.
+        """
+        arrays = self.arrays[1]
+        named = labels(arrays) if self.suits(classes=True) else ""
+        if named or not self.needs_labels:
+            return named
+        left = arrays.keys() - self.names(inputs, arrays).values()
+        return next(iter(left)) if len(left) == 1 else ""
+
+    def check_answers(self, text: str) -> None:
+        """Check that a spec names the answers that the chosen metric needs.
+
+        Raises:
+            SpecError: the data have none.
+        """
+        data = text.partition("\npasses:")[0]
+        if self.needs_labels and self.found and not re.search(r"^    target: ", data, re.MULTILINE):
+            raise SpecError(
+                f"option --metric {self.choices.metric!r}",
+                f"needs right answers, and none were seen in {str(self.found.evaluation)!r}",
+                "add them to the data (an array, field or class folders, such as label), or choose "
+                "agreement, mse or cosine, which compare with the float model",
+            )
 
     def names(self, inputs: Sequence[TensorSpec], arrays: Mapping[str, Header]) -> dict[str, str]:
         """Return the array for each input: of its name, or the only one of its form.
@@ -223,8 +276,8 @@ class Given:
         kind = "npz" if self.found.kind in ARRAYS else self.found.kind
         if kind in kinds:
             return kind, ""
-        if kind == "jsonl" and "text" in kinds and self.found.texts:
-            texts = self.found.texts
+        texts = texts_of(self.found.fields)
+        if kind == "jsonl" and "text" in kinds and texts:
             return "text", "" if "text" in texts else f"\n    field: {scalar(texts[0])}"
         if kind == "jsonl" and "text" in kinds:
             raise SpecError(

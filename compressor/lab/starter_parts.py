@@ -48,7 +48,7 @@ WIDENED = """\
 """
 
 PART = """\
-  part: {part} # without the decoder, which runs again for each token
+  part: {part} # without the decoder
 """
 
 SIDE = """\
@@ -120,6 +120,12 @@ OF_TEXT = """\
 # `text` is a file in UTF-8. `jsonl: FILE` takes objects, with `field` and `text-pair` as texts.
 """
 
+OF_OBJECTS = """\
+# Each is an object, whose texts `field` and `text-pair` name.
+"""
+
+SECOND_TEXT = "# text-pair: {field} # CHECK: set it if the model reads pairs"
+
 OF_PAIRS = """\
 # Each is an object such as {"question": "Who?", "context": "She did."}.
 """
@@ -182,7 +188,7 @@ data:
     inputs:
 {mapping}
     # transform: my_package.data:normalize
-    # target: label # the array with the right answers
+    {target}
 
 {metric}"""
 
@@ -230,6 +236,17 @@ AGREEMENT = """\
 metric: agreement
 """
 
+CHARACTERS = """\
+# Without right answers: the characters that differ from those the float model hears.
+metric: character-error-rate
+"""
+
+MSE = """\
+# The mean squared error against the float model's numbers, of which the largest says nothing; with
+# a `target` of the output's shape against these.
+metric: mse
+"""
+
 SUBSET_ACCURACY = """\
 # The share of samples whose labels (scores above 0) are the float model's. With a `target` of 0
 # and 1 for each label: the right ones.
@@ -258,7 +275,7 @@ exports:
 # The run fails (exit code 1) when an artifact misses one of these.
 limits:
   size-ratio: {size_ratio} # bytes of the artifact / bytes of the float model: your budget
-  # metric-drop: 1.0 # how much worse the metric may be; in points for accuracy
+  # metric-drop: 1.0 # how much worse the metric may be; in points for metrics in %
 
 output: {output}
 """

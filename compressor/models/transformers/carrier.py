@@ -242,7 +242,9 @@ def encoder_path(module: Any) -> str:
     """Return where the encoder of an encoder and decoder is; empty for other networks."""
     both = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
     # The configuration of an encoder saved alone may be that of the whole.
-    if not both or _OTHER_SIDE not in signature(module.forward).parameters:
+    taken = signature(module.forward).parameters
+    decodes = any(name.startswith("decoder_") for name in taken)
+    if not both or _OTHER_SIDE not in taken or not decodes:  # one that classifies may have none
         return ""
     encoder = module.get_encoder() if hasattr(module, "get_encoder") else module
     return next((path for path, part in module.named_modules() if part is encoder), "")
@@ -263,15 +265,28 @@ def sides_of(module: Any) -> dict[str, str]:
 
 
 def _main_input(name: str, config: Any, dtype: str) -> TensorSpec | None:
-    size = getattr(config, "image_size", None)
     if name == _TOKENS:
         return TensorSpec(name, ("batch", "sequence"), "int64")
-    if name == "pixel_values" and isinstance(size, int):
-        shape = ("batch", getattr(config, "num_channels", 3), size, size)
-        return TensorSpec(name, shape, dtype)
+    if name == "pixel_values":
+        return _images(name, getattr(config, "vision_config", None) or config, dtype)
     if name == "input_features" and config.model_type == "whisper":
         frames = 2 * config.max_source_positions
         return TensorSpec(name, ("batch", config.num_mel_bins, frames), dtype)
     if name == "input_values" and hasattr(config, "conv_stride"):  # of layers that read a wave
         return TensorSpec(name, ("batch", "samples"), dtype)
+    if name == "input_values" and hasattr(config, "frequency_stride"):  # patches of a spectrogram
+        return TensorSpec(name, ("batch", config.max_length, config.num_mel_bins), dtype)
+    if name == "past_values" and hasattr(config, "num_input_channels"):
+        return TensorSpec(name, ("batch", config.context_length, config.num_input_channels), dtype)
     return None
+
+
+def _images(name: str, config: Any, dtype: str) -> TensorSpec | None:
+    """Return the input for images of the size that a configuration states, or for films of them."""
+    stated, channels = (getattr(config, key, None) for key in ("image_size", "num_channels"))
+    size = [stated, stated] if isinstance(stated, int) else list(stated or ("height", "width"))
+    if len(size) != 2 or (stated is None and channels is None):
+        return None
+    frames = getattr(config, "num_frames", None)
+    each = ("batch",) if frames is None else ("batch", frames)
+    return TensorSpec(name, (*each, channels or 3, *size), dtype)

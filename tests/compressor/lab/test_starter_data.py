@@ -244,6 +244,45 @@ def test_a_model_that_scores_classes_is_judged_by_its_answers(tmp_path, labels):
     assert plan.metric.name == ("accuracy" if known else "agreement")
 
 
+def two_outputs(path: Path) -> Path:
+    """Write a network whose first output is not the scores, so that init leaves them alone."""
+    model = onnx.load(save_net(path, ("batch", 5)))
+    model.graph.output.insert(0, helper.make_tensor_value_info("row", TensorProto.FLOAT, None))
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["y", "kind"])
+@pytest.mark.parametrize("metric", ["accuracy", "f1"])
+def test_a_metric_that_needs_answers_gets_those_of_the_file(tmp_path, name, metric):
+    """init wrote a spec without a target, which the next command refused."""
+    arrays = {"x": np.zeros((4, 5), np.float32), name: np.array([0, 1, 1, 0])}
+    np.savez(tmp_path / "all.npz", **arrays)
+    plan = planned(two_outputs(tmp_path / "m.onnx"), Choices(tmp_path / "all.npz", metric=metric))
+    assert plan.metric.name == metric
+    expected = name if metric == "accuracy" or name == "y" else None
+    assert plan.spec.data["evaluation"].keys.target == expected
+
+
+def test_a_metric_of_numbers_is_given_no_classes(tmp_path):
+    """The target of a classifier's folders and files was written for any metric."""
+    np.savez(tmp_path / "all.npz", x=np.zeros((4, 5), np.float32), y=np.array([0, 1, 1, 0]))
+    model = save_net(tmp_path / "m.onnx", ("batch", 5))
+    assert planned(model, Choices(tmp_path / "all.npz", metric="mse")).metric.against_float
+
+
+@pytest.mark.parametrize("kind", ["npz", "folder"])
+def test_a_metric_that_needs_answers_is_refused_where_there_are_none(tmp_path, kind):
+    shape = ("batch", 3, 8, 8) if kind == "folder" else ("batch", 5)
+    model, data = save_net(tmp_path / "m.onnx", shape), tmp_path / "all.npz"
+    if kind == "folder":
+        data = paint(tmp_path / "photos", ("one",)) / "one"
+    else:
+        np.savez(data, x=np.zeros((4, 5), np.float32), a=np.ones((4, 1)), b=np.ones((4, 2)))
+    with pytest.raises(SpecError, match="'accuracy': needs right answers, and none were seen in"):
+        planned(model, Choices(data, metric="accuracy"))
+
+
 @pytest.mark.parametrize("axes", [(4, "batch", 3), ("time", "batch", 3)])
 @pytest.mark.parametrize("kind", ["images", "array"])
 def test_samples_behind_another_axis_of_the_output_are_judged_one_by_one(tmp_path, kind, axes):
