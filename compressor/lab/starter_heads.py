@@ -13,7 +13,7 @@ CHOICES = "ForMultipleChoice"
 """Ends the names of classes that read several texts for each sample."""
 
 _OF_NUMBERS = ("ForRegression", "ForPrediction", "ForTimeSeriesPrediction", "ForDepthEstimation")
-_OF_PARTS = ("SemanticSegmentation", "FrameClassification", "TokenClassification")
+_OF_PARTS = ("SemanticSegmentation", "TokenClassification")
 
 
 def head_metric(name: str, config: Any) -> tuple[str, bool]:
@@ -29,6 +29,8 @@ def head_metric(name: str, config: Any) -> tuple[str, bool]:
     if name.endswith("ForCTC"):
         # Class 0 is no character for the metric, as it is for models whose padding it is.
         return CHARACTERS if getattr(config, "pad_token_id", None) == 0 else AGREEMENT, False
+    if "FrameClassification" in name:  # several at once may speak: those with scores above 0
+        return COSINE, False
     if any(part in name for part in _OF_PARTS):
         return (AGREEMENT if kind is None else COSINE), False
     if "Classification" in name:
