@@ -16,6 +16,7 @@ from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.ort_session import OrtRunner, products_are_exact
+from compressor.models.onnx.stored_weights import read_as_floats
 from compressor.models.onnx.transposed_weights import transpose_weights
 from compressor.models.resident_memory import forget_pages, return_freed_memory
 from compressor.models.torch.matching import TorchRunner
@@ -49,6 +50,7 @@ def _graph_opener(
 ) -> Callable[[], OrtRunner]:
     """Return a function that starts sessions as :func:`graph_runner` does."""
     model = _tapped(model, taps)
+    read_as_floats(model)
     shared = detached_weights(model, _KEPT)
     transpose_weights(model, shared)
     size = sum(
