@@ -290,7 +290,7 @@ def test_artifacts_that_the_spec_no_longer_asks_for_go_away(on_onnx: Project):
     assert (on_onnx.output / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("when", ["apply", "save"])
+@pytest.mark.parametrize("when", [pytest.param("apply", marks=pytest.mark.slow), "save"])
 def test_an_interrupted_run_leaves_nothing_half_done(on_onnx: Project, tmp_path: Path, when: str):
     """In a process of its own: behind some other files, an interrupt ended that of the tests."""
     on_onnx.spec["passes"] = [{"pass": "nudge"}, {"pass": "strike", "when": when}, STATIC]

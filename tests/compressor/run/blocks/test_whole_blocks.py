@@ -95,8 +95,6 @@ def test_trained_blocks_lose_less_than_those_of_gptq(
     trained = passed(llama, "wide", STEP, tmp_path / "trained")
     losses = [divergence(llama / "wide", carrier) for carrier in (started, trained)]
     assert losses[1] < 0.9 * losses[0]
-    again = values(passed(llama, "wide", STEP, tmp_path / "again"))
-    assert all(torch.equal(again[name], codes) for name, codes in values(trained).items())
     before, after = values(started), values(trained)
     for name, codes in before.items():
         inside = ".layers." in name
