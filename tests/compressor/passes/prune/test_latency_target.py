@@ -156,7 +156,7 @@ def test_a_second_run_decides_by_the_same_table(outcome, kept, untimed):
     check_same(outcome, chosen(deep(), kept))
 
 
-@pytest.mark.parametrize("writes", [1, 4])
+@pytest.mark.parametrize("writes", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_run_that_was_killed_ends_in_the_same_bytes(outcome, writes):
     store = Killing(writes)
     with pytest.raises(KeyboardInterrupt):
