@@ -38,9 +38,17 @@ class Quiet(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-b", "html", ROOT / "docs", folder]
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", ROOT / "docs", folder]
     subprocess.run(command, check=True)
     return folder
+
+
+def test_the_first_page_links_to_all(site: Path) -> None:
+    index = (site / "index.html").read_text(encoding="utf-8")
+    docs = ROOT / "docs"
+    for page in [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]:
+        name = page.relative_to(docs).with_suffix(".html").as_posix()
+        assert f'href="{name}"' in index or name == "index.html"
 
 
 @pytest.fixture(scope="module")
