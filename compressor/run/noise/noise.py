@@ -110,9 +110,9 @@ def measured_noise(
         whole = isinstance(batch, Feed) or fixed_batch(baseline.inputs) is not None
         few = size if work <= left else 0 if whole else int(size * left / work)
         left -= work * few / size
-        for part, reaches in ((cut(batch, 0, few), True), (cut(batch, few, size), False)):
-            for portion in portions.of(part) if samples_in(part) else ():
-                measuring.add(portion, reaches=reaches)
+        for start, stop in ((0, few), (few, size)):
+            for portion in portions.of(cut(batch, start, stop)) if start < stop else ():
+                measuring.add(portion, reaches=start < few)
                 del portion  # before the next run needs the memory
     return measuring.noise()
 
