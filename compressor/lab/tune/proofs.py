@@ -79,9 +79,10 @@ class Proofs:
             places = beyond_the_expected(found, limit, self.size(self.best))
             self._sequence([left[place] for place in places])
         elif left:
-            found = [Standing(self.size(c), self._searched_drop(c)) for c in left]
+            drops = [self.bench.searched(c).drop or 0.0 for c in left]  # none without labels
+            found = [Standing(self.size(c), drop) for c, drop in zip(left, drops, strict=True)]
             most = max(_MOST - self._done, _LEAST)
-            if any(s.drop is not None and s.drop <= limit for s in found):
+            if min(drops) <= limit:
                 self._sequence([left[place] for place in order_of_proof(found, limit, most)])
         return self.best
 
@@ -196,8 +197,3 @@ class Proofs:
         """Return the largest drop that is expected; what is known to break the limit has no end."""
         found = self.bench.searched(candidate)
         return math.inf if found.stopped else found.bound
-
-    def _searched_drop(self, candidate: Candidate) -> float | None:
-        """Return the drop on the search data; none is known of it where they have no labels."""
-        found = self.bench.searched(candidate)
-        return math.inf if found.stopped else found.drop or 0.0

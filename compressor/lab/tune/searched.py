@@ -54,7 +54,7 @@ def breaks(pairs: Pairs, search: SearchData, limit: float | None) -> bool:
     base, values = _values(pairs)
     sign = 1.0 if metric.higher_is_better else -1.0
     share = limit / metric.scale.factor
-    return 0 <= share < 1 and found_above(sign * (base - values), share) is not None
+    return share >= 0 and found_above(sign * (base - values), share) is not None
 
 
 def judged(pairs: Pairs, search: SearchData, float_model: Evaluation, *, stopped: bool) -> Searched:

@@ -103,6 +103,35 @@ def test_a_figure_ends_no_search_early(decisions: tuple[np.ndarray, np.ndarray, 
 
 
 @pytest.mark.parametrize(
+    ("lost", "limit", "broken"),
+    [
+        (0.3, 10.0, True),
+        (0.3, 0.0, True),
+        (0.3, 40.0, False),
+        (0.3, 150.0, False),
+        (-0.3, 10.0, False),
+        (-0.3, 0.0, False),
+        (0.3, -1.0, False),
+        (0.3, None, False),
+    ],
+)
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_limit_is_broken_by_losses_above_it(
+    lost: float, limit: float | None, broken: bool, higher: bool
+):
+    """In points; whichever way is worse. A limit that asks for a gain ends no search early."""
+    metric = replace(ACCURACY, higher_is_better=higher)
+    base = np.full(400, 0.5)
+    pair = [
+        Evaluation(metric.summary(x), x, 30.0, None, 0.0)
+        for x in (base, base - lost if higher else base + lost)
+    ]
+    parts = [(pair[0], pair[1])]
+    assert breaks(parts, searching(metric, same=True), limit) is broken
+    assert not breaks(parts, searching(metric), limit)
+
+
+@pytest.mark.parametrize(
     ("metric", "judge", "tells", "parts"),
     [
         (ACCURACY, AGREEMENT, True, 2),
