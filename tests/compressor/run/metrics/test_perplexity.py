@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.errors import DataError
-from compressor.run.metrics.class_metrics import PERPLEXITY
+from compressor.run.metrics import class_metrics
+from compressor.run.metrics.class_metrics import PERPLEXITY, kl_sums
 
 
 @given(st.integers(0, 10_000), st.booleans())
@@ -61,3 +62,21 @@ def test_large_vocabularies_are_widened_a_few_rows_at_a_time() -> None:
     assert peak < logits.nbytes, "copies of 16 rows and what is made of them"
     rows, truth = torch.from_numpy(logits[0]).double(), torch.from_numpy(labels[0])
     assert value == pytest.approx(float(torch.nn.functional.cross_entropy(rows, truth)), rel=1e-12)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 1 << 18])
+def test_the_divergence_is_that_of_the_tokens_that_count(
+    monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """Of a half and a half from a quarter and three quarters, worked out by hand; in any pieces."""
+    monkeypatch.setattr(class_metrics, "CONVERTED_AT_ONCE", at_once)
+    half = np.zeros((2, 3, 2), np.float32)
+    other = half.copy()
+    other[0, 1] = other[1, 2] = np.log([0.25, 0.75])
+    one = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    labels = np.array([[0, 1, -100], [1, 0, -100]])
+    assert kl_sums(other, half, labels).tolist() == pytest.approx([one, 4])
+    assert kl_sums(other, half, {"y": half}).tolist() == pytest.approx([2 * one, 6])
+    back = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
+    assert kl_sums(half, other, labels).tolist() == pytest.approx([back, 4])
+    assert kl_sums(half, half, labels).tolist() == [0, 4]

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from compressor import catalog
 from compressor.errors import DataError
+from compressor.models.transformers.pooling import Pooling
 from compressor.run.metrics.corpus import edit_distance, f1, rank_correlation, ratio
 from compressor.run.metrics.judged import judged_outputs
 from compressor.run.metrics.metrics import Metric
+from compressor.run.metrics.text_metrics import EMBEDDING, pooled_as
 from compressor.run.verdicts.statistics import paired_difference
 from compressor.types.tensors import Array, Batch, Feed
 
@@ -66,6 +68,20 @@ def test_masks_leave_other_metrics_and_shapes_alone() -> None:
     masked = judged_outputs(batch, tokens, named("embedding"))
     assert not masked["h"].any()
     assert masked["pooled"].all()
+    spans = {"start": np.ones((2, 3), np.float32)}  # scores of tokens, not vectors of them
+    assert judged_outputs(batch, spans, named("embedding"))["start"].all()
+    numbers = {"token_type_ids": np.zeros((2, 3), np.int64)}
+    assert judged_outputs(numbers, tokens, named("embedding"))["h"].all()
+
+
+def test_the_directory_of_a_model_says_what_its_vectors_are() -> None:
+    """Their own digest tells results apart."""
+    first = pooled_as(EMBEDDING, Pooling(("cls",), digest="of the first token"))
+    assert (first.name, first.digest) == ("embedding", "of the first token")
+    ours = {"h": np.array([[[1, 0], [0, 5]]], np.float32)}
+    theirs = {"h": np.array([[[2, 0], [9, 1]]], np.float32)}
+    assert first.per_sample(ours, theirs, 1) == pytest.approx([1.0])
+    assert EMBEDDING.per_sample(ours, theirs, 1)[0] < 0.5
 
 
 def test_token_accuracy_counts_tokens_not_samples() -> None:
@@ -221,6 +237,8 @@ def test_spans_are_right_as_a_whole() -> None:
     assert judged("span-accuracy", outputs, labels).tolist() == [1, 0, 1]
     other = {**outputs, "end_logits": one_hot(np.array([2, 3, 1]), 4)}
     assert judged("span-accuracy", outputs, other).tolist() == [1, 1, 0]
+    assert judged("span-accuracy", {**outputs, "pooled": starts}, labels).tolist() == [1, 0, 1]
+    assert judged("span-accuracy", outputs, labels[..., None]).tolist() == [1, 0, 1]
     with pytest.raises(DataError, match="spans need two outputs"):
         judged("span-accuracy", {"y": starts}, labels)
 
@@ -233,6 +251,8 @@ def test_character_error_rate_is_edits_over_characters() -> None:
     values = judged("character-error-rate", scores, labels)
     assert values.mean() == pytest.approx(1 / 5)
     assert judged("character-error-rate", scores, scores).mean() == 0.0
+    padded = np.where(labels < 0, 0, labels)  # the blank is no character, and pads as well
+    assert judged("character-error-rate", scores, padded).tolist() == values.tolist()
     assert not named("character-error-rate").higher_is_better
     with pytest.raises(DataError, match=r"scores \[N, steps, classes\], not \[2, 5\]"):
         judged("character-error-rate", {"y": np.zeros((2, 5))}, labels)

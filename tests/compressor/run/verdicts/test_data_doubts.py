@@ -1,6 +1,7 @@
 """Data that both calibrate and judge are noticed, and data that are prepared otherwise."""
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,18 @@ from compressor.front.spec import checked
 from compressor.run.evaluate import Evaluation
 from compressor.run.plan import make_plan
 from compressor.run.verdicts.data_doubts import (
+    check_data_is_of_use,
     check_output_apart,
     copied_samples,
+    data_doubts,
+    folders_missing,
     judged_on,
     no_evidence,
     outputs_not_judged,
     scales_apart,
 )
 from compressor.spec.load import load_spec
+from compressor.types.carrier import Capability
 from tests.compressor.tiny_project import Project, tiny_module
 
 STATIC = [{"pass": "quantize-static"}]
@@ -221,6 +226,83 @@ def test_a_missing_class_folder_is_doubted(
     plan = on_onnx.plan()
     words = "data.evaluation has 3 class folders, numbered in their order, and the model gives 4"
     assert [d.startswith(words) for d in plan.doubts if "folders" in d] == [True] * doubted
+
+
+@pytest.mark.parametrize(
+    ("shapes", "doubted"),
+    [
+        ([("batch", 3)], True),
+        ([("batch", 2)], False),
+        ([("batch", "classes")], False),
+        ([("batch", 3, 3)], False),
+        ([(3,)], False),
+        ([], False),
+        ([("batch", 2), ("batch", 3)], False),
+    ],
+)
+def test_folders_are_held_against_the_scores_of_classes(
+    on_onnx: Project, shapes: list[tuple[Any, ...]], doubted: bool
+):
+    """Of the first output: one number for each class, and each class a folder."""
+    for name in "ab":
+        (on_onnx.folder / "photos" / name).mkdir(parents=True)
+    one = {"images": "photos", "size": [8, 8], "inputs": {"image": "image"}, "target": "label"}
+    on_onnx.spec |= {"data": {"evaluation": one}, "passes": [{"pass": "fuse"}]}
+    carrier: Any = SimpleNamespace(outputs=[SimpleNamespace(shape=shape) for shape in shapes])
+    assert bool(folders_missing(load_spec(on_onnx.path), carrier)) is doubted
+
+
+def test_one_folder_of_two_classes_is_doubted_and_one_score_is_no_class(on_onnx: Project):
+    (on_onnx.folder / "photos" / "a").mkdir(parents=True)
+    one = {"images": "photos", "size": [8, 8], "inputs": {"image": "image"}, "target": "label"}
+    on_onnx.spec |= {"data": {"evaluation": one}, "passes": [{"pass": "fuse"}]}
+    spec = load_spec(on_onnx.path)
+    for scores, doubted in ((2, True), (1, False)):
+        carrier: Any = SimpleNamespace(outputs=[SimpleNamespace(shape=("batch", scores))])
+        assert bool(folders_missing(spec, carrier)) is doubted
+    spec = load_spec(on_onnx.path)
+    calibration: Any = SimpleNamespace(data={"calibration": spec.data["evaluation"]})
+    assert folders_missing(calibration, carrier) == []
+
+
+def test_only_what_calibrates_is_held_against_what_judges(on_onnx: Project):
+    one = {"npz": "calib.npz", "inputs": {"image": "image"}}
+    on_onnx.spec |= {"data": {"calibration": one, "evaluation": one}, "metric": "cosine"}
+    spec, carrier = load_spec(on_onnx.path), SimpleNamespace(outputs=[], inputs=[])
+    ones = {"image": np.ones((1, 2), np.float32)}
+    samples = {"calibration": ones, "evaluation": {"image": 255 * ones["image"]}}
+
+    def doubts(samples: Any, calibrates: bool) -> list[str]:
+        found = data_doubts(spec, carrier, samples, calibrates=calibrates)  # type: ignore[arg-type]
+        return [words.split(" ", 2)[1] for words in found]
+
+    assert doubts(samples, calibrates=True) == ["is", "'image'"]  # quality is judged on, and input
+    assert doubts(samples, calibrates=False) == []
+    assert doubts({"evaluation": ones}, calibrates=True) == []
+
+
+@pytest.mark.parametrize(
+    ("offers", "refused"),
+    [
+        ({Capability.RUN}, False),
+        ({Capability.BLOCKS, Capability.WEIGHTS}, False),
+        ({Capability.WEIGHTS}, True),
+    ],
+)
+def test_data_need_a_model_that_runs_whole_or_by_blocks(
+    on_onnx: Project, offers: set[Capability], refused: bool
+):
+    spec, carrier = load_spec(on_onnx.path), SimpleNamespace(offers=offers)
+    if not refused:
+        check_data_is_of_use(spec, carrier)  # type: ignore[arg-type]
+        return
+    role = next(iter(spec.data))
+    problem = rf"data\.{role}: cannot be used: a bare checkpoint has no graph.*leave data out, or"
+    with pytest.raises(SpecError, match=problem) as error:
+        check_data_is_of_use(spec, carrier)  # type: ignore[arg-type]
+    assert error.value.where == spec.data[role].where
+    none: Any = SimpleNamespace(data={})
+    check_data_is_of_use(none, carrier)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
