@@ -105,8 +105,7 @@ def paired_difference(base: Array, candidate: Array, scale: Scale) -> Difference
 
 
 def _of_shares(base: Array, candidate: Array, scale: Scale) -> Difference:
-    sign = 1 if scale.higher_is_better else -1
-    losses = sign * (base - candidate)
+    losses = base - candidate if scale.higher_is_better else candidate - base
     lost, won, samples = int((losses > 0).sum()), int((losses < 0).sum()), int(base.size)
     low, high = interval(lost, won, samples)
     drop = (lost - won) / samples

@@ -306,9 +306,14 @@ def counted(comparison: Comparison, lost: int, won: int, samples: int = 1000) ->
 def test_the_chance_that_decided_is_shown_where_the_interval_contains_the_limit(
     worse: Comparison, lost: int, won: int, limit: float, end: str
 ) -> None:
-    check = only(counted(worse, lost, won), GateLimits(metric_drop=limit))
+    comparison = counted(worse, lost, won)
+    check = only(comparison, GateLimits(metric_drop=limit))
     assert check.verdict == "passed"
     assert check.text.endswith(end)
+    assert comparison.difference is not None
+    ending = replace(comparison.difference, ci95=(-limit, limit))  # at the limit, within it
+    at_the_limit = only(replace(comparison, difference=ending), GateLimits(metric_drop=limit))
+    assert at_the_limit.text.endswith(": within the limit 1")
 
 
 @pytest.mark.parametrize(
