@@ -21,9 +21,7 @@ STORED = CompareOptions(timing=False)
 RATIO = "artifacts/0/latency/0/ratio"
 
 
-def runs(
-    folder: Path, base: Mapping[str, Any], candidate: Mapping[str, Any]
-) -> tuple[Path, Path]:
+def runs(folder: Path, base: Mapping[str, Any], candidate: Mapping[str, Any]) -> tuple[Path, Path]:
     return (
         made_run(folder / "a", results(5), changes=base),
         made_run(folder / "b", results(5), changes=candidate),
@@ -129,12 +127,11 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(compare, "_artifact", artifact)
     monkeypatch.setattr(compare, "declared", declared)
     monkeypatch.setattr(compare, "agreed", lambda inputs: inputs)
-    monkeypatch.setattr(compare, "fixed_shapes", lambda specs, sizes: specs)
-    monkeypatch.setattr(compare, "batch_sizes", lambda specs, sizes: [3, 5])
-    monkeypatch.setattr(compare, "random_inputs", lambda specs, size: {"x": np.ones((size, 2))})
+    monkeypatch.setattr(compare, "fixed_shapes", lambda specs, _: specs)
+    monkeypatch.setattr(compare, "batch_sizes", lambda *_: [3, 5])
+    monkeypatch.setattr(compare, "random_inputs", lambda _, size: {"x": np.ones((size, 2))})
     monkeypatch.setattr(compare, "in_turn", in_turn)
     return made
-
 
 
 def test_both_are_run_in_turn_where_they_can_be(tmp_path: Path, here: Any) -> None:
