@@ -32,6 +32,7 @@ def refusal(base: Path, candidate: Path, options: CompareOptions = STORED) -> Co
         ({"identity/model": "e" * 64}, "the float model (aaaaaaaaaaaa against eeeeeeeeeeee)"),
         ({"identity/metric_code": "e" * 64}, "the metric's code (built in against eeeeeeeeeeee)"),
         ({"baseline/metric/name": "top5"}, "the metric (accuracy against top5)"),
+        ({"baseline/metric": None}, "the metric (accuracy against none)"),
         (
             {"environment/versions/compressor": "0.2.0"},
             "the version of compressor (0.1.0 against 0.2.0)",

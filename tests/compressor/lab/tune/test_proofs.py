@@ -302,3 +302,15 @@ def test_what_is_no_smaller_than_what_is_proved_is_not_told_of(size: int, told_o
     made, first = proofs(), Made("a", 300)
     made.finish([first])
     assert bool(told(made, [Made("b", size, needs=200)])) is told_of
+
+
+def test_what_goes_on_by_what_was_measured_ends_after_five_as_well() -> None:
+    pool = chain(9, bound=2.0, searched_drop=0.1, verdict_of_proof="unknown")
+    assert finished(pool) == ("8", ["0", "1", "3", "6", "8"])
+
+
+@pytest.mark.parametrize(("share", "answer"), [(0.5, "b"), (0.51, "a")])
+def test_what_breaks_another_limit_is_not_looked_at(share: float, answer: str) -> None:
+    pool = [Made("a", 300), Made("b", 200, size_ratio=share)]
+    assert finished(pool, size_ratio=0.5)[0] == answer
+    assert finished([Made("a", 300, size_ratio=0.51), pool[1]], size_ratio=0.51)[1][0] == "a"

@@ -58,6 +58,10 @@ def test_labels_of_a_sample_are_right_together():
     for target in (wanted, wanted.astype(np.float32), wanted > 0):
         assert per_sample("subset-accuracy", scores, target) == [1, 0, 1]
     assert per_sample("subset-accuracy", scores, {"y": np.where(wanted, 0.1, -9)}) == [1, 0, 1]
+    near = np.array([[0.5, 0.0], [1e-3, -1e-3]])  # a score of zero is no label, nor is one of them
+    assert per_sample("subset-accuracy", near, np.array([[1, 0], [1, 0]])) == [1, 1]
+    assert per_sample("subset-accuracy", near - 0.5, {"y": near}) == [0, 0]
+    assert per_sample("subset-accuracy", np.abs(near), {"y": near}) == [1, 0]
     with pytest.raises(DataError, match=r"target has shape \[3\] and the scores \[3, 3\]; give 0"):
         per_sample("subset-accuracy", scores, np.array([0, 1, 2]))
     with pytest.raises(DataError, match="other numbers than 0 and 1"):
@@ -104,6 +108,7 @@ def test_mse_and_cosine():
     ours, theirs = np.array([[1.0, 2.0], [0.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 0.0]])
     assert per_sample("mse", ours, theirs) == [2, 0]
     assert per_sample("cosine", ours, theirs) == pytest.approx([1 / math.sqrt(5), 1])
+    assert per_sample("cosine", ours / 9, theirs / 9) == pytest.approx([1 / math.sqrt(5), 1])
 
 
 def test_several_outputs_are_averaged():
