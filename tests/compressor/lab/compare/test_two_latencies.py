@@ -14,6 +14,7 @@ import pytest
 from compressor.errors import SpecError
 from compressor.lab.compare import compare
 from compressor.lab.compare.compare import CompareOptions, compare_runs
+from compressor.run.artifact_file import Machinery
 from compressor.run.timing.timing import Latencies
 from tests.compressor.lab.compare.made_runs import made_run, results
 
@@ -109,27 +110,27 @@ def test_libraries_of_other_versions_are_noted(tmp_path: Path) -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What stands for the two files that are timed: their declarations, and their times."""
-    made = SimpleNamespace(
-        cannot_run="", inputs={"x": [SimpleNamespace()]}, branches=False, given=None
-    )
+    made = SimpleNamespace(cannot_run="", inputs="specs", branches=False, given=None)
 
     def artifact(side: Any) -> Any:
-        return SimpleNamespace(name=side.run.path, cannot_run=made.cannot_run)
+        return SimpleNamespace(path=side.run.path, cannot_run=made.cannot_run)
 
     def declared(of: Any) -> Any:
+        assert of.path
         return SimpleNamespace(branches=made.branches, inputs=made.inputs)
 
-    def in_turn(sides: Any, machinery: Any, batch: Any) -> Latencies:
-        made.given = list(sides)
+    def in_turn(sides: Any, machinery: Machinery, batch: Any) -> Latencies:
+        assert machinery == Machinery()
+        made.given = list(sides), batch
         ones = np.ones((2, 7, 1, 5))
         return Latencies(3, {"base": [ones * 2e-3] * 7, "candidate": [ones * 3e-3] * 7})
 
     monkeypatch.setattr(compare, "_artifact", artifact)
     monkeypatch.setattr(compare, "declared", declared)
-    monkeypatch.setattr(compare, "agreed", lambda inputs: inputs)
-    monkeypatch.setattr(compare, "fixed_shapes", lambda specs, _: specs)
-    monkeypatch.setattr(compare, "batch_sizes", lambda *_: [3, 5])
-    monkeypatch.setattr(compare, "random_inputs", lambda _, size: {"x": np.ones((size, 2))})
+    monkeypatch.setattr(compare, "agreed", lambda inputs: set(inputs.values()))
+    monkeypatch.setattr(compare, "fixed_shapes", lambda specs, sizes: [*specs, dict(sizes)])
+    monkeypatch.setattr(compare, "batch_sizes", lambda specs, sizes: [3, 5, *specs, *sizes])
+    monkeypatch.setattr(compare, "random_inputs", lambda specs, size: (*specs, size))
     monkeypatch.setattr(compare, "in_turn", in_turn)
     return made
 
@@ -139,7 +140,7 @@ def test_both_are_run_in_turn_where_they_can_be(tmp_path: Path, here: Any) -> No
     assert (found.value, found.ci95) == (pytest.approx(1.5), pytest.approx((1.5, 1.5)))
     assert (found.batch, found.p50) == (3, pytest.approx((2.0, 3.0)))
     assert found.source == "both run in turn here, on random inputs"
-    assert here.given == ["base", "candidate"]
+    assert here.given == (["base", "candidate"], ("specs", {}, 3))  # what both take, one batch
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ def test_a_layer_norm_commutes_with_components_beside_the_mean(size: int, seed: 
     one = torch.eye(size, dtype=torch.float64)
     assert torch.allclose(turn.matrix @ turn.matrix.T, one, atol=1e-12)
     assert torch.allclose(layer_norm(turn.times(rows)), turn.times(layer_norm(rows)), atol=1e-9)
+    ones = torch.ones(size, dtype=torch.float64)
+    assert torch.allclose(turn.times(ones), ones, atol=1e-12)  # so the mean is left alone
     centred = rows - rows.mean(1, keepdim=True)
     assert powers[1:].sum().item() == pytest.approx(float(centred.square().sum()))
     assert powers[0] == powers[1]

@@ -107,6 +107,7 @@ def test_perplexity_of_large_logits_does_not_overflow():
 def test_mse_and_cosine():
     ours, theirs = np.array([[1.0, 2.0], [0.0, 0.0]]), np.array([[1.0, 0.0], [0.0, 0.0]])
     assert per_sample("mse", ours, theirs) == [2, 0]
+    assert per_sample("mse", ours[:, :1], theirs[:, 1:]) == [1, 0]
     assert per_sample("cosine", ours, theirs) == pytest.approx([1 / math.sqrt(5), 1])
     assert per_sample("cosine", ours / 9, theirs / 9) == pytest.approx([1 / math.sqrt(5), 1])
 
