@@ -110,13 +110,13 @@ def test_libraries_of_other_versions_are_noted(tmp_path: Path) -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What stands for the two files that are timed: their declarations, and their times."""
-    made = SimpleNamespace(cannot_run="", inputs="specs", branches=False, given=None)
+    made = SimpleNamespace(cannot_run="", inputs="specs", branches=False, given=None, opened=[])
 
     def artifact(side: Any) -> Any:
         return SimpleNamespace(path=side.run.path, cannot_run=made.cannot_run)
 
     def declared(of: Any) -> Any:
-        assert of.path
+        made.opened.append(of.path)
         return SimpleNamespace(branches=made.branches, inputs=made.inputs)
 
     def in_turn(sides: Any, machinery: Machinery, batch: Any) -> Latencies:
@@ -136,7 +136,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_both_are_run_in_turn_where_they_can_be(tmp_path: Path, here: Any) -> None:
-    found = compare_runs(*runs(tmp_path, {}, {}), CompareOptions()).latency
+    both = runs(tmp_path, {}, {})
+    found = compare_runs(*both, CompareOptions()).latency
+    assert here.opened == [str(run) for run in both]
     assert (found.value, found.ci95) == (pytest.approx(1.5), pytest.approx((1.5, 1.5)))
     assert (found.batch, found.p50) == (3, pytest.approx((2.0, 3.0)))
     assert found.source == "both run in turn here, on random inputs"

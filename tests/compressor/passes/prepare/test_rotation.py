@@ -78,6 +78,18 @@ def test_principal_components_are_uncorrelated_and_sorted(size: int, rank: int, 
     assert (turn.matrix.gather(0, largest) > 0).all()
 
 
+def test_bases_of_narrow_moments_are_wide_and_so_is_what_they_turn() -> None:
+    rows = torch.randn((40, 6), generator=torch.Generator().manual_seed(0))
+    moment = rows.T @ rows
+    for found, of in ((principal_components, rows), (components_beside_mean, rows + 1)):
+        turn, powers = found(moment)
+        exact, exact_powers = found(moment.double())
+        assert torch.equal(turn.matrix, exact.matrix)
+        assert torch.equal(powers, exact_powers)
+        assert torch.equal(turn.times(of), of.double() @ exact.matrix)
+        assert torch.equal(turn.rotated_rows(of.T), exact.matrix.T @ of.T.double())
+
+
 def layer_norm(rows: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(rows, rows.shape[-1:], eps=0)
 

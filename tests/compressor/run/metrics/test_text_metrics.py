@@ -169,7 +169,10 @@ def test_spearman_is_the_correlation_of_ranks(pairs: list[tuple[int, int]]) -> N
 
 def test_spearman_by_hand() -> None:
     # Ranks 1, 2, 3 against 1, 3, 2: 1 - 6 * 2 / (3 * 8).
-    values = judged("spearman", {"y": np.array([0.1, 0.2, 9.0])}, np.array([1.0, 7.0, 6.0]))
+    scores, truth = {"y": np.array([0.1, 0.2, 9.0])}, np.array([1.0, 7.0, 6.0])
+    values = judged("spearman", scores, truth)
+    of_float = {"y": truth[:, None], "other": np.zeros(3)}
+    assert judged("spearman", scores, of_float).tolist() == values.tolist()
     assert values.mean() == pytest.approx(0.5)
 
 
