@@ -131,6 +131,42 @@ def test_a_limit_is_broken_by_losses_above_it(
     assert not breaks(parts, searching(metric), limit)
 
 
+def right(samples: int, wrong: int, sqnr_db: float | None) -> Evaluation:
+    values = np.ones(samples)
+    values[:wrong] = 0.0
+    return Evaluation(ACCURACY.summary(values), values, sqnr_db, None, 0.0)
+
+
+def test_with_labels_the_bound_is_where_the_interval_of_the_proof_will_end():
+    """8 of 400 lost in two parts: 2 points, and 14 of deviation over as many as will judge."""
+    pairs = [(right(100, 0, None), right(100, 5, 20.0)), (right(300, 0, None), right(300, 3, None))]
+    found = judged(pairs, searching(ACCURACY, same=True), right(1600, 0, None), stopped=True)
+    assert (found.samples, found.drop, found.stopped) == (400, pytest.approx(2.0), True)
+    assert found.bound == pytest.approx(2.0 + 1.96 * 14.0 / 40.0)
+    assert found.sqnr_db == pytest.approx(-10 * math.log10(0.01 / 4))  # of the errors' mean power
+
+
+@pytest.mark.parametrize("sqnr_db", [None, 100.0])
+@pytest.mark.parametrize(
+    ("same", "tells", "drop", "bound"),
+    [(True, True, 2.0, 2.0), (False, True, None, 0.0), (False, False, None, 0.0)],
+)
+def test_the_same_function_leaves_nothing_to_chance(
+    sqnr_db: float | None, same: bool, tells: bool, drop: float | None, bound: float
+):
+    pairs = [(right(400, 0, None), right(400, 8, sqnr_db))]
+    search = searching(ACCURACY, same=same, tells=tells)
+    found = judged(pairs, search, right(1600, 0, None), stopped=False)
+    assert (found.drop, found.bound) == (pytest.approx(drop), pytest.approx(bound))
+    assert found.sqnr_db == pytest.approx(sqnr_db)
+
+
+def test_what_does_not_tell_leaves_the_bound_open():
+    pairs = [(right(400, 0, None), right(400, 8, 99.0))]
+    found = judged(pairs, searching(COSINE, tells=False), right(1600, 0, None), stopped=False)
+    assert (found.drop, found.bound) == (None, None)
+
+
 @pytest.mark.parametrize(
     ("metric", "judge", "tells", "parts"),
     [
