@@ -161,6 +161,27 @@ def test_the_same_function_leaves_nothing_to_chance(
     assert found.sqnr_db == pytest.approx(sqnr_db)
 
 
+@pytest.mark.parametrize(
+    ("metric", "lowest", "bound"),
+    [
+        # Of 401, half a sample: two of 1600, whose number has a standard error of 1.41.
+        (AGREEMENT, 1.0, 0.1730),
+        (AGREEMENT, 0.5, 0.1730),
+        # As far as two samples lie apart, but no less than a decision.
+        (AGREEMENT, -2.0, 0.5190),
+        # A figure that counts decisions may lose by those that no sample shows: four more.
+        (F1, 1.0, 0.2999),
+    ],
+)
+def test_none_is_not_never(metric: Metric, lowest: float, bound: float):
+    pairs = [(right(400, 0, None), right(400, 0, 30.0))]
+    float_model = right(1600, 0, None)
+    float_model.per_sample[0] = lowest
+    found = judged(pairs, searching(metric), float_model, stopped=False)
+    assert (found.samples, found.drop) == (400, None)
+    assert found.bound == pytest.approx(bound, abs=1e-4)
+
+
 def test_what_does_not_tell_leaves_the_bound_open():
     pairs = [(right(400, 0, None), right(400, 8, 99.0))]
     found = judged(pairs, searching(COSINE, tells=False), right(1600, 0, None), stopped=False)
