@@ -54,11 +54,12 @@ class Trio:
             DataError: they are NaN or infinite.
         """
         written, compressed = OutputSums(), OutputSums()
-        worst, equal, numbers = 0.0, True, False
+        worst, equal, numbers, seen = 0.0, True, False, 0
         errors: list[Array] = []
-        for seen, batch in enumerate(batches):
+        for batch in batches:
             named = outputs_of(self.artifact, batch, size)
             check_finite(named, seen, samples_in(batch))
+            seen += samples_in(batch)
             sources = list(outputs_of(self.source, batch, size).values())
             self._check_shapes(list(named.values()), sources)
             floats = outputs_of(self.float_model, batch, size).values()
