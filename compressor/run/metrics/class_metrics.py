@@ -92,7 +92,7 @@ def _right_subsets(outputs: Batch, target: Any) -> Array:
                 "give 0 or 1 for each label of each sample",
             )
         wanted = truth != 0
-    return np.asarray((given == wanted).reshape(len(given), -1).all(axis=1), np.float64)
+    return np.asarray((given == wanted).reshape(len(given), -1).all(axis=1))
 
 
 def _log_loss(outputs: Batch, target: Array) -> Array:

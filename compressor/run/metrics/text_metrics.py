@@ -58,9 +58,8 @@ def _decided(outputs: Batch, target: Any) -> tuple[Array, Array, Array]:
     labels, classes = truth[counted], scores.shape[-1]
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         raise out_of_range(labels, classes)
-    size = len(scores)
-    chosen = scores.argmax(axis=-1)
-    return chosen.reshape(size, -1), truth.reshape(size, -1), counted.reshape(size, -1)
+    shape = len(scores), -1
+    return scores.argmax(axis=-1).reshape(shape), truth.reshape(shape), counted.reshape(shape)
 
 
 def _token_hits(outputs: Batch, target: Any) -> Array:
@@ -78,7 +77,8 @@ def _class_hits(outputs: Batch, target: Any) -> Array:
     def count(labels: Array, which: Array) -> Array:
         rows = np.broadcast_to(np.arange(len(labels))[:, None], labels.shape)
         places = rows[which] * classes + labels[which]
-        return np.bincount(places, minlength=len(labels) * classes).reshape(-1, classes)
+        sums = np.bincount(places, minlength=len(labels) * classes)
+        return sums.reshape(len(labels), classes)
 
     hits = 2 * count(truth, counted & (chosen == truth))
     return np.concatenate([hits, count(chosen, counted) + count(truth, counted)], axis=1)
@@ -93,12 +93,12 @@ def _span_hits(outputs: Batch, target: Any) -> Array:
         raise ValueError("spans need two outputs: the scores of starts and of ends")
     chosen = _best_ends(outputs)
     right = _best_ends(target) if isinstance(target, dict) else np.asarray(target)
-    return np.asarray((chosen == right.reshape(chosen.shape)).all(axis=1), np.float64)
+    return np.asarray((chosen == right.reshape(chosen.shape)).all(axis=1))
 
 
 def _best_ends(outputs: Batch) -> Array:
     both = list(outputs.values())[:2]
-    return np.stack([scores.argmax(axis=-1) for scores in both], axis=1)
+    return np.stack([scores.argmax(axis=1) for scores in both], axis=1)
 
 
 def _edits(outputs: Batch, target: Any) -> Array:
@@ -114,7 +114,7 @@ def _edits(outputs: Batch, target: Any) -> Array:
     else:
         right = [row[row > _BLANK] for row in np.asarray(target).reshape(len(read), -1)]
     pairs = zip(right, read, strict=True)
-    return np.array([[edit_distance(b, a), len(b)] for b, a in pairs], np.float64)
+    return np.array([[edit_distance(b, a), len(b)] for b, a in pairs])
 
 
 def _characters(scores: Array) -> list[Array]:
@@ -128,7 +128,7 @@ def _characters(scores: Array) -> list[Array]:
 def _two_scores(outputs: Batch, target: Any) -> Array:
     """Return each sample's score and what it is compared with, ``[N, 2]``."""
     pair = [first_of(outputs), first_of(target) if isinstance(target, dict) else target]
-    columns = [np.asarray(values, np.float64).reshape(len(pair[0]), -1) for values in pair]
+    columns = [np.reshape(values, (len(pair[0]), -1)) for values in pair]
     if any(column.shape[1] != 1 for column in columns):
         raise ValueError(f"ranks need one score a sample, not {columns[0].shape[1]}")
     return np.concatenate(columns, axis=1)

@@ -103,6 +103,17 @@ def test_token_accuracy_without_labels_leaves_masked_tokens_out() -> None:
     assert metric.settled(metric.per_sample(*pair, 1)).mean() == pytest.approx(0.5)
 
 
+def test_tokens_are_decided_by_their_classes() -> None:
+    """Two texts of four tokens, each of three classes: no two axes are alike."""
+    ours, theirs = np.array([[0, 1, 2, 2], [1, 1, 0, 0]]), np.array([[0, 1, 2, 0], [1, 0, 2, 0]])
+    scores, of_float = {"y": one_hot(ours, 3)}, {"y": one_hot(theirs, 3)}
+    for target in (theirs, of_float):
+        assert judged("token-accuracy", scores, target).mean() == pytest.approx(5 / 8)
+        # Of each class twice what both decide, over what either does: 4 / 7, 4 / 5 and 2 / 4.
+        expected = (4 / 7 + 4 / 5 + 2 / 4) / 3
+        assert judged("f1", scores, target).mean() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("labels", [[[3, 0]], [[-1, 0]]])
 def test_labels_that_are_no_classes(labels: list[list[int]]) -> None:
     with pytest.raises(DataError, match=r"labels .* for 3 classes"):
