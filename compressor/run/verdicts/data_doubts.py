@@ -113,8 +113,10 @@ def copied_samples(evaluation: Evaluation | None) -> list[str]:
     Args:
         evaluation: of the float model; ``None`` where nothing was judged.
     """
-    samples = 0 if evaluation is None else int(evaluation.metric["samples"])
-    if evaluation is None or evaluation.copies <= _COPIES * samples:
+    if evaluation is None:
+        return []
+    samples = int(evaluation.metric["samples"])
+    if evaluation.copies <= _COPIES * samples:
         return []
     return [
         f"{evaluation.copies:,} of the {samples:,} samples of data.evaluation are copies of "

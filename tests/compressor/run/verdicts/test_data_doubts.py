@@ -127,6 +127,8 @@ def test_a_copy_of_the_file_is_the_same_data(on_onnx: Project):
         (("1/2", "1/3"), True),
         (("1/3", "2/3"), False),
         (("1/4", "3/4"), False),
+        (("1/4", "3/6"), True),
+        (("1/4", "2/6"), False),
     ],
 )
 def test_folds_may_share_no_sample(on_onnx: Project, folds: tuple[str, str], doubted: bool):
