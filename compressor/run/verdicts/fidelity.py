@@ -65,7 +65,7 @@ class Trio:
             floats = outputs_of(self.float_model, batch, size).values()
             equal = equal and all(map(np.array_equal, named.values(), sources))
             numbers = numbers or any(a.dtype.kind == "f" for a in sources)
-            alike = [filled(*three) for three in zip(named.values(), sources, floats, strict=True)]
+            alike = map(filled, named.values(), sources, floats)
             outputs, source, base = (cut_parts(x, self.parts) for x in zip(*alike, strict=True))
             written.add(source, outputs)
             compressed.add(base, source)
