@@ -7,7 +7,7 @@ import pytest
 
 from compressor import catalog
 from compressor.errors import DataError
-from compressor.run.metrics.class_metrics import ACCURACY
+from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT
 from compressor.run.metrics.metrics import COSINE, Metric, resolve_metric
 from compressor.spec.user_code import load_symbol
 
@@ -85,3 +85,8 @@ def test_images_that_are_no_squares_have_more_pixels_than_classes():
     for shape in ((2, 3, 4, 6), (2, 6, 4, 3), (2, 1001, 1, 1), (2, 1, 1, 1001)):
         outputs = ACCURACY.sampled({"y": np.zeros(shape)}, 2)
         assert outputs["y"].shape[-1] in (3, 1001)
+
+
+def test_models_that_decide_nothing_agree():
+    nothing = {"y": np.zeros((2, 0, 3))}
+    assert AGREEMENT.per_sample(nothing, nothing, 2).tolist() == [1, 1]

@@ -64,6 +64,12 @@ def test_large_vocabularies_are_widened_a_few_rows_at_a_time() -> None:
     assert value == pytest.approx(float(torch.nn.functional.cross_entropy(rows, truth)), rel=1e-12)
 
 
+def test_each_sample_has_a_label_that_counts() -> None:
+    for labels in ([[-100, -100], [0, 1]], [[0, 1], [-100, -100]]):
+        with pytest.raises(DataError, match="a sample has no label but -100"):
+            PERPLEXITY.per_sample({"y": np.zeros((2, 2, 3))}, np.array(labels), 2)
+
+
 @pytest.mark.parametrize("at_once", [1, 4, 1 << 18])
 def test_the_divergence_is_that_of_the_tokens_that_count(
     monkeypatch: pytest.MonkeyPatch, at_once: int
