@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from compressor.errors import DataError
+from compressor.run.metrics import judged
 from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT
-from compressor.run.metrics.judged import check_finite, judged_outputs, target_of
+from compressor.run.metrics.judged import (
+    check_finite,
+    judged_outputs,
+    judged_parts,
+    target_of,
+)
 from compressor.run.metrics.metrics import MSE
+from compressor.types.carrier import Capability
 from compressor.types.tensors import Batch, Feed
 
 EXPECTED: Batch = {"y": np.zeros((2, 3))}
@@ -35,6 +43,24 @@ def test_the_labels_of_a_feed_are_those_of_one_sample() -> None:
     outputs: Batch = {"y": np.ones((2, 3))}
     assert judged_outputs(feed, outputs, ACCURACY)["y"].shape == (1, 2, 3)
     assert judged_outputs(feed, outputs, OWN) is outputs
+
+
+@pytest.mark.parametrize(
+    ("feeds", "recurrence", "offers", "known"),
+    [
+        (False, None, {Capability.GRAPH}, True),
+        (True, None, {Capability.GRAPH}, False),
+        (False, "state", {Capability.GRAPH}, False),
+        (False, None, {Capability.RUN}, False),
+    ],
+)
+def test_parts_of_outputs_are_known_of_graphs_whose_outputs_have_samples(
+    monkeypatch: pytest.MonkeyPatch, feeds: bool, recurrence: Any, offers: Any, known: bool
+) -> None:
+    monkeypatch.setattr(judged, "output_parts", lambda graph: (graph,))
+    carrier: Any = SimpleNamespace(offers=offers, graph=lambda: "graph")
+    data: Any = SimpleNamespace(feeds=feeds, recurrence=recurrence)
+    assert judged_parts(carrier, data) == (("graph",) if known else ())
 
 
 def refusal(outputs: Batch, *given: Any, **named: Any) -> str:

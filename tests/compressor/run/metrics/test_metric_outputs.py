@@ -8,7 +8,8 @@ import pytest
 from compressor import catalog
 from compressor.errors import DataError
 from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT
-from compressor.run.metrics.metrics import COSINE, Metric, resolve_metric
+from compressor.run.metrics.metrics import COSINE, MSE, Metric, resolve_metric
+from compressor.run.metrics.scores import class_axis
 from compressor.spec.user_code import load_symbol
 
 
@@ -90,3 +91,34 @@ def test_images_that_are_no_squares_have_more_pixels_than_classes():
 def test_models_that_decide_nothing_agree():
     nothing = {"y": np.zeros((2, 0, 3))}
     assert AGREEMENT.per_sample(nothing, nothing, 2).tolist() == [1, 1]
+
+
+def test_outputs_keep_their_order_where_no_classes_are_asked_for():
+    outputs = {"label": np.ones((2, 2)), "scores": np.ones((2, 3))}
+    labels_first = {"label": np.ones((2,), np.int64), "scores": np.ones((2, 3))}
+    assert list(COSINE.sampled(labels_first, 2)) == ["label", "scores"]
+    assert list(ACCURACY.sampled(labels_first, 2)) == ["scores", "label"]
+    MSE.check_fit({"label": ("n",), "y": ("n", 3)}, np.ones((1,)), {"label": "int64"})
+    assert list(ACCURACY.sampled(outputs, 2)) == ["label", "scores"]
+
+
+def test_what_is_not_known_before_a_run_is_not_refused():
+    ACCURACY.check_fit({"y": ("n", 3)})  # without labels there is nothing to compare
+    COSINE.check_fit({"y": None}, np.ones((1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [
+        ((1, 9, 2, 3), -1),
+        ((1, 3, 2, 9), 1),
+        ((1, 4, 8, 4), 1),
+        ((1, 3, 8, 8), 1),
+        ((1, 8, 8, 3), -1),
+    ],
+)
+def test_classes_lie_on_the_axis_unlike_the_others_or_on_the_shorter_end(
+    shape: tuple[int, ...], axis: int
+):
+    """Of two ends alike the first, as PyTorch has it."""
+    assert class_axis(shape) == axis
