@@ -104,12 +104,12 @@ def test_token_accuracy_without_labels_leaves_masked_tokens_out() -> None:
 
 
 def test_tokens_are_decided_by_their_classes() -> None:
-    """Two texts of four tokens, each of three classes: no two axes are alike."""
-    ours, theirs = np.array([[0, 1, 2, 2], [1, 1, 0, 0]]), np.array([[0, 1, 2, 0], [1, 0, 2, 0]])
-    scores, of_float = {"y": one_hot(ours, 3)}, {"y": one_hot(theirs, 3)}
+    """Two texts of four tokens, each of five classes: no two axes are alike."""
+    ours, theirs = np.array([[0, 1, 4, 4], [1, 1, 0, 0]]), np.array([[0, 1, 4, 0], [1, 0, 4, 0]])
+    scores, of_float = {"y": one_hot(ours, 5)}, {"y": one_hot(theirs, 5)}
     for target in (theirs, of_float):
         assert judged("token-accuracy", scores, target).mean() == pytest.approx(5 / 8)
-        # Of each class twice what both decide, over what either does: 4 / 7, 4 / 5 and 2 / 4.
+        # Of each class that is seen twice what both decide, over what either does.
         expected = (4 / 7 + 4 / 5 + 2 / 4) / 3
         assert judged("f1", scores, target).mean() == pytest.approx(expected)
 
