@@ -103,7 +103,12 @@ def test_an_input_that_is_not_finite_is_at_fault() -> None:
         "input 'image': is NaN or infinite for sample 11; look at that sample in the file (from 0, "
         "of those that are used), and after its transform"
     )
-    for other in (broken(3, 4, at=(2, 2)), broken(4, at=(1,)), np.array(np.nan)):
+    for other in (
+        broken(3, 4, at=(0, 2)),
+        broken(3, 4, at=(2, 2)),
+        broken(4, at=(1,)),
+        np.array(np.nan),
+    ):
         assert refusal(outputs, 10, 3, {"image": other}).startswith("output 'y'")
     whole = {"y": broken(2, 2, at=(1, 1))}  # of no sample alone: any of its inputs may be it
     assert refusal(whole, 10, 3, {"image": image}).startswith(

@@ -9,7 +9,7 @@ from compressor import catalog
 from compressor.errors import DataError
 from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT
 from compressor.run.metrics.metrics import COSINE, MSE, Metric, resolve_metric
-from compressor.run.metrics.scores import class_axis
+from compressor.run.metrics.scores import class_axis, holds_scores
 from compressor.spec.user_code import load_symbol
 
 
@@ -122,3 +122,21 @@ def test_classes_lie_on_the_axis_unlike_the_others_or_on_the_shorter_end(
 ):
     """Of two ends alike the first, as PyTorch has it."""
     assert class_axis(shape) == axis
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "scores"),
+    [
+        ("float32", (2, 3), True),
+        ("float16", (2, 3), True),
+        ("int8", (2, 3), True),
+        ("uint8", (2, 3), True),
+        ("bool", (2, 3), False),
+        ("int16", (2, 3), False),
+        ("int64", (2, 3), False),
+        ("float32", (2, 1), False),
+        ("float32", (2,), False),
+    ],
+)
+def test_scores_are_floats_or_codes_of_a_byte(kind: str, shape: tuple[int, ...], scores: bool):
+    assert holds_scores(np.zeros(shape, kind)) is scores

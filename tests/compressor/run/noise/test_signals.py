@@ -102,3 +102,10 @@ def test_what_counts_nothing():
     broken = OutputSums()
     broken.add([ones, ones], [ones, ones * np.inf])
     assert broken.ratio is None
+
+
+def test_values_of_other_shapes_are_not_compared():
+    sums = SignalSums()
+    sums.add(np.ones((2, 3)), np.ones((2, 3)))
+    sums.add(np.ones((2, 3)), np.ones((2, 4)))
+    assert (sums.comparable, sums.finite, sums.ratio) == (False, True, None)
