@@ -173,6 +173,10 @@ class Application(click.Group):
             raise
         except KeyboardInterrupt:
             return interrupted(ctx.invoked_subcommand)
+        except SystemExit as error:  # of others' code; commands end by click's exception
+            from compressor.spec.user_code import exit_error
+
+            return report(exit_error(error), debug=debug)
         except Exception as error:  # noqa: BLE001 - nothing lies outside this handler
             if asked_to_end():  # so the error is what a library made of the signal
                 return interrupted(ctx.invoked_subcommand)

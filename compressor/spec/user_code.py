@@ -1,4 +1,4 @@
-"""Import the user's code: the only way that code runs from a spec."""
+"""Import the user's code, the only way that code runs from a spec, and bear with what it does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from compressor.errors import SpecError, suggestion
+from compressor.errors import DataError, SpecError, suggestion
 
 HELD = "in-memory"
 """What stands for a package in references to objects of a Python program."""
@@ -22,14 +23,39 @@ HELD = "in-memory"
 
 @contextmanager
 def importable(directories: Sequence[Path]) -> Iterator[None]:
-    """Let modules in these directories be imported, after everything installed."""
+    """Let modules in these directories be imported, after everything installed.
+
+    Raises:
+        DataError: code that was called in the block has tried to end the program.
+    """
     added = [str(d) for d in directories if str(d) not in sys.path]
     sys.path.extend(added)
     try:
         yield
+    except SystemExit as error:
+        raise exit_error(error) from error
     finally:
         for entry in added:
             sys.path.remove(entry)
+
+
+def exit_error(error: SystemExit) -> DataError:
+    """Return the error for code of others that tried to end the program, such as ``sys.exit(0)``.
+
+    As an exit it would pass for the end of the command, with an exit code of its own choice.
+    """
+    frames = [
+        (Path(frame.f_code.co_filename), line)
+        for frame, line in walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith("compressor.")
+    ]
+    own = [frame for frame in frames if frame[0].is_file() and not _is_installed(frame[0].parent)]
+    path, line = (own or frames or [(Path("?"), 0)])[-1]
+    return DataError(
+        f"file {path.name!r}, line {line}",
+        f"tried to end the program (SystemExit: {error.code or 0})",
+        "let it return, or raise an error; --debug shows who called it",
+    )
 
 
 def load_symbol(reference: str, key: str) -> Callable[..., Any]:
@@ -180,8 +206,13 @@ def _folder_of(module: ModuleType | None) -> Path | None:
         return None
     place = Path(places[0])
     folder = place.parent.parent if place.name == "__init__.py" else place.parent
+    return None if _is_installed(folder) else folder
+
+
+def _is_installed(folder: Path) -> bool:
+    """Return whether modules in a folder belong to Python or to an installed library."""
     installed = {"site-packages", "dist-packages"} & set(folder.parts)
-    return None if installed or folder == Path(hashlib.__file__).parent else folder
+    return bool(installed) or folder == Path(hashlib.__file__).parent
 
 
 def _files_of(folder: Path, name: str, folders: dict[str, bool]) -> Iterator[Path]:

@@ -31,8 +31,8 @@ def call(subject: str, function: Callable[..., ResultT], *arguments: Any) -> Res
         return function(*arguments)
     except CompressorError:
         raise
-    # It is not our code, so nothing is known of what it raises.
-    except Exception as error:
+    # It is not our code, so nothing is known of what it raises; a script's main function exits.
+    except (Exception, SystemExit) as error:
         raise DataError(
             subject,
             f"raised {type(error).__name__}: {error}",

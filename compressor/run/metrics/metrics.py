@@ -74,7 +74,7 @@ class Metric:
             values = np.asarray(self.function(outputs, target), dtype=np.float64)
         except UnfitError as error:
             raise DataError(f"metric {self.name!r}", str(error), error.remedy) from error
-        except Exception as error:  # the user's metric may raise anything
+        except (Exception, SystemExit) as error:  # the user's metric may raise anything
             raise DataError(
                 f"metric {self.name!r}",
                 f"failed ({type(error).__name__}: {error})",

@@ -291,3 +291,16 @@ def test_a_full_disk_behind_the_output_is_a_message(command: str) -> None:
         )
     assert done.returncode == ExitCode.BAD_INPUT
     assert done.stderr.startswith("error: output: cannot be used (No space left on device)")
+
+
+def test_an_exit_of_code_that_a_command_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command ends by its own exit code, whatever an extension makes of it."""
+
+    def leave() -> None:
+        sys.exit(0)
+
+    command(monkeypatch, leave)
+    result = invoke("try")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
+    assert result.stderr.startswith("error: file 'test_cli_failures.py', line ")
+    assert "tried to end the program (SystemExit: 0)" in result.stderr
