@@ -134,7 +134,7 @@ class MetricKeys(Options):
         description="package.module:function, fn(outputs, target) -> one value per sample",
     )
     higher_is_better: bool = Field(
-        default=True, description="false for a function that returns losses or errors"
+        default=True, description="of a function alone: false if it returns losses or errors"
     )
     expect: float | None = Field(
         default=None,
@@ -146,6 +146,12 @@ class MetricKeys(Options):
     def _one_kind(self) -> MetricKeys:
         if (self.name is None) == (self.function is None):
             raise ValueError("set either name or function")
+        own = self.name is None or ":" in self.name
+        if not own and "higher_is_better" in self.model_fields_set:
+            raise ValueError(
+                f"sets higher-is-better for {self.name!r}, whose direction is known; remove it, or "
+                "give a function of your own"
+            )
         return self
 
 

@@ -51,7 +51,9 @@ def problems(
     by_path: dict[KeyPath, SpecError] = {}
     for detail in error.errors(include_url=False):
         path = _real_path(detail["loc"], value, absent=detail["type"] == "missing")
-        if path not in by_path:  # the branches of a union each complain: one cause, one message
+        # The branches of a union each complain: one cause, one message. Whichever has looked at how
+        # the keys go together is the branch that was meant.
+        if path not in by_path or detail["type"] == "value_error":
             by_path[path] = _translate(detail, path, cls, document, base)
     # What is wrong inside a value makes the value wrong too: a list too short, no branch to take.
     inner = [p for p in by_path if not any(q != p and q[: len(p)] == p for q in by_path)]
