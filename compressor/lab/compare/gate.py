@@ -5,8 +5,8 @@ lose so much with a chance below ``alpha``), and as measured it is over the limi
 fails a build at most in ``alpha`` of all cases, whatever the limit is, and a real loss is not
 excused because its interval also reaches below the limit. Where the evidence does not suffice the
 verdict is unknown, which fails only a strict gate: that asks for evidence that the loss lies
-within the limit, as a test of non-inferiority does. Without a limit, evidence is held against the
-one that runs have by default.
+within the limit, as a test of non-inferiority does. Without a limit, every real loss fails, and
+evidence is held against the limit that runs have by default.
 """
 
 from __future__ import annotations
@@ -135,19 +135,18 @@ def judge(comparison: Comparison, limits: GateLimits) -> GateResult:
 def _metric(comparison: Comparison, difference: Difference, limits: GateLimits) -> Check:
     limit, alpha = limits.metric_drop, limits.alpha
     real = difference.drop > 0 and difference.p < alpha
-    over = difference.drop > (limit or 0.0)
     metric = comparison.base.metric
     assert metric is not None  # there is a difference
     share = formats.is_share(metric)
     usual = 1.0 if share else DEFAULT_SHARE * abs(metric["value"])
     allowed = usual if limit is None else limit
-    verdict: Verdict
-    if over:
-        verdict = "failed" if real else "unknown"
-    else:
-        same = difference.equal and (_same_file(comparison) or (not usual and limit is None))
-        proved = same or difference.within_p(allowed) < alpha
-        verdict = "passed" if proved else "unknown"
+    over = difference.drop > allowed
+    same = difference.equal and (_same_file(comparison) or (not usual and limit is None))
+    verdict: Verdict = "unknown"
+    if real and (over or limit is None):
+        verdict = "failed"
+    elif not over and (same or difference.within_p(allowed) < alpha):
+        verdict = "passed"
     ok = verdict == "passed" or (verdict == "unknown" and not limits.strict)
     text = _metric_words(difference, share, limits, verdict, allowed)
     return Check("metric-drop", limit, difference.drop, difference.ci95, verdict, ok, text)
@@ -188,9 +187,10 @@ def _metric_words(
 ) -> str:
     limit = limits.metric_drop
     shown = drop_words(difference, share=share)
+    loss = formats.metric_change(allowed, share=share)
     if verdict == "passed":
         if limit is None:
-            return shown
+            return f"{shown}: a loss of {loss} is excluded" if difference.drop > 0 else shown
         one_sided = difference.ci95[1] > limit  # the interval is of a test with two sides
         chance = f" (one-sided {probability(difference.within_p(limit))})" if one_sided else ""
         return f"{shown}: within the limit {limit:g}{chance}"
@@ -198,13 +198,12 @@ def _metric_words(
         real = "the loss is real" if limit is None else f"fails the limit {limit:g}"
         return f"{shown}: {real}"
     samples = formats.plural(difference.samples, "sample")
-    over = difference.drop > (limit or 0.0)
+    over = difference.drop > allowed
     needed = difference.samples_needed(limits.alpha, 0.0 if over else allowed)
     would = "" if needed is None else f"; {formats.count(needed)} would do"
     if over:
         return f"{shown}: not distinguishable with {samples}{would}"
     if limit is None:
-        loss = formats.metric_change(allowed, share=share)
         return f"{shown}: a loss below {loss} is not proved with {samples}{would}"
     return f"{shown}: within the limit {limit:g} as measured, not proved with {samples}{would}"
 

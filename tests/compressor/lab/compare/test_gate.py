@@ -63,13 +63,14 @@ def test_within_the_limit_as_measured_is_enough_unless_strict(worse: Comparison)
 
 def test_noise_is_not_distinguishable(tmp_path: Path) -> None:
     comparison = compared(tmp_path, results(4, 500, start=100), results(6, 500))
-    for limit in (None, 0.3):
+    for limit, end in (
+        (None, "a loss below 1.00 points is not proved with 500 samples; 3,500 would do"),
+        (0.3, "not distinguishable with 500 samples; 7,800 would do"),
+    ):
         check = only(comparison, GateLimits(metric_drop=limit))
         assert (check.verdict, check.ok) == ("unknown", True)
-        assert check.text == (
-            "worse by 0.40 points, 95 % interval −0.99 to 1.90 (p = 0.27): "
-            "not distinguishable with 500 samples; 7,800 would do"
-        )
+        measured = "worse by 0.40 points, 95 % interval −0.99 to 1.90 (p = 0.27): "
+        assert check.text == measured + end
     assert not only(comparison, GateLimits(metric_drop=0.3, strict=True)).ok
 
 
@@ -119,6 +120,8 @@ def test_the_float_model_has_no_file_to_compare(tmp_path: Path) -> None:
         (2, 2, 300, "unknown"),
         (2, 2, 2000, "passed"),
         (20, 30, 400, "passed"),
+        (71, 63, 8000, "passed"),  # it lost more than it won, by chance, and less than a point
+        (71, 63, 1000, "unknown"),
     ],
 )
 def test_without_a_limit_few_samples_show_nothing(
@@ -130,7 +133,15 @@ def test_without_a_limit_few_samples_show_nothing(
     assert (check.verdict, check.ok) == (verdict, True)
     unproved = ": a loss below 1.00 points is not proved with " in check.text
     assert unproved == (verdict == "unknown")
+    excluded = check.text.endswith(": a loss of 1.00 points is excluded")
+    assert excluded == (verdict == "passed" and lost > won)
     assert judge(comparison, GateLimits()).verdict == verdict
+
+
+def test_without_a_limit_a_loss_above_the_default_may_be_chance(tmp_path: Path) -> None:
+    check = only(compared(tmp_path, results(1, 100, start=50), results(3, 100)), GateLimits())
+    assert (check.verdict, check.ok) == ("unknown", True)
+    assert ": not distinguishable with 100 samples; " in check.text
 
 
 def test_without_a_limit_a_mean_is_held_against_one_percent(tmp_path: Path) -> None:
@@ -260,7 +271,7 @@ def test_what_is_at_the_limit_is_within_it(worse: Comparison) -> None:
     assert at.text.endswith(", not proved with 4,000 samples")  # no number would do
     open_ = counted(worse, 5, 1)
     assert open_.difference is not None
-    assert only(open_, GateLimits(alpha=open_.difference.p)).verdict == "unknown"
+    assert only(open_, GateLimits(alpha=open_.difference.p)).verdict == "passed"
     chance = worse.difference.within_p(0.6)
     assert only(worse, GateLimits(metric_drop=0.6, alpha=chance)).verdict == "unknown"
     assert only(worse, GateLimits(metric_drop=0.6, alpha=1.01 * chance)).verdict == "passed"
@@ -317,21 +328,22 @@ def test_the_chance_that_decided_is_shown_where_the_interval_contains_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("lost", "won", "verdict"),
+    ("lost", "won", "verdicts"),
     [
-        (5, 1, "unknown"),  # mid-p (1 + 6 / 2) / 2**6 = 0.063: over alpha, its half is not
-        (6, 1, "failed"),  # (1 + 7 / 2) / 2**7 = 0.035: under alpha, its double is not
-        (1, 6, "passed"),
-        (3, 3, "passed"),
+        # mid-p (1 + 6 / 2) / 2**6 = 0.063: over alpha, its half is not; a loss of a point: 0.036
+        (5, 1, ["unknown", "passed", "failed"]),
+        # (1 + 7 / 2) / 2**7 = 0.035: under alpha, its double is not
+        (6, 1, ["unknown", "failed", "failed"]),
+        (1, 6, ["passed"] * 3),
+        (3, 3, ["passed"] * 3),
     ],
 )
 def test_a_loss_is_real_at_the_level_that_was_asked_for(
-    worse: Comparison, lost: int, won: int, verdict: str
+    worse: Comparison, lost: int, won: int, verdicts: list[str]
 ) -> None:
     found = counted(worse, lost, won)
-    assert only(found, GateLimits()).verdict == verdict
-    assert only(found, GateLimits(alpha=0.01)).verdict == verdict.replace("failed", "unknown")
-    assert only(found, GateLimits(alpha=0.07)).verdict == verdict.replace("unknown", "failed")
+    limits = [GateLimits(alpha=alpha) for alpha in (0.01, 0.05, 0.07)]
+    assert [only(found, each).verdict for each in limits] == verdicts
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(10, "unknown"), (9, "passed")])
