@@ -22,6 +22,7 @@ from compressor.errors import InputError, ModelError, SpecError, system_error
 STAGING = ".staging-"  # what names of folders begin with that go once they have been filled
 _NAME_SHOWN = 80  # characters in a message
 _LONGEST_NAME = 255  # bytes
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 _JSON_BYTES = 100_000_000  # that any JSON may take in memory
 
 
@@ -45,7 +46,12 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"is full ({os.strerror(number)})",
                 "free some space and run the same command again; finished passes are kept",
             ) from error
-        if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if number == errno.ENAMETOOLONG:
+            raise SpecError(subject, "has a name too long for its disk", "shorten it") from error
+        # A place that takes no folders says that there is no such one, and names one of ours.
+        name = Path(os.fsdecode(getattr(error, "filename", None) or "")).name
+        nowhere = number == errno.ENOENT and name.startswith(STAGING)
+        if nowhere or number in _REFUSED:
             raise SpecError(
                 subject, f"cannot be written ({os.strerror(number)})", "choose another output"
             ) from error

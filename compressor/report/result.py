@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copies
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -208,6 +209,11 @@ def check_free(folder: Path, *, force: bool) -> None:
         SpecError: it does, is a file, or cannot be written.
     """
     subject = f"output {str(folder)!r}"
+    with disk_errors(folder):
+        place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        for name in folder.absolute().relative_to(place.absolute()).parts:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                (place / name).lstat()  # tells of a name that is too long for its disk
     if folder.exists() and not folder.is_dir():
         raise SpecError(subject, "is a file", "name a folder")
     if not force and folder.is_dir() and _is_foreign(folder):
@@ -216,7 +222,6 @@ def check_free(folder: Path, *, force: bool) -> None:
             "holds files that no run of compressor made",
             "name another folder, empty this one, or replace files of the same names with --force",
         )
-    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     with disk_errors(folder), tempfile.TemporaryDirectory(prefix=STAGING, dir=place):
         pass  # there are places that tell only then that they take nothing
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from compressor.catalog import BUILT_IN
-from compressor.types.options import Options
+from compressor.types.options import Like, Options
 
 DType = Literal[
     "float32", "float16", "float64", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
@@ -72,6 +72,9 @@ class ModelKeys(Options):
         return self
 
 
+_Fold = Annotated[str, Like(r"[1-9]\d{0,3}/[1-9]\d{0,3}", "write it like 2/4; it counts from 1")]
+
+
 class DataKeys(Options):
     """One data source. Besides these keys: one of the source kinds, and that kind's options."""
 
@@ -93,9 +96,8 @@ class DataKeys(Options):
     feeds: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="with samples: feeds: use at most this many, the first ones"
     )
-    fold: str | None = Field(
+    fold: _Fold | None = Field(
         default=None,
-        pattern=r"^[1-9]\d{0,3}/[1-9]\d{0,3}$",
         description="use every n-th sample: 2/4 takes samples 2, 6, 10 and so on; folds of one "
         "source share no sample, so that roles can share a source; samples counts after it",
     )
@@ -208,7 +210,13 @@ class SpecKeys(Options):
     """A whole spec."""
 
     version: Literal[1] = Field(description="version of the spec's format")
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the result")
+    name: Annotated[
+        str,
+        Like(
+            r"[A-Za-z0-9][A-Za-z0-9._-]*",
+            "use letters from a to z, digits, '.', '_' and '-', with a letter or a digit first",
+        ),
+    ] = Field(description="name of the result")
     seed: int = Field(default=0, ge=0, description="seed of everything random")
     model: ModelKeys = Field(description="where the model comes from")
     data: DataSection = Field(default_factory=DataSection, description="data by role")

@@ -129,7 +129,7 @@ def _translate(
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
+    text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

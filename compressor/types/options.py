@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 
 def kebab(field: str) -> str:
@@ -37,6 +46,34 @@ class Options(BaseModel):
         for name in made.__dict__.keys() - type(self).model_fields.keys():
             del made.__dict__[name]  # of a cached property
         return made
+
+
+@dataclass(frozen=True)
+class Like:
+    """In ``Annotated[str, …]``: text that matches a pattern as a whole.
+
+    Attributes:
+        pattern: for editors, which read the schema.
+        remedy: for people: what to write.
+    """
+
+    pattern: str
+    remedy: str
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Check the text behind the type's own checks."""
+        return core_schema.no_info_after_validator_function(self._checked, handler(kind))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Add the pattern to the type's own schema."""
+        return {**handler(schema), "pattern": f"^{self.pattern}$"}
+
+    def _checked(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text, re.ASCII):
+            raise ValueError(self.remedy)
+        return text
 
 
 class OneOf(Options):

@@ -53,6 +53,7 @@ from compressor.graph.skeleton import skeleton
 from compressor.graph.values import all_nodes
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
+from compressor.types.options import Like
 from compressor.types.proofs import NO_HASH, sealed_text
 
 SCHEMA = 1
@@ -71,7 +72,7 @@ _MISPLACED: Mapping[building.BuilderName, Mapping[str, str]] = {
     },
 }
 """The options that a builder has no use for, and why."""
-_Capability = Annotated[str, Field(pattern=r"^\d+\.\d$")]
+_Capability = Annotated[str, Like(r"\d+\.\d", "write it like '8.6'")]
 
 
 class TensorrtExporter(Exporter):

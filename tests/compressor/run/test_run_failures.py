@@ -18,6 +18,7 @@ from compressor.files import settle
 from compressor.lab.inspect.contents import RunContents
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.onnx import carrier as onnx_carrier
+from compressor.report.result import check_free
 from compressor.run import execute
 from compressor.run.store import Store
 from compressor.run.timing import timing
@@ -208,10 +209,10 @@ def test_a_file_that_the_system_does_not_let_grow(on_torch: Project, tmp_path: P
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
-        pytest.param("x" * 300, "File name too long", id="too long"),
+        pytest.param("x" * 300, "has a name too long for its disk; shorten it", id="too long"),
         pytest.param(
             "/proc/self/out",
-            "No such file or directory",
+            "cannot be written (No such file or directory); choose another output",
             id="no disk",
             marks=pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs /proc"),
         ),
@@ -221,9 +222,9 @@ def test_an_output_that_cannot_be_made(on_onnx: Project, output: str, reason: st
     on_onnx.spec["output"] = output
     on_onnx.spec["model"]["onnx"] = "missing.onnx"  # nothing of it is looked at before
     result = CliRunner().invoke(application, ["run", str(on_onnx.path)])
-    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.exit_code == ExitCode.BAD_SPEC
     assert result.stderr.splitlines()[-1].startswith("error: ")
-    assert f"cannot be used ({reason})" in result.stderr
+    assert reason in result.stderr
 
 
 def test_a_folder_of_somebody_else_s(on_onnx: Project):
@@ -255,6 +256,23 @@ def test_an_output_that_is_a_file(on_onnx: Project):
     with pytest.raises(SpecError, match="is a file; name a folder"):
         on_onnx.run()
     assert on_onnx.output.read_text() == "x"
+
+
+@pytest.mark.parametrize("name", ["a" * 256, f"new/{'ü' * 128}/here"])
+@pytest.mark.parametrize("made", [False, True])
+def test_a_name_that_is_too_long_for_the_disk_is_found_by_the_plan(
+    on_onnx: Project, name: str, made: bool
+):
+    """The plan took it; the run refused it, and blamed the disk."""
+    output = on_onnx.output.parent / name
+    if made:
+        on_onnx.output.parent.mkdir()
+    with pytest.raises(SpecError, match=r"has a name too long for its disk; shorten it"):
+        check_free(output, force=False)
+
+
+def test_the_longest_name_will_do(on_onnx: Project):
+    assert on_onnx.run(f"output=out/{'a' * 255}").exit_code is ExitCode.DONE
 
 
 def test_an_empty_folder_is_fine(on_onnx: Project):

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,7 @@ def stage_and_fail(parent: Path, number: int) -> None:
         (errno.EFBIG, InputError, ExitCode.BAD_INPUT, "is full"),
         (errno.EACCES, SpecError, ExitCode.BAD_SPEC, "cannot be written"),
         (errno.EROFS, SpecError, ExitCode.BAD_SPEC, "cannot be written"),
+        (errno.ENAMETOOLONG, SpecError, ExitCode.BAD_SPEC, "a name too long .*; shorten it"),
     ],
 )
 def test_failures_of_the_disk(
@@ -279,6 +281,24 @@ def test_a_folder_below_a_file_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(SpecError, match=r"cannot be written .*choose another output"):
         write_text(tmp_path / "file" / "below" / "report.json", "x")
+
+
+def test_a_place_that_takes_no_folders_is_named_and_not_ours_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As /proc does; the message named a staging folder, which nobody has written."""
+
+    def nowhere(prefix: str, dir: Path) -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(dir / f"{prefix}1"))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", nowhere)
+    with pytest.raises(SpecError, match=f"^folder '{tmp_path}': cannot be written .No such file"):
+        write_text(tmp_path / "gate.xml", "x")
+
+
+def test_another_missing_file_is_not_taken_for_it(tmp_path: Path):
+    with pytest.raises(FileNotFoundError), staging(tmp_path) as folder:
+        (folder / "gone").read_bytes()
 
 
 def test_publishing_makes_the_folder_and_replaces_what_was_there(tmp_path: Path):

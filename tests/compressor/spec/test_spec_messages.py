@@ -173,8 +173,19 @@ def test_the_spec_itself_is_fine(load: Load):
         (
             "name: tiny",
             "name: a/b",
-            'spec.yaml:2: name: is "a/b"; string should match pattern '
-            "'^[A-Za-z0-9][A-Za-z0-9._-]*$'",
+            "spec.yaml:2: name: is \"a/b\"; use letters from a to z, digits, '.', '_' and '-', "
+            "with a letter or a digit first",
+        ),
+        (
+            "name: tiny",
+            "name: größe",
+            "spec.yaml:2: name: is \"größe\"; use letters from a to z, digits, '.', '_' and '-', "
+            "with a letter or a digit first",
+        ),
+        (
+            "npz: data.npz",
+            "npz: data.npz, fold: 0/4",
+            'spec.yaml:7: data.calibration.fold: is "0/4"; write it like 2/4; it counts from 1',
         ),
         (
             "exports:\n  - format: onnx\n    opset: 21",
@@ -278,6 +289,28 @@ def test_a_wrong_value_of_a_union_gives_one_message(load: Load):
     text = SPEC + "metric: {function: [3]}\n"
     message = "spec.yaml:19: metric.function: is [3]; it must be a valid string"
     assert refusal(load, text) == message
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("name: top5, function: a:b", 'is {"name": "top5", "function": "a:b"}; set either name or'),
+        (
+            "name: accuracy, higher-is-better: false",
+            "sets higher-is-better for 'accuracy', whose direction is known; remove it, or give a "
+            "function of your own",
+        ),
+    ],
+)
+def test_keys_of_a_union_that_do_not_fit_together(load: Load, keys: str, message: str):
+    """The other branch, which is of text, was blamed: it must be a valid string."""
+    text = f"{SPEC}metric: {{{keys}}}\n"
+    assert refusal(load, text).startswith(f"spec.yaml:19: metric: {message}")
+
+
+def test_a_metric_of_the_users_own_has_a_direction(load: Load):
+    for key in ("name", "function"):
+        load(SPEC, f"metric={{{key}: 'pkg.mod:fn', higher-is-better: false}}")
 
 
 def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
