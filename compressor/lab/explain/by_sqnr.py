@@ -157,7 +157,7 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
         method="sqnr",
         data="",
         metric=last["metric"],
-        bytes=int(last["bytes"]),
+        bytes=written_bytes(run.report),
         sqnr_db=last["sqnr_db"],
         layers=tuple(layers),
         passes=tuple(p["pass"] for p in passes),
@@ -189,6 +189,15 @@ def _predicted(report: Mapping[str, Any], layers: Sequence[LayerCost]) -> Gain:
     won = gain.metric_share / 100 * max(0.0, own)
     few = metric["unit"] == "%" and won / 100 * metric["samples"] <= _FEW_ANSWERS
     return gain if few else replace(gain, metric=won)
+
+
+def written_bytes(report: Mapping[str, Any]) -> int:
+    """Return the bytes of a run's main artifact; of its model after all passes without one.
+
+    A format packs codes in its own way: ONNX files hold two-bit codes in tables, and the model that
+    passes change holds them as four bits.
+    """
+    return int((main_artifact(report) or report["passes"][-1])["bytes"])
 
 
 def _room(report: Mapping[str, Any]) -> float:

@@ -152,7 +152,7 @@ class Explanation:
         method: ``sqnr`` predicts, ``leave-one-out`` measures.
         data: role of the data that were measured on; empty where nothing was measured.
         metric: the metric after all passes, as in the report; ``None`` without evaluation.
-        bytes: of the model after all passes.
+        bytes: of the main artifact; of the model after all passes where there is none.
         sqnr_db: of the model's output after all passes.
         layers: the most suspicious first.
         suggested: what to do, the best first.

@@ -13,7 +13,7 @@ import torch
 from compressor.calibration.statistics_cache import StatisticsCache
 from compressor.errors import CompressorError, SpecError
 from compressor.graph.costs import model_bytes
-from compressor.lab.explain.by_sqnr import FinishedRun, suspects
+from compressor.lab.explain.by_sqnr import FinishedRun, suspects, written_bytes
 from compressor.lab.explain.explanation import (
     Change,
     Explanation,
@@ -214,7 +214,7 @@ class _Measuring:
             method="leave-one-out",
             data=plan.data["evaluation"].role,
             metric=self._base.metric,
-            bytes=self._bytes,
+            bytes=written_bytes(run.report),
             sqnr_db=self._base.sqnr_db,
             layers=tuple(measured),
             passes=tuple(step.name for step in self._steps),
