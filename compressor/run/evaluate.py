@@ -80,7 +80,13 @@ class Evaluation:
     unread: Mapping[str, float | None] = field(default_factory=dict)
 
     def constant_drop(self, metric: Metric) -> float | None:
-        """Return how much worse the metric is if all samples get one answer, if that is known."""
+        """Return how much worse the metric is, at most, if all samples get one answer.
+
+        ``None`` if that is not known. Of the user's own metric it is known if its values are right
+        and wrong, 1 and 0: no answer is worse than one that is wrong for all samples.
+        """
+        if metric.code is not None and set(np.unique(self.per_sample)) == {0.0, 1.0}:
+            return metric.drop(self.metric, {"value": 0.0 if metric.higher_is_better else 1.0})
         return None if self.constant is None else metric.drop(self.metric, {"value": self.constant})
 
     def as_json(self) -> dict[str, Any]:
@@ -140,6 +146,8 @@ def evaluate(
         target = target_of(batch, data.target, expected, metric)
         names, read = list(outputs), read_outputs(judged, target, metric)
         values.append(metric.per_sample(judged, target, size))
+        if candidate is reference and metric.code is not None and not seen:
+            metric.check_repeats(values[0], judged, target)
         if candidate is reference:
             constant.add(judged, target, size)
             known = [c for i in range(size) if (c := _content(cut(batch, i, i + 1)))]

@@ -118,8 +118,9 @@ class ConstantAnswer:
     of one class and wrong labels have one thing in common: one answer for all is as good as each
     sample's own, or nearly. A limit that it meets shows nothing.
 
-    The user's own metrics, figures of a whole corpus, and the perplexity, whose scores take much
-    memory, are not looked at; nor are samples whose outputs have another shape.
+    The user's own metrics (see :meth:`~compressor.run.evaluate.Evaluation.constant_drop`), figures
+    of a whole corpus, and the perplexity, whose scores take much memory, are not looked at; nor are
+    samples whose outputs have another shape.
     """
 
     def __init__(self, metric: Metric):

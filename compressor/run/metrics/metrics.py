@@ -14,10 +14,12 @@ from compressor import catalog
 from compressor.errors import DataError, SpecError, located
 from compressor.graph.output_parts import OutputParts, named_parts
 from compressor.run.metrics.scores import UnfitError, scores_first
-from compressor.run.verdicts.statistics import Scale, paired_difference
+from compressor.run.verdicts.statistics import LARGEST_LOG, Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
 
+_LARGEST = float(np.finfo(np.float32).max)  # a history keeps values as float32
+_ROUNDING = 1e-5  # of the largest value
 _Z95 = 1.959963984540054
 CONVERTED_AT_ONCE = 1 << 18  # values whose float64 copies take little memory
 NOT_COUNTED = -100
@@ -91,7 +93,30 @@ class Metric:
                 else "returned NaN or infinity",
                 "return one finite number a sample",
             )
+        if np.abs(values).max(initial=0.0) > _LARGEST:
+            largest = values.flat[np.abs(values).argmax()]
+            raise DataError(
+                f"metric {self.name!r}",
+                f"returned {largest:.3g}, too large for sums of squares",
+                f"return numbers up to {_LARGEST:.0e}, or their logarithms",
+            )
         return values
+
+    def check_repeats(self, values: Array, outputs: Batch, target: Any) -> None:
+        """Check that a function of the user's gives the same values for the same arguments again.
+
+        Otherwise its values say nothing of a model: it draws random numbers, or counts its calls.
+
+        Raises:
+            DataError: they differ by more than float32 rounds.
+        """
+        again = self.per_sample(outputs, target, len(values))
+        if not np.allclose(values, again, rtol=0.0, atol=_ROUNDING * np.abs(values).max()):
+            raise DataError(
+                f"metric {self.name!r}",
+                "returned other values for the same outputs when it was called again",
+                "let it depend on its arguments alone, and seed what it draws in each call",
+            )
 
     def difference(self, base: Array, candidate: Array) -> dict[str, Any]:
         """Return how much worse a candidate's values are, by the paired test of the gate."""
@@ -204,7 +229,7 @@ class Metric:
         mean = float(values.mean())
         low, high = np.clip(_interval(values, counted=self.scale.counts), *self.bounds).tolist()
         if self.exponential:
-            mean, low, high = math.exp(mean), math.exp(low), math.exp(high)
+            mean, low, high = (math.exp(min(x, LARGEST_LOG)) for x in (mean, low, high))
         return {
             "name": self.name,
             "value": mean * scale,

@@ -11,6 +11,8 @@ import numpy as np
 
 from compressor.types.tensors import Array
 
+LARGEST_LOG = 300.0  # means above count as it: the square of its exponential is still a number
+
 MCNEMAR = "McNemar's test, mid-p"
 BOOTSTRAP = "paired bootstrap"
 
@@ -34,7 +36,8 @@ class Scale:
 
     def metric(self, means: Array) -> Array:
         """Turn means of per-sample values into values of the metric."""
-        return np.asarray((np.exp(means) if self.exponential else means) * self.factor)
+        means = np.exp(np.minimum(means, LARGEST_LOG)) if self.exponential else means
+        return np.asarray(means * self.factor)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def drop_verdict(
     same = same_function(sqnr_db)
     verdict = "passed" if same and drop <= limit else verdict_of(interval, limit)
     if verdict == "passed" and constant is not None and constant <= (0.0 if same else limit):
-        change = "gains" if constant < 0 else "loses"
+        change = "gains" if constant < 0 else "loses at most"
         return "unknown", f"{BLIND}: it {change} {abs(constant):.3g}"
     if verdict == "passed" and no_evidence and not same:
         return "unknown", no_evidence

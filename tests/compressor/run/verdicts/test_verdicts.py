@@ -195,11 +195,11 @@ def test_a_size_is_judged_by_default_only_if_the_model_is_to_become_smaller():
         (None, 30.0, "passed", ""),
         (90.0, 30.0, "passed", ""),
         (1.01, 30.0, "passed", ""),
-        (1.0, 30.0, "unknown", "loses 1"),
-        (0.25, 30.0, "unknown", "loses 0.25"),
+        (1.0, 30.0, "unknown", "loses at most 1"),
+        (0.25, 30.0, "unknown", "loses at most 0.25"),
         (-3.0, 30.0, "unknown", "gains 3"),
         (1.0, 120.0, "passed", ""),
-        (0.0, 120.0, "unknown", "loses 0"),
+        (0.0, 120.0, "unknown", "loses at most 0"),
     ],
 )
 def test_a_limit_that_one_answer_for_all_meets_shows_nothing(
