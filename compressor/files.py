@@ -22,7 +22,7 @@ from compressor.errors import InputError, ModelError, SpecError, system_error
 STAGING = ".staging-"  # what names of folders begin with that go once they have been filled
 _NAME_SHOWN = 80  # characters in a message
 _LONGEST_NAME = 255  # bytes
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 _JSON_BYTES = 100_000_000  # that any JSON may take in memory
 
 
@@ -46,15 +46,10 @@ def disk_errors(path: Path) -> Iterator[None]:
                 f"is full ({os.strerror(number)})",
                 "free some space and run the same command again; finished passes are kept",
             ) from error
-        if number == errno.ENAMETOOLONG:
-            raise SpecError(subject, "has a name too long for its disk", "shorten it") from error
-        # A place that takes no folders says that there is no such one, and names one of ours.
-        name = Path(os.fsdecode(getattr(error, "filename", None) or "")).name
-        nowhere = number == errno.ENOENT and name.startswith(STAGING)
-        if nowhere or number in _REFUSED:
-            raise SpecError(
-                subject, f"cannot be written ({os.strerror(number)})", "choose another output"
-            ) from error
+        place = Path(str(getattr(error, "filename", ""))).name.startswith(STAGING)  # takes none
+        if number in _REFUSED or (number == errno.ENOENT and place):
+            problem = f"cannot be written ({os.strerror(number)})"
+            raise SpecError(subject, problem, "choose another output") from error
         raise
 
 
@@ -127,8 +122,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-SEAL = "seal.json"
-"""The file in a folder that holds the hashes of the others."""
+SEAL = "seal.json"  # the file in a folder that holds the hashes of the others
 
 
 def seal(folder: Path, hashes: Mapping[str, str] | None = None) -> None:

@@ -14,7 +14,7 @@ from compressor import catalog
 from compressor.errors import DataError, SpecError, located
 from compressor.graph.output_parts import OutputParts, named_parts
 from compressor.run.metrics.scores import UnfitError, scores_first
-from compressor.run.verdicts.statistics import LARGEST_LOG, Scale, paired_difference
+from compressor.run.verdicts.statistics import MOST_LOG, Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
 
@@ -229,7 +229,7 @@ class Metric:
         mean = float(values.mean())
         low, high = np.clip(_interval(values, counted=self.scale.counts), *self.bounds).tolist()
         if self.exponential:
-            mean, low, high = (math.exp(min(x, LARGEST_LOG)) for x in (mean, low, high))
+            mean, low, high = (math.exp(min(x, MOST_LOG)) for x in (mean, low, high))
         return {
             "name": self.name,
             "value": mean * scale,

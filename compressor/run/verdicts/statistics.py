@@ -11,8 +11,7 @@ import numpy as np
 
 from compressor.types.tensors import Array
 
-LARGEST_LOG = 300.0  # means above count as it: the square of its exponential is still a number
-
+MOST_LOG = 300.0  # means above count as it: the square of its exponential is still a number
 MCNEMAR = "McNemar's test, mid-p"
 BOOTSTRAP = "paired bootstrap"
 
@@ -36,8 +35,8 @@ class Scale:
 
     def metric(self, means: Array) -> Array:
         """Turn means of per-sample values into values of the metric."""
-        means = np.exp(np.minimum(means, LARGEST_LOG)) if self.exponential else means
-        return np.asarray(means * self.factor)
+        values = np.exp(means.clip(max=MOST_LOG)) if self.exponential else means
+        return np.asarray(values * self.factor)
 
 
 @dataclass(frozen=True)
@@ -182,8 +181,7 @@ def _unseen(losses: Array, reach: float) -> Array:
     return np.array([most, -most] * UNSEEN)
 
 
-UNSEEN = 2
-"""How many samples are added to either side: half the square of 1.96."""
+UNSEEN = 2  # how many samples are added to either side: half the square of 1.96
 
 RESAMPLES = 4000
 _SEED = 0
