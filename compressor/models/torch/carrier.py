@@ -158,15 +158,17 @@ class TorchCarrier:
         return self._float_weight(layer)
 
     def _float_weight(self, layer: Layer) -> torch.Tensor:
-        graph, computed = self._with_computed
-        if layer.weight in computed:
-            return OnnxCarrier(graph).weight(layer)
-        return held_tensors(self.module)[layer.weight].detach()  # a buffer may not be stored
+        stored = self.module.state_dict().get(layer.weight)
+        return OnnxCarrier(self._with_computed[0]).weight(layer) if stored is None else stored
 
     def _storing(self, weights: Collection[str]) -> TorchCarrier | OnnxCarrier:
-        """Return a carrier that stores weights which the module computes, if any of these are."""
-        graph, computed = self._with_computed
-        return self._executing(graph.clone()) if computed & set(weights) else self
+        """Return a carrier that stores weights which the module does not, if any of these are such.
+
+        The module computes them, or holds them in buffers or attributes of its own.
+        """
+        graph, _ = self._with_computed
+        unstored = {x.weight for x in graph_layers(graph)} - self.module.state_dict().keys()
+        return self._executing(graph.clone()) if unstored & set(weights) else self
 
     def tensors(self) -> dict[str, StoredTensor]:
         """The module's parameters and persistent buffers; a shared one under its first name."""

@@ -144,6 +144,31 @@ def test_the_weight_of_a_layer_may_be_a_buffer_that_is_not_stored():
     torch.testing.assert_close(carrier.weight(table), carrier.module.table)
 
 
+class Turned(nn.Module):
+    """Multiplies by a matrix that is in no checkpoint: a buffer, or an attribute like others."""
+
+    def __init__(self, *, buffer: bool):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.turn = nn.Buffer(torch.randn(4, 4), persistent=False) if buffer else torch.randn(4, 4)
+
+    def forward(self, x):
+        return torch.relu(self.fc(x)) @ self.turn
+
+
+@pytest.mark.parametrize("buffer", [True, False])
+def test_a_weight_that_the_module_does_not_store_can_be_replaced(buffer: bool):
+    carrier = TorchCarrier(Turned(buffer=buffer), (spec("x", "batch", 4),))
+    layer = next(x for x in carrier.layers() if x.weight == "turn")
+    matrix = carrier.weight(layer)
+    torch.testing.assert_close(matrix, carrier.module.turn)
+    after = carrier.with_weights({"turn": 2 * matrix})
+    assert "turn" in after.tensors()
+    batch = batch_of(carrier, LENGTHS)
+    (before,), (found,) = (c.runner().run(batch).values() for c in (carrier, after))
+    np.testing.assert_allclose(found, 2 * before, rtol=1e-6)
+
+
 def test_taps_yield_values_inside_the_graph():
     carrier = lowered("pair")
     batch = batch_of(carrier, LENGTHS)
