@@ -21,7 +21,7 @@ from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.torch.computed_weights import with_computed_weights
 from compressor.models.torch.derived_factors import fitted
 from compressor.models.torch.lowering import NamedModule, lower
-from compressor.models.torch.matching import attach_weights, held_tensors, load_into, load_tensors
+from compressor.models.torch.matching import attach_weights, load_into, load_tensors
 from compressor.models.torch.parametrized import originals, with_originals
 from compressor.models.torch.saved_module import (
     Alterations,

@@ -55,11 +55,13 @@ class Balance:
         groups: the groups that are scaled.
         reach: how far values that change were seen to go, and how far they are expected to
             once scaled.
+        refused: why nothing is scaled, although factors were found.
     """
 
     weights: Mapping[str, Tensor]
     groups: tuple[ScaledGroup, ...]
     reach: Mapping[str, tuple[Range, Range]]
+    refused: str = ""
 
     @property
     def renamed(self) -> Mapping[str, str]:
@@ -98,6 +100,8 @@ class Balance:
         gains = [scaled.gain_db for scaled in self.groups]
         if self is NOTHING:
             return ()
+        if self.refused:
+            return (self.refused,)
         if not gains:
             return ("nothing was scaled: no factors lower the predicted error by half a decibel",)
         low, high = (f"{gain:.1f}" for gain in (min(gains), max(gains)))

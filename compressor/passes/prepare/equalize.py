@@ -21,6 +21,7 @@ from compressor.passes.prepare.block_products import (
 from compressor.passes.prepare.groups import scale_map
 from compressor.passes.prepare.planned import scalable, unscalable
 from compressor.passes.prepare.products import with_product_groups
+from compressor.passes.prepare.proof import proved
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, skip_reasons
@@ -93,6 +94,7 @@ class Equalize(GraphPass):
         """Scale the channels whose predicted error falls."""
         scales = self._scales(carrier)
         scaled = balance(carrier, scales, self._rounding(scales), statistics)
+        after, scaled = proved(carrier, scaled, context.samples)
         if not scaled.groups:
             return Outcome(carrier, notes=scaled.notes)
         written = {w.layer.name for s in scaled.groups for w in s.group.writes}
@@ -101,7 +103,6 @@ class Equalize(GraphPass):
             gain = scaled.gains.get(layer.name)
             if gain is not None or layer.name in written:
                 outcomes.append(LayerOutcome(layer.name, layer.dtype, None, _gained(gain)))
-        after = scaled.applied(carrier)
         return Outcome(after, tuple(outcomes), scaled.notes, rescale=scaled.rescale)
 
     def preview(

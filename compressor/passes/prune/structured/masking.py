@@ -18,12 +18,9 @@ from compressor.graph.values import all_nodes
 from compressor.models.executor import GraphModule
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.channels import SPARED, ChannelGroup, ChannelMap, Flags
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, worst_difference
 
 _FED = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
-_TOLERANCES = {2: 2e-2}
-"""By the bytes of an output's element, of the largest output; else 1e-4."""
-_TOLERANCE = 1e-4
 _NO_CHANGES: Batch = {}
 
 
@@ -206,36 +203,3 @@ def _only(groups: Sequence[ChannelGroup], removed: Flags) -> Flags:
     for group in groups:
         flags[group.units] = removed[group.units]
     return flags
-
-
-def worst_difference(reference: Batch, other: Batch) -> tuple[float, float]:
-    """Return the largest difference of float outputs, over their largest value, and its limit.
-
-    Of several outputs that with the largest share of its limit counts. Where the reference is
-    not finite, the other must be just that. Outputs pair by position.
-    """
-    worst, limit = 0.0, _TOLERANCE
-    for ours, theirs in zip(reference.values(), other.values(), strict=True):
-        if ours.shape != theirs.shape:
-            return np.inf, limit
-        if ours.dtype.kind != "f":
-            continue
-        tolerance = _TOLERANCES.get(ours.itemsize, _TOLERANCE)
-        share = _relative(ours.astype(np.float64), theirs.astype(np.float64))
-        if share / tolerance >= worst / limit:
-            worst, limit = share, tolerance
-    return worst, limit
-
-
-def _relative(reference: Array, other: Array) -> float:
-    finite = np.isfinite(reference)
-    if not np.array_equal(reference[~finite], other[~finite], equal_nan=True):
-        return np.inf
-    ours, theirs = reference[finite], other[finite]
-    if not ours.size:
-        return 0.0
-    scale = float(np.abs(ours).max())
-    difference = float(np.abs(ours - theirs).max())
-    if not np.isfinite(difference):
-        return np.inf
-    return difference / scale if scale > 0 else difference

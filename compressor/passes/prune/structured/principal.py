@@ -34,12 +34,12 @@ from compressor.passes.prune.criteria import Scores
 from compressor.passes.prune.structured.consumers import Consumer, possible_consumers
 from compressor.passes.prune.structured.groups import Choice
 from compressor.passes.prune.structured.layer_norm_stream import SUBJECT, layer_norm_stream
-from compressor.passes.prune.structured.masking import worst_difference
 from compressor.passes.prune.structured.moments import gathered, moment_bytes, portions
 from compressor.passes.prune.structured.removal import PROOF_SAMPLES
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags
 from compressor.types.data import Samples
+from compressor.types.tensors import worst_difference
 
 
 class Stream(Protocol):

@@ -24,7 +24,7 @@ from compressor.passes.prune.structured.segments import Variant
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelMap, Flags, Units
 from compressor.types.data import Samples
-from compressor.types.tensors import Batch
+from compressor.types.tensors import Batch, worst_difference
 
 PROOF_SAMPLES = 4
 _NO_CHANGES: Batch = {}
@@ -207,7 +207,7 @@ class Removal:
         only = Variant(np.zeros_like(variant.removed), variant.dropped)
         without = self._carrier.with_graph(self._without_blocks(self._carrier.graph(), variant))
         outputs = without.runner().run(batch)
-        error, limit = masking.worst_difference(self.masked.run(batch, only), outputs)
+        error, limit = worst_difference(self.masked.run(batch, only), outputs)
         if error > limit:
             raise ModelError(
                 f"block {self._blocks[min(variant.dropped)].name!r} and others",

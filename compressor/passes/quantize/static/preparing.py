@@ -11,6 +11,7 @@ import torch
 
 from compressor.models.resident_memory import forget_pages
 from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance
+from compressor.passes.prepare.proof import proved
 from compressor.passes.prepare.scales import ScaleMap
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.static.replayed import Replay
@@ -53,7 +54,7 @@ def prepare(
     moments: Callable[[Decision], Mapping[str, Request]],
     replay: Replay,
 ) -> Prepared:
-    """Scale channels where that lowers the predicted error.
+    """Scale channels where that lowers the predicted error, and outputs stay what they are.
 
     What is known of layers' inputs changes with their channels. How far scaled values reach follows
     from what their channels did in all data; some samples say what part of that observers keep.
@@ -69,9 +70,10 @@ def prepare(
     groups = tuple(g for g in scales.groups if not any(_on_grid(carrier, r.layer) for r in g.reads))
     before = given.decision
     scaled = balance(carrier, replace(scales, groups=groups), rounding_of(before), statistics)
+    after, scaled = proved(carrier, scaled, replay.samples)
     if not scaled.groups:
         return replace(given, balance=scaled)
-    after, known = scaled.applied(carrier), dict(statistics)
+    known = dict(statistics)
     _forget(carrier.graph(), scaled.weights)
     inserts = any(group.group.inserted for group in scaled.groups)
     decision = decide(after.graph(), None if inserts else before)

@@ -58,7 +58,7 @@ class Replay:
     """
 
     def __init__(self, samples: Samples):
-        self._samples = samples
+        self.samples = samples
         self._kept: tuple[list[Batch], int] | None = None
         self._replayed: tuple[Carrier, Replayed] | None = None
 
@@ -72,7 +72,7 @@ class Replay:
         """
         if self._kept is None:
             names = [spec.name for spec in carrier.inputs]
-            batches = (picked(batch, names) for batch in self._samples.batches())
+            batches = (picked(batch, names) for batch in self.samples.batches())
             self._kept = spread(batches, whole=fixed_batch(carrier.inputs) is not None)
         if self._replayed is None or self._replayed[0] is not carrier:
             self._replayed = carrier, Replayed(carrier, *self._kept, decision, statistics)
@@ -80,7 +80,7 @@ class Replay:
 
     def collect(self, carrier: Carrier, requests: Sequence[Request]) -> dict[str, Any]:
         """Gather statistics over all calibration data."""
-        return collect_statistics(carrier, self._samples.batches(), requests)
+        return collect_statistics(carrier, self.samples.batches(), requests)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,6 @@ from compressor.passes.prune.structured.masking import (
     MaskedModel,
     in_doubles,
     prove,
-    worst_difference,
     zeroed,
 )
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
@@ -224,18 +223,3 @@ def test_mixed_groups_are_left_out_and_named():
     assert only.proved == 0
     assert len(seen) == 1, "nothing to compare"
     assert only.note(False).startswith("no removal could be proved")
-
-
-def test_differences_of_outputs():
-    x = {"y": np.array([1.0, -4.0], np.float32), "n": np.array([3])}
-    assert worst_difference(x, x)[0] == 0
-    other = {"z": np.array([1.5, -4.0], np.float32), "n": np.array([4])}
-    assert worst_difference(x, other)[0] == pytest.approx(0.125)
-    missing = {"y": np.array([np.nan, -4.0], np.float32), "n": np.array([3])}
-    assert worst_difference(x, missing)[0] == np.inf
-    assert worst_difference(missing, x)[0] == np.inf
-    assert worst_difference(missing, missing)[0] == 0
-    shorter = {"y": np.array([1.0], np.float32), "n": np.array([3])}
-    assert worst_difference(x, shorter)[0] == np.inf
-    half = {"y": np.array([1.0, 100.0], np.float16)}
-    assert worst_difference(half, half)[1] == 2e-2
