@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from compressor.errors import SpecError
 from compressor.exporters.litert.file import Quantization, Tensor
-from compressor.exporters.litert.store import Store, shape_of, turned, type_of
+from compressor.exporters.litert.store import Store, own_type, shape_of, turned, type_of
 from compressor.graph.operators import operator
 from compressor.graph.values import input_of, sole_reader
 from compressor.types.tensors import Array
@@ -153,16 +153,18 @@ class Lowering:
         graph = self.store.model.graph
         inputs = []
         for value in graph.inputs:
-            inputs.append(self.store.file.tensor(value.name or "", shape_of(value), type_of(value)))
-            self.store.keep(value, inputs[-1])
+            inputs.append(
+                self.store.file.tensor(value.name or "", shape_of(value), own_type(value))
+            )
+            self.store.keep(value, self.store.typed(inputs[-1], type_of(value)))
         live = _live(graph)
         for node in graph:
             if node in live and node not in self._done:
                 self._lower(node)
         outputs: list[Tensor] = []
         for value in graph.outputs:
-            tensor = self.store.tensor(value, last=False)
-            if tensor.constant or tensor in (*inputs, *outputs):
+            tensor = self.store.typed(self.store.tensor(value, last=False), own_type(value))
+            if tensor.constant or tensor.index in {x.index for x in (*inputs, *outputs)}:
                 tensor = self.store.reshaped(tensor, tensor.shape)
             self.store.file.rename(tensor, value.name or "")
             outputs.append(tensor)

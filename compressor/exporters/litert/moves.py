@@ -10,7 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from compressor.exporters.litert.file import Tensor
 from compressor.exporters.litert.lowering import Call
-from compressor.exporters.litert.store import back, forth, shape_of, turned, type_of
+from compressor.exporters.litert.store import Weight, back, forth, shape_of, turned, type_of
 
 _TURNED = 3
 _TO_THE_END = 2**31 - 1  # the end of a slice that keeps all
@@ -236,11 +236,8 @@ def greatest(call: Call) -> None:
     ]
     number = graph.stored(np.array(shape[-1], np.int32), "number")
     graph.file.operator("TOPK_V2", [source, number], made, schema.TopKV2OptionsT())
-    options = schema.CastOptionsT()
-    options.inDataType, options.outDataType = schema.TensorType.INT32, schema.TensorType.INT64
     graph.keep(call.node.outputs[0], made[0])
-    places = graph.emit("CAST", [made[1]], shape, "int64", options, last)
-    graph.keep(call.node.outputs[1], places)
+    graph.keep(call.node.outputs[1], graph.typed(made[1], "int64"))
 
 
 def triangle(call: Call) -> None:
@@ -282,7 +279,7 @@ def expand(call: Call) -> None:
         one = tuple(max(1, length) for length in call.shape)
         if weight is not None:
             array = np.broadcast_to(weight.floats, one)
-            source = call.graph.stored(array, value.name or "repeated")
+            source = call.graph.constant(Weight(array), value.name or "repeated")
         if source.shape != one or source.dtype != "float32" or call.graph.counted is None:
             raise call.refusal("repeats along the axis of samples, whose number is chosen later")
         zeros = call.graph.zeros_for_samples([min(1, length) for length in call.shape])
@@ -293,12 +290,7 @@ def expand(call: Call) -> None:
 
 def cast(call: Call) -> None:
     """Write a Cast, or a CastLike."""
-    source = call.operand(0)
-    options = schema.CastOptionsT()
-    kind = type_of(call.result)
-    options.inDataType = getattr(schema.TensorType, source.dtype.upper())
-    options.outDataType = getattr(schema.TensorType, kind.upper())
-    call.give("CAST", [source], options, last=source.last)
+    call.graph.keep(call.result, call.graph.typed(call.operand(0), type_of(call.result)))
 
 
 def _integers(call: Call, index: int) -> list[int]:

@@ -22,6 +22,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import DEFAULT_DOMAINS, constant_of, dims, input_of, is_stored
 from compressor.types.tensors import Array
 
+_HALF = "float16"
 _TURNED = 3  # axes from which on the two layouts differ
 
 
@@ -210,7 +211,7 @@ class Store:
         else:
             last = False
         if weight.scale is None:
-            return self.stored(weight.array, name, last=last)
+            return self.dequantized(self.stored(weight.array, name, last=last))
         codes = Quantization(weight.scale, axis=weight.axis)
         return self.dequantized(self.stored(weight.array, name, codes, last=last))
 
@@ -258,11 +259,7 @@ class Store:
         """
         value = self.counted
         assert value is not None
-        source = self.tensor(value, last=False)
-        if source.dtype != "float32":
-            options = schema.CastOptionsT()
-            options.inDataType = getattr(schema.TensorType, source.dtype.upper())
-            source = self.emit("CAST", [source], source.shape, "float32", options)
+        source = self.typed(self.tensor(value, last=False), "float32")
         cut = schema.StridedSliceOptionsT()
         cut.beginMask = cut.endMask = 1
         axes = len(source.shape)
@@ -303,14 +300,23 @@ class Store:
         )
 
     def dequantized(self, tensor: Tensor) -> Tensor:
-        """Return codes as floats; what holds floats already as it is."""
-        if tensor.quantization is None:
+        """Return codes and halves as floats; what holds floats already as it is."""
+        if tensor.quantization is None and tensor.dtype != _HALF:
             return tensor
         if tensor.index not in self._floats:
             self._floats[tensor.index] = self.emit(
                 "DEQUANTIZE", [tensor], tensor.shape, "float32", None, tensor.last, "floats"
             )
         return self._floats[tensor.index]
+
+    def typed(self, tensor: Tensor, dtype: str) -> Tensor:
+        """Return a tensor's elements in a type."""
+        if tensor.dtype == dtype:
+            return tensor
+        options = schema.CastOptionsT()
+        options.inDataType = getattr(schema.TensorType, tensor.dtype.upper())
+        options.outDataType = getattr(schema.TensorType, dtype.upper())
+        return self.emit("CAST", [tensor], tensor.shape, dtype, options, tensor.last)
 
     def reshaped(self, tensor: Tensor, shape: Sequence[int], last: bool = False) -> Tensor:
         """Return the same elements in another shape."""
@@ -353,7 +359,17 @@ def axes_of(shape: ir.Shape) -> str:
 
 
 def type_of(value: ir.Value) -> str:
-    """Return the name of a value's type; codes are int8 in the file, whatever it is."""
+    """Return the name of a value's type; codes are int8 in the file, whatever it is.
+
+    Halves are computed as float32: most kernels for CPUs have no others, and those that have may
+    compute float32 in halves if they are told to.
+    """
+    kind = own_type(value)
+    return "float32" if kind == _HALF else kind
+
+
+def own_type(value: ir.Value) -> str:
+    """Return the name of a value's type as the model has it."""
     return "float32" if value.dtype is None else value.dtype.numpy().name
 
 
