@@ -23,6 +23,7 @@ from compressor.exporters.onnx.matmul_nbits import (
     weight_only,
 )
 from compressor.exporters.onnx.row_products import as_gemms
+from compressor.exporters.onnx.squares import write_squares
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import counts_beyond
@@ -372,7 +373,8 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
             pack(editor, weight, packing, compute)
     rows = on_cpu and as_gemms(editor)
     kept = target.startswith("ort") and keep_floats(editor)
-    if not (weights or narrow or merged or fused or rows or kept or images):
+    squares = target == "openvino" and write_squares(editor)
+    if not (weights or narrow or merged or fused or rows or kept or images or squares):
         return model
     common.RemoveUnusedNodesPass()(changed)
     return changed

@@ -29,6 +29,7 @@ from compressor.types.carrier import Carrier
 from compressor.types.exporter import Exporter
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.hand_made import CONTEXT, images, quantized, rows, sample
+from tests.compressor.passes.quantize.small_models import graph, noise
 from tests.compressor.passes.quantize.static_models import statistics
 
 OPENVINO = PassContext(0, frozenset({"openvino"}))
@@ -55,6 +56,24 @@ def test_openvino_computes_the_same(name: str, tmp_path: Path) -> None:
     kept = {key: value.copy() for key, value in first.items()}
     runner.run(images(name, 3))
     assert worst(first, kept) == worst(again, kept) == 0, "outputs are not written again"
+
+
+@pytest.mark.parametrize("operator", ["Mul", "Add"])
+def test_openvino_combines_a_value_with_itself(operator: str, tmp_path: Path) -> None:
+    """In one kernel with a convolution of integers, it would give zeros."""
+    given = graph(
+        f"""g (float[N, 3, 8, 8] x) => (float[N, 4, 8, 8] y) {{
+            a = Conv (x, w)
+            y = {operator} (a, a)
+        }}""",
+        {"w": noise(4, 3, 1, 1)},
+    )
+    batches = [{"x": noise(8, 3, 8, 8, seed=seed)} for seed in range(2)]
+    declared = QuantizeStatic()
+    found = statistics(declared, given, OPENVINO, batches)
+    carrier = declared.apply(given, OPENVINO, found).carrier
+    runner = MADE.open(written(carrier, tmp_path))
+    assert worst(runner.run(batches[0]), carrier.runner().run(batches[0])) < 0.05
 
 
 @pytest.mark.parametrize("name", ["digits", pytest.param("cifar", marks=pytest.mark.slow)])
