@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from compressor.graph.operators import operator
+from compressor.graph.values import origin, value_by_name
 from compressor.models.resident_memory import forget_pages
 from compressor.passes.prepare.balance import NOTHING, Balance, Rounding, balance
 from compressor.passes.prepare.proof import proved
@@ -73,10 +75,13 @@ def prepare(
     after, scaled = proved(carrier, scaled, replay.samples)
     if not scaled.groups:
         return replace(given, balance=scaled)
+    inserted = {s.group.reads[0].value for s in scaled.groups if s.group.inserted}
+    decision = decide(after.graph(), None if inserted else before)
+    if twice := _rounded(inserted, after.graph(), decision):
+        once = (g for g in groups if not (g.inserted and g.reads[0].value in twice))
+        return prepare(given, replace(scales, groups=tuple(once)), decide, moments, replay)
     known = dict(statistics)
     _forget(carrier.graph(), scaled.weights)
-    inserts = any(group.group.inserted for group in scaled.groups)
-    decision = decide(after.graph(), None if inserts else before)
     old, new = moments(before), moments(decision)
     for layer, columns in scaled.columns.items():
         observed = statistics.get(old[layer].key) if layer in old else None
@@ -115,6 +120,16 @@ def _forget(model: ir.Model, names: Iterable[str]) -> None:
     weights = model.graph.initializers
     tensors = (weights[name].const_value for name in names if name in weights)
     forget_pages(t.numpy() for t in tensors if isinstance(t, ir.ExternalTensor))
+
+
+def _rounded(names: Collection[str], model: ir.Model, decision: Decision) -> set[str]:
+    """Return the values in front of inserted nodes that are rounded all the same.
+
+    A convolution of integers rounds what it writes. Behind the node, that would be rounded again.
+    """
+    values, rounded = value_by_name(model), set(decision.placement.values)
+    starts = {name: origin(values[name], lambda node: bool(operator(node).moves)) for name in names}
+    return {name for name, start in starts.items() if start.name in rounded}
 
 
 def _on_grid(carrier: Carrier, layer: Layer) -> bool:

@@ -170,3 +170,25 @@ def test_a_module_can_be_trained_afterwards():
     network = _module()
     outcome = applied(Smooth(), network, BATCHES)
     assert outcome.carrier.offers == network.offers
+
+
+@pytest.mark.parametrize("moved", ["", "z = Transpose <perm = [0, 1, 3, 2]> (b)"])
+def test_no_node_scales_what_a_convolution_of_integers_has_rounded(moved: str):
+    """Behind the node it would be rounded a second time."""
+    value = "z" if moved else "b"
+    network = graph(
+        f"""g (float[N, 3, 6, 6] x) => (float[N, 8, 6, 4] y) {{
+            a = Conv (x, first.weight)
+            b = Relu (a)
+            {moved}
+            y = MatMul ({value}, second.weight)
+        }}""",
+        {"first.weight": noise(8, 3, 1, 1), "second.weight": noise(6, 4)},
+    )
+    uneven = np.float32(4) ** np.arange(6, dtype=np.float32)
+    uneven = uneven[:, None] if moved else uneven
+    batches = [{"x": noise(8, 3, 6, 6, seed=i) * uneven} for i in range(4)]
+    declared = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
+    outcome = applied(declared, network, batches)
+    assert outcome.rescale is None
+    assert not any("equalized_db" in row.details for row in outcome.layers)
