@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from compressor.errors import SpecError
+from compressor.exporters import LitertExporter
 from compressor.models.onnx.carrier import open_onnx
 from compressor.models.torch.lowering import OPSET
 from compressor.passes.fuse.fuse import Fuse
@@ -17,14 +18,17 @@ from compressor.passes.prepare.balance import Balance, ScaledGroup, scaled_weigh
 from compressor.passes.prepare.groups import scale_map
 from compressor.passes.prepare.products import with_product_groups
 from compressor.passes.prepare.scales import ScaleMap
+from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.types.carrier import Carrier
+from compressor.types.exporter import USUAL
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch
 from tests.fuzz.networks import Network
 from tests.fuzz.pieces import PIECES
 
 ORT = PassContext(0, frozenset({"ort-cpu"}))
+LITERT, LITERT_ONLY = LitertExporter(), PassContext(0, frozenset({"litert"}))
 _NEAR = 1e-4  # of the largest output
 _FEW, _MANY = range(1000, 1010), range(100)
 
@@ -74,6 +78,42 @@ def check(seed: int, folder: Path) -> None:
     except SpecError:
         return  # it has no layer for that
     assert dynamic.runner().run(batch).keys() == fused.runner().run(batch).keys()
+
+
+def check_device(seed: int, folder: Path) -> None:
+    """Write a network and its halves for LiteRT, unless it has no operator for something."""
+    network = Network(seed, 6 + seed % 19, PIECES)
+    onnx.save(network.model(), folder / "network.onnx")
+    given, batch, exporter = open_onnx(folder / "network.onnx", OPSET), network.batch(99), LITERT
+    fused = Fuse().apply(given, ORT, {}).carrier
+    wanted = fused.runner().run(batch)
+    for name, carrier, near in (("floats", fused, 1e-3), ("halves", _halves(fused), 0.05)):
+        (folder / name).mkdir()
+        try:
+            exporter.check(carrier)
+        except SpecError:
+            continue
+        path = exporter.write(carrier, folder / name, USUAL)[0]
+        found = exporter.open(path).run(batch)
+        assert distance(wanted, {output: found[output] for output in wanted}) < near, name
+
+
+def _halves(carrier: Carrier) -> Carrier:
+    try:
+        return Cast().apply(carrier, LITERT_ONLY, {}).carrier
+    except SpecError:
+        return carrier  # it has no layer
+
+
+@pytest.mark.parametrize("seed", _FEW)
+def test_random_networks_are_the_same_on_devices(seed: int, tmp_path: Path):
+    check_device(seed, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", _MANY)
+def test_many_random_networks_are_the_same_on_devices(seed: int, tmp_path: Path):
+    check_device(seed, tmp_path)
 
 
 @pytest.mark.parametrize("seed", _FEW)
