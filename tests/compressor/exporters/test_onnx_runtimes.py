@@ -76,6 +76,24 @@ def test_openvino_combines_a_value_with_itself(operator: str, tmp_path: Path) ->
     assert worst(runner.run(batches[0]), carrier.runner().run(batches[0])) < 0.05
 
 
+@pytest.mark.parametrize("first", ["MatMul (x, first.weight)", "Relu (x)"])
+def test_openvino_takes_recurrent_layers_beside_integers(first: str, tmp_path: Path) -> None:
+    """It wants their weights as constants there, and takes codes where nothing is of integers."""
+    given = graph(
+        f"""g (float[5, N, 8] x) => (float[5, 1, N, 8] y) {{
+            a = {first}
+            y = LSTM <hidden_size = 8> (a, w, r)
+        }}""",
+        {"first.weight": noise(8, 8), "w": noise(1, 32, 8), "r": noise(1, 32, 8)},
+    )
+    batch = {"x": noise(5, 4, 8)}
+    declared = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
+    found = statistics(declared, given, OPENVINO, [batch])
+    carrier = declared.apply(given, OPENVINO, found).carrier
+    runner = MADE.open(written(carrier, tmp_path))
+    assert worst(runner.run(batch), given.runner().run(batch)) < 0.05
+
+
 @pytest.mark.parametrize("name", ["digits", pytest.param("cifar", marks=pytest.mark.slow)])
 def test_all_products_are_of_integers_in_openvino(name: str, tmp_path: Path) -> None:
     fused = Fuse().apply(sample(name), OPENVINO, {}).carrier
