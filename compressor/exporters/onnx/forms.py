@@ -11,7 +11,7 @@ import onnx_ir.passes.common as common
 
 from compressor.exporters.onnx.float_layers import keep_floats
 from compressor.exporters.onnx.images import as_images
-from compressor.exporters.onnx.integer_products import keep_apart, merge_biases
+from compressor.exporters.onnx.integer_products import keep_apart, merge_biases, write_squares
 from compressor.exporters.onnx.matmul_nbits import (
     DOMAIN,
     Compute,
@@ -23,7 +23,6 @@ from compressor.exporters.onnx.matmul_nbits import (
     weight_only,
 )
 from compressor.exporters.onnx.row_products import as_gemms
-from compressor.exporters.onnx.squares import write_squares
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import counts_beyond

@@ -1,4 +1,4 @@
-"""Products of codes with a bias, in the form that ONNX Runtime computes in integers."""
+"""Operators around products of codes, in the forms that runtimes compute in integers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from compressor.exporters.onnx.targets import quantized_type
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.layers import layer_of, with_bias
 from compressor.graph.operators import operator
-from compressor.graph.values import input_of, is_op, sole_reader, static_shape
+from compressor.graph.values import all_nodes, input_of, is_op, sole_reader, static_shape
 
 _WEIGHTS = (ir.DataType.INT8, ir.DataType.UINT8)
+_OF_ONE = {"Mul": "Pow", "Add": "Mul"}
 _MERGED = 3  # axes from which on ONNX Runtime merges a sum into the product before it
 
 
@@ -107,3 +108,26 @@ def keep_apart(editor: Editor, product: ir.Node, added: ir.Node) -> bool:
     added.prepend(chain.nodes)
     added.replace_input_with(index, apart)
     return True
+
+
+def write_squares(editor: Editor) -> bool:
+    """Write ``x * x`` and ``x + x`` as operators of one value; return whether there was any.
+
+    OpenVINO computes a product or a sum of what a convolution gives in the kernel of the
+    convolution. Where both sides are that value, kernels of integers give zeros (2026.4).
+    """
+    found = [
+        node
+        for node in all_nodes(editor.model.graph)
+        if is_op(node, *_OF_ONE) and node.inputs[0] is node.inputs[1] is not None
+    ]
+    changed = False
+    for node in found:
+        dtype = node.outputs[0].dtype
+        if dtype is None or not dtype.is_floating_point():
+            continue
+        two = editor.shared_constant(f"two_{dtype.name}", np.array(2, dtype.numpy()))
+        node.op_type = _OF_ONE[node.op_type]
+        node.replace_input_with(1, two)
+        changed = True
+    return changed

@@ -162,10 +162,7 @@ class TorchCarrier:
         return OnnxCarrier(self._with_computed[0]).weight(layer) if stored is None else stored
 
     def _storing(self, weights: Collection[str]) -> TorchCarrier | OnnxCarrier:
-        """Return a carrier that stores weights which the module does not, if any of these are such.
-
-        The module computes them, or holds them in buffers or attributes of its own.
-        """
+        """Return a carrier that stores weights which the module does not, if any of these are."""
         graph, _ = self._with_computed
         unstored = {x.weight for x in graph_layers(graph)} - self.module.state_dict().keys()
         return self._executing(graph.clone()) if unstored & set(weights) else self

@@ -256,18 +256,17 @@ class Decision:
         They are large tables, those of recurrent layers, those in branches and bodies, and those
         that are computed with faster as floats.
         """
-        if self.settings.profile.target == "tensorrt":  # its Gather and LSTM read floats
+        target = self.settings.profile.target
+        if target == "tensorrt":  # its Gather and LSTM read floats
             return {}
-        # Beside integers, OpenVINO's LSTM wants constants.
-        recurrent = self.settings.profile.target != "openvino" or not self.schemes
+        recurrent = target != "openvino" or not self.schemes  # beside integers, wants constants
         outside = {x.weight for node, x in self.readers.items() if node.graph is self.model.graph}
         schemes = {}
         for layer in self.layers:
             rule = rule_of(self.settings.rules, layer.name)
             scheme = _ROWS if layer.is_table else self.settings.weight_scheme(layer, rule)
             fits = recurrent if layer.is_recurrent else layer.weight not in outside
-            fits = not small_table(layer) if layer.is_table else fits
-            fits = fits or layer.name in self.faster
+            fits = (not small_table(layer) if layer.is_table else fits) or layer.name in self.faster
             if layer.name in self.schemes or skip_reason(rule) or not fits:
                 continue
             scheme = replace(scheme, signed=True, paired=None)  # no product of bytes
