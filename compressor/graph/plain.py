@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from compressor.graph.editing import detach_dropped
+from compressor.graph.folding import fold_constants
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import count_no_padding
 from compressor.graph.values import (
@@ -55,8 +56,6 @@ def clean(model: ir.Model) -> None:
     Weights keep their names: a node that reads a parameter is folded only if it merely asks for
     the parameter's shape.
     """
-    from onnxscript.optimizer import fold_constants
-
     lifted: list[InPlacePass] = [
         common.InlinePass(),
         common.LiftSubgraphInitializersToMainGraphPass(),
@@ -72,13 +71,7 @@ def clean(model: ir.Model) -> None:
     for step in lifted:
         step(model)
     with quiet_libraries():  # onnx cannot compute all that it defines, and the library logs that
-        fold_constants(
-            model,
-            onnx_shape_inference=False,
-            input_size_limit=_SMALL,
-            output_size_limit=_SMALL,
-            should_fold=lambda node: None if _folds(node, parameters) else False,
-        )
+        fold_constants(model, _SMALL, lambda node: None if _folds(node, parameters) else False)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     # Constants of branches and loops are initializers there now, and belong to the main graph too.
     common.LiftSubgraphInitializersToMainGraphPass()(model)

@@ -267,7 +267,7 @@ class Adjuster:
         places = picking.slice_places(self._flow, node) or {}
         for index, (axis, where) in enumerate(places.items()):
             stays = lost.get(axis)
-            if stays is None or where is None:
+            if stays is None or where is None or not len(where):  # nothing picked stays so
                 continue
             line = (np.cumsum(stays) - 1)[where[stays[where]]]
             distances = np.unique(np.diff(line)) if len(line) > 1 else np.asarray([1])

@@ -252,8 +252,10 @@ def _picked(
         if not depends_on(family, axis) or whole:
             left.append(family)
             continue
-        taken = compressed(_couple_others(flow, family, axis).take(places, axis))
-        left.append(_compared(flow, node, taken, family))
+        # Nothing is picked where a tensor is rolled by 0; its channels on other axes are there.
+        along_others = _couple_others(flow, family, axis)
+        taken = compressed(along_others.take(places if len(places) else [0], axis))
+        left.append(_compared(flow, node, taken, family) if len(places) else taken)
     return [f for f in left if f.size > 1]
 
 

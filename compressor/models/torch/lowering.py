@@ -34,6 +34,7 @@ _CHUNKS = ("chunk_size", "mamba_chunk_size")  # of sequences, in the configurati
 _NO_GRAPH = "or use passes on weights alone, such as compress quantize on its directory"
 _NO_FUNCTION = "No ONNX function"
 _LEFT_OUT = "'NoneType' object"
+_LENGTH = "SymbolicTensor"
 _REMEDIES = {
     "data-dependent": "a graph cannot branch on values: let forward compute all branches and "
     f"choose with torch.where (all experts, not those that were hit), {_NO_GRAPH}",
@@ -41,6 +42,8 @@ _REMEDIES = {
     f"in place of complex numbers in forward, {_NO_GRAPH}",
     _NO_FUNCTION: "PyTorch's exporter cannot write that operator: use another one in "
     f"forward, {_NO_GRAPH}",
+    _LENGTH: "a length decides about an operator, such as the batch about the groups of a "
+    "convolution: give every axis of model.inputs its number, that of samples too",
     _LEFT_OUT: "an input that model.inputs leaves out may be needed where PyTorch traces forward: "
     f"name it there, such as attention_mask, {_NO_GRAPH}",
 }
@@ -270,11 +273,14 @@ def _name_outputs(model: ir.Model, keys: Sequence[str]) -> None:
 
 
 def _root_cause(error: BaseException) -> str:
-    """Return the first line of the innermost cause, since the exporter wraps errors."""
+    """Return the first sentence of the innermost cause, since the exporter wraps errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = message_lines(error)
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return f"{type(error).__name__}: {said[:300]}"
 
 
 def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[Tensor]:

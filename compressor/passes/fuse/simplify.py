@@ -15,11 +15,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 from onnx_ir.passes import common
-from onnxscript.optimizer import fold_constants
 from onnxscript.rewriter import RewritePass, RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
 from compressor.graph.editing import detach_dropped
+from compressor.graph.folding import fold_constants
 from compressor.graph.layers import layer_name
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import lookups_of
@@ -48,17 +48,13 @@ def fold(model: ir.Model) -> tuple[bool, Mapping[ir.Value, Any]]:
     Returns:
         Whether anything changed, and the shapes that values hold, where they are known.
     """
-
+    computable = {True: False, False: None}  # None: the library decides
     result = fold_constants(
-        model,
-        onnx_shape_inference=True,
-        input_size_limit=_FOLD_LIMIT,
-        output_size_limit=_FOLD_LIMIT,
-        should_fold=lambda node: False if operator(node).random else None,
+        model, _FOLD_LIMIT, lambda node: computable[operator(node).random], infer=True
     )
     if result:
         detach_dropped(model)
-    return bool(result), result.symbolic_value_map
+    return bool(result), {} if result is None else result.symbolic_value_map
 
 
 def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:

@@ -276,6 +276,29 @@ def test_an_axis_that_the_network_fixes():
         TorchCarrier(module, [spec("x", "n", 2, "t")]).graph()
 
 
+def test_a_batch_that_the_network_fixes_is_named():
+    """The library's message breaks before it names the axis."""
+
+    class Each(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([part[:1].sum(1) for part in x])
+
+    with pytest.raises(ModelError, match=r"\['x'\]\.shape\[0\].*fixes needs its number"):
+        TorchCarrier(Each(), [spec("x", "n", 3, 4)]).graph()
+    assert TorchCarrier(Each(), [spec("x", 2, 3, 4)]).graph()
+
+
+def test_a_length_that_is_an_attribute():
+    class Generated(nn.Module):
+        def forward(self, x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+            rows = x.reshape(1, -1, 8)
+            return nn.functional.conv1d(rows, kernel.reshape(-1, 1, 3), groups=2 * x.shape[0])
+
+    inputs = [spec("x", "n", 2, 8), spec("kernel", "n", 2, 3)]
+    with pytest.raises(ModelError, match="such as the batch about the groups of a convolution"):
+        TorchCarrier(Generated(), inputs).graph()
+
+
 def test_too_many_inputs():
     with pytest.raises(SpecError, match="names 2 inputs, but forward of Linear takes 1; its param"):
         TorchCarrier(nn.Linear(2, 2), [spec("x", "n", 2), spec("y", "n", 2)]).graph()

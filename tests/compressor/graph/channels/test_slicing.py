@@ -139,3 +139,15 @@ def test_channels_without_which_nothing_would_be_left_stay():
         {"w": (4, 4, 1, 1), "v": (3, 1, 1, 1)},
     )
     checked(model, 0, {"nothing would be left of 'w'"})
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+def test_a_slice_that_picks_nothing(axis: int) -> None:
+    """As where a tensor is rolled by 0."""
+    text = f"a = Slice(h, starts, ends, axes) z = Concat<axis={axis}>(h, a)"
+    model = image_net(text, {"starts": [8], "ends": [8], "axes": [axis]}, 8)
+    channels = map_channels(model)
+    assert {frozen.reason for frozen in channels.frozen} == {"'y' is an output"}
+    removed = flags(channels.count, 3)
+    smaller, _ = remove_channels(model, channels, removed)
+    close(outputs(smaller), outputs(masked(model, channels, removed)), 1e-6)

@@ -1,0 +1,97 @@
+"""The library's computation of constants, and what it cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from compressor.graph.editing import Chain, Editor
+from compressor.graph.values import all_nodes, constant_array, is_op
+
+
+def fold_constants(
+    model: ir.Model,
+    limit: int,
+    should_fold: Callable[[ir.Node], bool | None],
+    infer: bool = False,
+) -> Any:
+    """Compute constants in place, and replace pieces of a sequence by slices before.
+
+    Args:
+        limit: elements of the largest constant that is read or made.
+        should_fold: whether a node may be computed; ``None`` leaves it to the library.
+        infer: also infer shapes.
+
+    Returns:
+        What the library reports; ``None`` if it failed at a node. The rest is left as it is then.
+    """
+    from onnxscript import optimizer
+
+    _slice_pieces(model)
+    try:
+        return optimizer.fold_constants(
+            model,
+            onnx_shape_inference=infer,
+            input_size_limit=limit,
+            output_size_limit=limit,
+            should_fold=should_fold,
+        )
+    except RuntimeError:  # it wraps all errors of its rules; each replacement is whole
+        return None
+
+
+def _slice_pieces(model: ir.Model) -> None:
+    """Replace pieces by slices where all have one length and their number is open.
+
+    ``torch.chunk`` of a dynamic axis becomes ``SplitToSequence`` with a number for all pieces. The
+    library fails on one that is computed, and channels cannot be followed through a sequence.
+    """
+    pieces = [node for node in all_nodes(model.graph) if is_op(node, "SequenceAt")]
+    if not pieces:
+        return
+    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    editor = Editor(model)
+    for node in pieces:
+        sequence, position = node.inputs[0], constant_array(node.inputs[1])
+        split = None if sequence is None else sequence.producer()
+        if position is None or split is None or not _is_open(split) or int(position) < 0:
+            continue
+        _slice(node, split, int(position), editor)
+        if not split.outputs[0].uses() and split.graph is not None:
+            split.graph.remove(split, safe=True)
+
+
+def _is_open(split: ir.Node) -> bool:
+    """Whether a node makes pieces of one length, and an unknown number of them."""
+    if not is_op(split, "SplitToSequence") or len(split.inputs) < 2:
+        return False
+    source, length = split.inputs
+    if source is None or length is None or length.shape is None or length.shape.rank():
+        return False
+    if constant_array(length) is None:
+        return True
+    axis = split.attributes.get_int("axis", 0)
+    return source.shape is not None and not isinstance(source.shape[axis], int)
+
+
+def _slice(piece: ir.Node, split: ir.Node, position: int, editor: Editor) -> None:
+    source, length = split.inputs
+    whole, name, graph = ir.DataType.INT64, f"{piece.outputs[0].name}_slice", piece.graph
+    assert source is not None
+    assert graph is not None
+    chain = Chain(editor, name)
+    number = chain.add("Cast", [length], "_length", whole, {"to": whole})
+    bounds = [
+        chain.add("Mul", [number, editor.constant(f"{name}_{i}", np.array([i]))], f"_at_{i}", whole)
+        for i in (position, position + 1)
+    ]
+    axis = editor.constant(f"{name}_axis", np.array([split.attributes.get_int("axis", 0)]))
+    made = chain.add("Slice", [source, *bounds, axis], "", piece.outputs[0].dtype)
+    made.shape = piece.outputs[0].shape
+    graph.insert_before(piece, chain.nodes)
+    piece.outputs[0].replace_all_uses_with(made, replace_graph_outputs=True)
+    graph.remove(piece, safe=True)
