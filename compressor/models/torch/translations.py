@@ -35,9 +35,17 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
     return {
         aten.as_strided.default: _as_strided,
         aten.scaled_dot_product_attention.default: _attention,
+        **_of_vision(),
         **dict.fromkeys((aten.index.Tensor, aten._unsafe_index.Tensor), _index),
         **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), _index_put),
     }
+
+
+def _of_vision() -> Mapping[Callable[..., Any], Callable[..., Value]]:
+    """Return those of ``torchvision``, where it is imported: the module may call them."""
+    library = torch.ops.torchvision
+    found = hasattr(library, "deform_conv2d")
+    return {library.deform_conv2d.default: _deformable_convolution} if found else {}
 
 
 class OtherCalls(TorchFunctionMode):
@@ -96,6 +104,39 @@ def _as_strided(
     if whole and _in_order(lengths, stride):
         return opset18.Identity(self)
     return aten_as_strided(self, size, stride, storage_offset)
+
+
+def _deformable_convolution(
+    input: Value,
+    weight: Value,
+    offset: Value,
+    mask: Value,
+    bias: Value,
+    stride_h: int,
+    stride_w: int,
+    pad_h: int,
+    pad_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    groups: int,
+    offset_groups: int,
+    use_mask: bool,
+) -> Value:
+    """Write ``torchvision.ops.deform_conv2d``; offsets lie as ONNX has them."""
+    from onnxscript import opset19
+
+    return opset19.DeformConv(
+        input,
+        weight,
+        offset,
+        bias,
+        mask if use_mask else None,
+        dilations=[dilation_h, dilation_w],
+        group=groups,
+        offset_group=offset_groups,
+        pads=[pad_h, pad_w, pad_h, pad_w],
+        strides=[stride_h, stride_w],
+    )
 
 
 def _index(self: Value, indices: Sequence[Value]) -> Value:
