@@ -211,6 +211,8 @@ def separate_heads(node: ir.Node, draft: Draft) -> bool:
     same = [(middle[0], length), (middle[2], depth), (end[2], length)]
     if not all(same_dim(a, b) for a, b in same):
         return False
+    if not same_dim(end[0], batch) and not isinstance(length, int):
+        return False  # where all others are known, the number of elements says how long it is
     if not (isinstance(heads, int) and isinstance(depth, int) and width == heads * depth):
         return False
     name = f"{node.outputs[0].name}_heads"

@@ -303,11 +303,24 @@ class _Tracer:
         rows = traced.labels[..., :1, :]
         if not (traced.labels == rows).all():
             return None
-        if any(
-            n not in (1, whole) for n, whole in zip(rows.shape[::-1], shape[::-1], strict=False)
-        ):
-            return None  # one length has two names
-        return replace(traced, labels=np.broadcast_to(rows, shape))
+        labels = _repeated(rows, shape)
+        return None if labels is None else replace(traced, labels=labels)
+
+
+def _repeated(labels: Array, shape: tuple[int, ...]) -> Array | None:
+    """Repeat labels over a shape, in which one batch may have another number or name.
+
+    Returns:
+        ``None`` where labels differ along such an axis.
+    """
+    labels = labels.reshape((1,) * (len(shape) - labels.ndim) + labels.shape)
+    for axis, length in enumerate(shape):
+        if labels.shape[axis] not in (1, length):
+            first = labels.take([0], axis)
+            if not (labels == first).all():
+                return None
+            labels = first
+    return np.broadcast_to(labels, shape)
 
 
 def _reshaped(labels: Array, shape: tuple[int, ...], value: ir.Value) -> Array | None:

@@ -201,3 +201,15 @@ def test_weight_norm_gives_a_layer_its_name(parse, fuse, survey, agree, rng):
     fused = fuse(model).carrier.model
     assert list(fused.graph.initializers) == ["fc.weight"]
     agree(model, fused, {"x": normal(rng, 3, 4)}, 1e-6)
+
+
+def test_heads_are_separated_where_the_batch_has_no_name(parse, fuse, agree, ops, rng):
+    """All other axes are known, so the number of elements says how long it is."""
+    text = ints(flat=[5, -1, 4], heads=[-1, 2, 5, 4])
+    model = parse(
+        f"g (float[5, N, 8] x) => (float[B, 2, 5, 4] y) {{ {text} r = Relu(x) "
+        "a = Reshape(r, flat) b = Transpose<perm=[1, 0, 2]>(a) y = Reshape(b, heads) }"
+    )
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"Relu": 1, "Reshape": 1, "Transpose": 1}
+    agree(model, fused, {"x": normal(rng, 5, 3, 8)}, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
+import onnx_ir as ir
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.passes.prepare.sources import InputGroup
+from compressor.passes.prepare.sources import InputGroup, input_groups
 from compressor.passes.quantize.weights.awq import Folded, awq_groups
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Scheme
@@ -203,3 +205,26 @@ def test_convolutions_absorb_through_relu(convolutional):
         "first": [],
         "second": ["first.bias", "first"],
     }
+
+
+@pytest.mark.parametrize("middle", ["y = MatMul(shares, v)", "y = Reshape(v, shape)"])
+def test_a_batch_that_two_values_name_differently(middle: str) -> None:
+    """Older exporters leave the batch behind a Reshape nameless, and inference invents a name."""
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    g (float[N, T, 4] x, float[N, T, T] shares, int64[2] shape) => (z) {{
+        p = MatMul(x, w) v = Add(p, b) {middle} z = MatMul(y, u)
+    }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    values = {v.name: v for node in model.graph for v in (*node.inputs, *node.outputs) if v}
+    for name, lengths in {"w": (4, 4), "b": (4,), "u": (4, 4)}.items():
+        value = values[name]
+        value.const_value = ir.tensor(np.ones(lengths, np.float32), name=name)
+        value.shape, value.type = ir.Shape(lengths), ir.TensorType(ir.DataType.FLOAT)
+        model.graph.register_initializer(value)
+    for name, axes in {"p": "NT", "v": "NT", "y": "MT" if "shares" in middle else "M"}.items():
+        values[name].shape = ir.Shape([*axes, 4])
+        values[name].type = ir.TensorType(ir.DataType.FLOAT)
+    (group,) = (
+        g for g in input_groups(model, {"w", "u"}, {"w", "b", "u"}) if g.layers[0].name == "u"
+    )
+    assert (group.source is None) == ("Reshape" in middle)
