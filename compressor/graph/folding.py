@@ -33,7 +33,7 @@ def fold_constants(
 
     _slice_pieces(model)
     try:
-        return optimizer.fold_constants(
+        result = optimizer.fold_constants(
             model,
             onnx_shape_inference=infer,
             input_size_limit=limit,
@@ -41,7 +41,11 @@ def fold_constants(
             should_fold=should_fold,
         )
     except RuntimeError:  # it wraps all errors of its rules; each replacement is whole
-        return None
+        result = None
+    for value in model.graph.initializers.values():
+        if value.const_value is not None:  # one that was computed has its node's shape, maybe open
+            value.shape = ir.Shape(value.const_value.shape.numpy())
+    return result
 
 
 def _slice_pieces(model: ir.Model) -> None:

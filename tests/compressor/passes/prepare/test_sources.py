@@ -221,7 +221,7 @@ def test_a_batch_that_two_values_name_differently(middle: str) -> None:
         value.const_value = ir.tensor(np.ones(lengths, np.float32), name=name)
         value.shape, value.type = ir.Shape(lengths), ir.TensorType(ir.DataType.FLOAT)
         model.graph.register_initializer(value)
-    for name, axes in {"p": "NT", "v": "NT", "y": "MT" if "shares" in middle else "M"}.items():
+    for name, axes in {"p": "NT", "v": "NT", "y": "MT" if "shares" in middle else "N"}.items():
         values[name].shape = ir.Shape([*axes, 4])
         values[name].type = ir.TensorType(ir.DataType.FLOAT)
     (group,) = (
