@@ -22,12 +22,14 @@ from compressor.models.torch.parametrized import computed_by
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
 from compressor.models.torch.translations import OtherCalls, translations
 from compressor.models.transformers.experts import plain_experts
+from compressor.models.transformers.masks import without_idle_masks
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
 OPSET = 21
 """The opset of lowered graphs: the first with 4-bit and blocked Q/DQ. Exporters convert."""
 _IMAGE_RANK, _FIRST_SPATIAL, _SOUND_RANK = 4, 2, 2
+_LONGER = 64  # positions, where a few are a case of their own
 _SOUND = 8000  # samples of a waveform: half a second
 _CHUNKS = ("chunk_size", "mamba_chunk_size")  # of sequences, in the configurations of transformers
 
@@ -97,7 +99,23 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             "finetune and distill train between others",
         )
     module.eval()
-    example = example_inputs(inputs, _chunk(module))
+    chunk = _chunk(module)
+    program = _exported(module, inputs, example_inputs(inputs, chunk))
+    if _takes_short_only(program):
+        try:
+            longer = _exported(module, inputs, example_inputs(inputs, chunk + _LONGER))
+        except ModelError:  # it takes no longer ones
+            longer = program
+        program = program if _takes_short_only(longer) else longer
+    model = program.model
+    _name_outputs(model, _keys(program.exported_program))
+    attach_weights(model, module)
+    return model
+
+
+def _exported(
+    module: nn.Module, inputs: Sequence[TensorSpec], example: dict[str, torch.Tensor]
+) -> torch.onnx.ONNXProgram:
     dynamic = {
         s.name: {i: d for i, d in enumerate(s.shape) if isinstance(d, str)} or None for s in inputs
     }
@@ -111,6 +129,7 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             _without_signatures(),
             whole_recurrences(),
             plain_experts(module),
+            without_idle_masks(),
             OtherCalls(),
         ):
             program = torch.onnx.export(
@@ -136,10 +155,15 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
         raise ModelError(
             f"module {type(module).__name__}", "was not exported", "use a newer PyTorch"
         )
-    model = program.model
-    _name_outputs(model, _keys(program.exported_program))
-    attach_weights(model, module)
-    return model
+    return program
+
+
+def _takes_short_only(program: torch.onnx.ONNXProgram) -> bool:
+    """Whether a graph holds for a few positions only, as forward pads what is below a window."""
+    exported = program.exported_program
+    ranges = {} if exported is None else exported.range_constraints
+    axes = (bounds for symbol, bounds in ranges.items() if str(symbol).startswith("s"))
+    return any(bounds.upper < _LONGER for bounds in axes)
 
 
 def _remedy(module: nn.Module, cause: str) -> str:

@@ -61,3 +61,18 @@ def test_a_sequence_that_is_joined_stays() -> None:
     assert ops(model)["SplitToSequence"] == 1
     x = np.random.default_rng(3).standard_normal((2, 8, 4)).astype(np.float32)
     assert np.array_equal(run(model, x), x)
+
+
+def test_a_constant_that_is_computed_has_its_own_shape() -> None:
+    """Its length was open as that of the value which it replaces, and pruning failed on it."""
+    model = parsed(
+        f"{_HALF} q = SplitToSequence<axis = 1>(x, half) i = Constant<value = int64 {{0}}>() "
+        "a = SequenceAt(q, i) low = Constant<value = float {0.0}>() "
+        "high = Constant<value = float {4.0}>() step = Constant<value = float {1.0}>() "
+        "row = Range(low, high, step) y = Add(a, row)"
+    )
+    clean(model)
+    assert "Range" not in ops(model)
+    assert all(
+        v.shape is not None and v.shape.is_static() for v in model.graph.initializers.values()
+    )
