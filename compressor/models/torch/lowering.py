@@ -127,6 +127,7 @@ def _exported(
             _without_collector(),
             _without_gradients(module),
             _without_signatures(),
+            _without_fast_paths(),
             whole_recurrences(),
             plain_experts(module),
             without_idle_masks(),
@@ -212,6 +213,24 @@ def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def _without_fast_paths() -> Iterator[None]:
+    """Compute encoder layers of PyTorch operator by operator, with the masks that they are given.
+
+    The exporter has no function for their kernel for inference, and cannot look into a mask to see
+    whether it is the causal one, for which there is another kernel.
+    """
+    module: Any = nn.modules.transformer
+    enabled, looks = torch.backends.mha.get_fastpath_enabled(), module._detect_is_causal_mask
+    torch.backends.mha.set_fastpath_enabled(False)
+    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+        module._detect_is_causal_mask = looks
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from compressor.graph.operators import operator
 from compressor.models.torch.complex_values import ZEROS, add_complex, einsum, zeros
+from compressor.models.torch.distances import cdist
 from compressor.models.torch.embedding_bags import embedding_bag
 
 Value: TypeAlias = Any
@@ -33,6 +34,7 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
     add_complex()
     aten = torch.ops.aten
     return {
+        aten._cdist_forward.default: cdist,
         aten.as_strided.default: _as_strided,
         aten.scaled_dot_product_attention.default: _attention,
         **_of_vision(),

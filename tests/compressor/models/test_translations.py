@@ -217,3 +217,40 @@ class Narrow(nn.Module):
 
 def test_indices_of_32_bits():
     agree(Narrow(), normal(4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("rows", "p"), [(4, 2.0), (40, 2.0), (4, 1.0), (4, 3.0), (4, float("inf"))]
+)
+def test_distances_of_rows(rows: int, p: float) -> None:
+    """The exporter has no function for them; codebooks and point clouds are compared by them."""
+
+    class Distances(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.book = nn.Parameter(torch.randn(5, 6))
+
+        def forward(self, a: Tensor, b: Tensor) -> list[Tensor]:
+            return [torch.cdist(a, b, p), torch.cdist(a, self.book[None], p)]
+
+    agree(Distances(), normal(3, rows, 6), normal(3, 7, 6) + 1)
+
+
+def test_an_encoder_with_masks_of_padding_and_of_attention() -> None:
+    """It was lowered to PyTorch's kernel for inference, which the exporter has no function for."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, norm_first=True)
+            self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+        def forward(self, a: Tensor) -> Tensor:
+            later = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1)
+            padding = a[..., 0] > 1e3
+            result: Tensor = self.layers(a, mask=later, src_key_padding_mask=padding)
+            return result
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    agree(Encoder(), normal(2, 5, 8))
+    assert torch.backends.mha.get_fastpath_enabled() == before
