@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError, message_lines
 from compressor.models.executor.module import GraphModule
+from compressor.models.torch.masks import without_fast_paths, without_idle_masks
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.parametrized import computed_by
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
 from compressor.models.torch.translations import OtherCalls, translations
 from compressor.models.transformers.experts import plain_experts
-from compressor.models.transformers.masks import without_idle_masks
 from compressor.progress import quiet_libraries
 from compressor.types.tensors import TensorSpec
 
@@ -127,7 +127,7 @@ def _exported(
             _without_collector(),
             _without_gradients(module),
             _without_signatures(),
-            _without_fast_paths(),
+            without_fast_paths(),
             whole_recurrences(),
             plain_experts(module),
             without_idle_masks(),
@@ -213,24 +213,6 @@ def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for parameter in trained:
             parameter.requires_grad_(True)
-
-
-@contextmanager
-def _without_fast_paths() -> Iterator[None]:
-    """Compute encoder layers of PyTorch operator by operator, with the masks that they are given.
-
-    The exporter has no function for their kernel for inference, and cannot look into a mask to see
-    whether it is the causal one, for which there is another kernel.
-    """
-    module: Any = nn.modules.transformer
-    enabled, looks = torch.backends.mha.get_fastpath_enabled(), module._detect_is_causal_mask
-    torch.backends.mha.set_fastpath_enabled(False)
-    module._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
-        module._detect_is_causal_mask = looks
 
 
 @contextmanager

@@ -7,7 +7,7 @@ symbolic lengths, and with Python numbers for the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from compressor.graph.operators import operator
 from compressor.models.torch.complex_values import ZEROS, add_complex, einsum, zeros
-from compressor.models.torch.distances import cdist
 from compressor.models.torch.embedding_bags import embedding_bag
 
 Value: TypeAlias = Any
@@ -27,6 +26,9 @@ _CLAMPS = frozenset(
 )
 _PAIR = 3  # arguments of a sum of products of two tensors
 _USUAL_RANK = 4  # of attention: batch, heads, positions, features
+_FEW_ROWS = 25
+"""Rows up to which PyTorch takes differences; for more it multiplies, and so does the graph."""
+_MULTIPLIED, _NEVER_MULTIPLIED = 1, 2  # as compute_mode says
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
@@ -34,7 +36,7 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Value]]:
     add_complex()
     aten = torch.ops.aten
     return {
-        aten._cdist_forward.default: cdist,
+        aten._cdist_forward.default: _distances,
         aten.as_strided.default: _as_strided,
         aten.scaled_dot_product_attention.default: _attention,
         **_of_vision(),
@@ -241,3 +243,42 @@ def _until_own(op: Any, query: Value, key: Value) -> Value:
     counts = [op.Squeeze(op.Slice(op.Shape(v), start, end)) for v in (query, key)]
     rows, columns = (op.Range(zero, count, one) for count in counts)
     return op.GreaterOrEqual(op.Unsqueeze(rows, op.Constant(value_ints=[1])), columns)
+
+
+def _distances(x1: Value, x2: Value, p: float, compute_mode: int | None = None) -> Value:
+    """Write ``torch.cdist``: of ``[..., n, d]`` and ``[..., m, d]``, ``[..., n, m]``.
+
+    Args:
+        p: of the norm; differences are raised to it, summed over features, and its root taken.
+
+    Raises:
+        NotImplementedError: it counts differing features.
+    """
+    import onnxscript
+
+    if p == 0:
+        raise NotImplementedError("a distance that counts features")
+    op: Any = onnxscript.opset18
+    last = op.Constant(value_ints=[-1])
+    many = any(not isinstance(v.shape[-2], int) or v.shape[-2] > _FEW_ROWS for v in (x1, x2))
+    if p == 2 and compute_mode != _NEVER_MULTIPLIED and (many or compute_mode == _MULTIPLIED):
+        lengths = [op.ReduceSumSquare(v, last, keepdims=1) for v in (x1, x2)]
+        products = op.MatMul(op.Mul(x1, op.CastLike(-2.0, x1)), _turned(op, x2))
+        squares = op.Add(op.Add(lengths[0], _turned(op, lengths[1], len(x2.shape))), products)
+        return op.Sqrt(op.Max(squares, op.CastLike(0.0, x1)))
+    first, second = op.Constant(value_ints=[-2]), op.Constant(value_ints=[-3])
+    differences = op.Sub(op.Unsqueeze(x1, first), op.Unsqueeze(x2, second))
+    if p == 2:
+        return op.ReduceL2(differences, last, keepdims=0)
+    if p == 1:
+        return op.ReduceL1(differences, last, keepdims=0)
+    sizes = op.Abs(differences)
+    if p == inf:
+        return op.ReduceMax(sizes, last, keepdims=0)
+    total = op.ReduceSum(op.Pow(sizes, op.CastLike(p, x1)), last, keepdims=0)
+    return op.Pow(total, op.CastLike(1 / p, x1))
+
+
+def _turned(op: Any, value: Any, rank: int | None = None) -> Any:
+    axes = list(range(len(value.shape) if rank is None else rank))
+    return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.transformers.masks import without_idle_masks
+from compressor.models.torch.masks import without_idle_masks
 from tests.compressor.models.sample_modules import spec
 
 pytestmark = pytest.mark.usefixtures("lowered_each_time")

@@ -1,4 +1,4 @@
-"""Attention masks of ``transformers`` that hide nothing."""
+"""Attention masks while a module is traced: none that forward has not, and none looked into."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 _MODULE, _ASKS = "transformers.masking_utils", "_ignore_bidirectional_mask_sdpa"
 
@@ -35,3 +38,29 @@ def without_idle_masks() -> Iterator[None]:
         yield
     finally:
         setattr(module, _ASKS, asked)
+
+
+@contextmanager
+def without_fast_paths() -> Iterator[None]:
+    """Compute encoder layers of PyTorch operator by operator, with the masks that they are given.
+
+    The exporter has no function for their kernel for inference, and cannot look into a mask to see
+    whether it is the causal one, for which there is another kernel.
+    """
+    module: Any = nn.modules.transformer
+    enabled, looks = torch.backends.mha.get_fastpath_enabled(), module._detect_is_causal_mask
+    torch.backends.mha.set_fastpath_enabled(False)
+    module._detect_is_causal_mask = _as_told
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+        module._detect_is_causal_mask = looks
+
+
+def _as_told(
+    mask: Tensor | None,  # noqa: ARG001 - the library's arguments
+    is_causal: bool | None = None,
+    size: int | None = None,  # noqa: ARG001
+) -> bool:
+    return is_causal is True
