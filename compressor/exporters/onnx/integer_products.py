@@ -15,7 +15,6 @@ from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, input_of, is_op, sole_reader, static_shape
 
 _WEIGHTS = (ir.DataType.INT8, ir.DataType.UINT8)
-_OF_ONE = {"Mul": "Pow", "Add": "Mul"}
 _MERGED = 3  # axes from which on ONNX Runtime merges a sum into the product before it
 
 
@@ -116,18 +115,21 @@ def write_squares(editor: Editor) -> bool:
     OpenVINO computes a product or a sum of what a convolution gives in the kernel of the
     convolution. Where both sides are that value, kernels of integers give zeros (2026.4).
     """
-    found = [
-        node
-        for node in all_nodes(editor.model.graph)
-        if is_op(node, *_OF_ONE) and node.inputs[0] is node.inputs[1] is not None
-    ]
     changed = False
-    for node in found:
-        dtype = node.outputs[0].dtype
+    for node in list(all_nodes(editor.model.graph)):
+        arithmetic, dtype = operator(node).arithmetic, node.outputs[0].dtype
+        if arithmetic not in ("+", "*") or node.inputs[0] is not node.inputs[1]:
+            continue
         if dtype is None or not dtype.is_floating_point():
             continue
         two = editor.shared_constant(f"two_{dtype.name}", np.array(2, dtype.numpy()))
-        node.op_type = _OF_ONE[node.op_type]
-        node.replace_input_with(1, two)
+        inputs, squared = [node.inputs[0], two], arithmetic == "*"
+        made = ir.node("Pow", inputs) if squared else ir.node("Mul", inputs)
+        made.name, graph, value = node.name, node.graph, node.outputs[0]
+        assert graph is not None
+        made.outputs[0].type, made.outputs[0].shape = value.type, value.shape
+        ir.convenience.replace_nodes_and_values(
+            graph, node, [node], [made], [value], [made.outputs[0]]
+        )
         changed = True
     return changed

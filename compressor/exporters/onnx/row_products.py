@@ -40,7 +40,7 @@ class _Rows:
     def run(self) -> bool:
         changed = False
         for node in list(self._graph):
-            if is_op(node, "Reshape"):
+            if operator(node).family == "reshape":
                 self._note(node)
             elif node.graph is not None:  # a bias that is in its product is in no graph any more
                 changed |= self._replace_product(node) or self._replace_rowwise(node)
@@ -71,7 +71,7 @@ class _Rows:
             return False
         chain = Chain(self._editor, last.outputs[0].name or "")
         rows = [self._matrix(source, chain), weight, bias]
-        self._put("Gemm", rows, {}, chain, [node, last])
+        self.put("Gemm", rows, {}, chain, [node, last])
         return True
 
     def _replace_rowwise(self, node: ir.Node) -> bool:
@@ -87,7 +87,7 @@ class _Rows:
         fields = {name: attribute.value for name, attribute in node.attributes.items()}
         if "axis" in fields:
             fields["axis"] = -1
-        self._put(node.op_type, inputs, fields, chain, [node])
+        self.put(node.op_type, inputs, fields, chain, [node])
         return True
 
     def _matrix(self, value: ir.Value, chain: Chain) -> ir.Value:
@@ -100,7 +100,7 @@ class _Rows:
             )
         return self._matrices[value]
 
-    def _put(
+    def put(
         self,
         op_type: str,
         inputs: Sequence[ir.Value | None],

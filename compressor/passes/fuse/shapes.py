@@ -72,7 +72,7 @@ def _lengths_of(node: ir.Node) -> list[Dim] | None:
     if row.family in ("unary", "softmax", "layer-norm"):
         return each[0]
     if row.is_matmul and len(each[0]) == len(each[1]) > 1:
-        (*first, rows, _), (*second, _, columns) = each
+        (*first, rows, _), (*second, _, columns) = each[:2]
         return [*first, rows, columns] if _same(first, second) else None
     if row.family == "binary":
         longest = max(each, key=len)

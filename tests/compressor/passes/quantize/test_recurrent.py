@@ -141,7 +141,6 @@ def test_an_lstm_is_integer_where_the_target_has_it(context: PassContext, operat
     [
         (ORT, HIDDEN, "DynamicQuantizeLSTM"),
         (ORT, FEW, "LSTM"),
-        (OPENVINO, HIDDEN, "LSTM"),
         (PLAIN, HIDDEN, "LSTM"),
     ],
 )
@@ -158,6 +157,14 @@ def test_quantize_static_makes_large_lstms_integer(
     assert rows["cell.w"] == rows["cell.r"] == "int8/channel" + " dynamic" * integer
     assert {row.name for row in made.layers} == {"cell.w", "cell.r", "fc"}
     assert all(row.weight_sqnr_db is None or row.weight_sqnr_db > 35 for row in made.layers)
+
+
+def test_quantize_static_keeps_an_lstm_beside_integers_for_openvino() -> None:
+    """It reads the weights of recurrent layers as constants once activations are codes."""
+    source, step = network("LSTM", 2), QuantizeStatic()
+    made = step.apply(source, OPENVINO, statistics(step, source, OPENVINO, [sequences()]))
+    assert {"cell.w", "cell.r"} <= set(float_weights(made.carrier))
+    assert {row.name for row in made.layers} == {"fc"}
 
 
 def test_quantize_static_keeps_an_lstm_that_a_rule_changes() -> None:
