@@ -20,7 +20,8 @@ from compressor.types.statistics import Request
 
 _LARGE_TABLE = 1 << 16
 """Weights from which a table is worth the nodes that look rows up in its codes."""
-_OUTPUT_LAYERS = ("lm_head", "embed_out")
+OUTPUT_LAYERS = ("lm_head", "embed_out")
+"""Names of layers that make scores of tokens."""
 _EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?.+")
 _FUSED_AXES = 3
 
@@ -88,7 +89,7 @@ def kept_tables(carrier: Carrier) -> dict[str, str]:
         layer.name: "a table is looked up, not multiplied" for layer in layers if layer.is_table
     }
     for layer in layers:
-        if layer.name.rpartition(".")[2] in _OUTPUT_LAYERS:
+        if layer.name.rpartition(".")[2] in OUTPUT_LAYERS:
             reasons[layer.name] = "it is the output layer"
     if Capability.GRAPH in carrier.offers:
         reasons.update(_shared_tables(carrier.graph(), layers))

@@ -141,7 +141,7 @@ class SafetensorsExporter(Exporter):
 
     format: ClassVar[str] = "safetensors"
     resumes: ClassVar[bool] = True
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     not_judged: ClassVar[str] = STORED  # a device loads it and runs something else
 
     layout: Literal["auto", "graph", LayoutName] = Field(

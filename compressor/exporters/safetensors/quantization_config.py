@@ -16,6 +16,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
     stored_entries,
     unpacked,
 )
+from compressor.models.layer_uses import OUTPUT_LAYERS
 from compressor.models.transformers.reading import Reading, reading_of
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Scheme, StoredTensor
@@ -71,8 +72,9 @@ def quantization_config(
         _check_joined(sorted(reading.joined & tensors.keys()), quantized)
     modules = list(paths.values())
     for group, members in groups.values():
-        # One group can target a class of layers; tables and several groups are named one by one.
-        named = [t for t in members if len(groups) > 1 or _is_table(t)]
+        # One group can target a class of layers; tables and several groups are named one by one,
+        # and output layers too, for which vLLM has a class of its own.
+        named = [t for t in members if len(groups) > 1 or _is_table(t) or _is_output(t)]
         group["targets"] = ["Linear"] if len(groups) == 1 else []
         group["targets"] += _patterns([paths[t.name] for t in named], modules)
     formats = {group["format"] for group, _ in groups.values()}
@@ -207,6 +209,10 @@ def _arguments(scheme: Scheme) -> dict[str, Any]:
 
 def _is_table(tensor: StoredTensor) -> bool:
     return tensor.codes is not None and tensor.codes.layer.is_table
+
+
+def _is_output(tensor: StoredTensor) -> bool:
+    return tensor.name.removesuffix(_WEIGHT).rpartition(".")[2] in OUTPUT_LAYERS
 
 
 def _tied_layers(tensors: Mapping[str, StoredTensor]) -> list[str]:

@@ -194,6 +194,14 @@ def test_one_scheme_is_one_group(preset: str) -> None:
     assert config["ignore"] == ["model.embed_tokens", "lm_head"]
 
 
+def test_an_output_layer_is_named_beside_the_class() -> None:
+    """vLLM's output layers are no ``Linear``; it would look for their floats."""
+    config = validated({name: sample(name) for name in (Q.format(0), "lm_head.weight")})
+    (group,) = config["config_groups"].values()
+    assert group["targets"] == ["Linear", "lm_head"]
+    assert config["ignore"] == []
+
+
 def test_several_schemes_are_mixed_precision() -> None:
     tensors = {}
     for index in range(12):
