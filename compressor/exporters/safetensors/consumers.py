@@ -8,6 +8,7 @@ GPTQModel 7.7.0 on an x86-64 CPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from typing import Literal
 
@@ -19,6 +20,9 @@ Consumer = Literal["transformers", "vllm", "vllm-cpu"]
 
 _PACKED_BITS = 4  # of integers whose inputs stay floats
 _VLLM_GPTQ_BITS = (8, 4)
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+_NO_TABLES = "looks up no tables of such codes"
+_SKIP = "skip the layer"
 
 
 def check_consumer(
@@ -36,21 +40,44 @@ def check_consumer(
     Raises:
         SpecError: it has none for one.
     """
+    tensors = tuple(tensors)
     usual = layout == "compressed-tensors"
-    presets = "int8-w8a8, fp8-w8a8, int4-g128 or int4-g32" if usual else "int4-g128 or int4-g32"
-    usually = f"use preset {presets}, or skip the layer"
+    if consumer == "vllm-cpu":
+        _check_experts_on_cpu(tensors, usual=usual)
     for tensor in tensors:
         codes = tensor.codes
-        problem, remedy = "" if codes is None else _problem(consumer, layout, codes), usually
+        if codes is None:
+            continue
+        presets = "int8-w8a8, fp8-w8a8, int4-g128 or int4-g32" if usual else "int4-g128 or int4-g32"
+        problem, remedy = _problem(consumer, layout, codes), f"use preset {presets}, or {_SKIP}"
+        if problem == _NO_TABLES:
+            remedy = _SKIP
         if consumer == "transformers" and lost_experts([tensor], layout, stacked):
             problem = f"reads no codes of single experts from layout {layout}"
-            remedy = "use layout compressed-tensors, or skip the layer"
-        if codes is not None and problem:
+            remedy = f"use layout compressed-tensors, or {_SKIP}"
+        if problem:
             inputs = "" if codes.inputs is None else f" with {codes.inputs}"
             raise SpecError(
                 f"layer {codes.layer.name!r}",
                 f"would be {codes.scheme}{inputs}, and {consumer} {problem}",
                 remedy,
+            )
+
+
+def _check_experts_on_cpu(tensors: Iterable[StoredTensor], *, usual: bool) -> None:
+    """Check that vLLM on a CPU gets experts as floats, the only ones it has kernels for.
+
+    Raises:
+        SpecError: one is stored as codes.
+    """
+    for tensor in tensors:
+        if tensor.codes is not None and _EXPERT.search(tensor.name):
+            # Beside packed weights, float experts are lost to transformers.
+            where = "preset fp8-w8a8" if usual else "layout compressed-tensors, preset fp8-w8a8"
+            raise SpecError(
+                f"expert {tensor.codes.layer.name!r}",
+                f"would be {tensor.codes.scheme}, and vllm-cpu has kernels only for float experts",
+                f"use {where}, and skip the experts by a rule",
             )
 
 
@@ -109,7 +136,7 @@ def _problem(consumer: Consumer, layout: LayoutName, codes: WeightCodes) -> str:
     if layout == "gptq" and (scheme.bits not in _VLLM_GPTQ_BITS or not scheme.symmetric):
         return "reads layout gptq only with symmetric weights of 8 or 4 bits"
     if codes.layer.is_table and (consumer == "vllm-cpu" or scheme.element != "int"):
-        return "looks up no tables of such codes"
+        return _NO_TABLES
     if consumer != "vllm-cpu":
         return ""
     if scheme.element == "int" and inputs is None:

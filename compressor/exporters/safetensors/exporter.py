@@ -187,10 +187,10 @@ class SafetensorsExporter(Exporter):
                 layer.
         """
         if self._streams(carrier):
-            self._plan(carrier)
-            if self.consumer is not None:
+            if self.consumer is not None:  # first: its remedies hold for this program
                 tensors, layout = carrier.tensors().values(), self._codes.name
                 check_consumer(self.consumer, tensors, layout, _stacked(carrier))
+            self._plan(carrier)
             return
         if self.consumer is not None:
             raise SpecError(

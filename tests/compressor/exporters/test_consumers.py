@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,8 +62,20 @@ def test_tables_and_kept_tensors():
     check_consumer("vllm", [stored("int8", TABLE)])
     refused: list[tuple[Consumer, Preset]] = [("vllm", "fp8"), ("vllm-cpu", "int4-g32")]
     for consumer, preset in refused:
-        with pytest.raises(SpecError, match="looks up no tables"):
+        with pytest.raises(SpecError, match=r"looks up no tables of such codes; skip the layer$"):
             check_consumer(consumer, [stored(preset, TABLE)])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_vllm_multiplies_no_codes_of_experts_on_a_cpu(preset: Preset):
+    """It ended with "Unsupported FP8 MoE backend" and "No WNA16 MoE backend"."""
+    attention = stored(preset)
+    expert = replace(attention, name="model.layers.0.mlp.experts.3.up_proj.weight")
+    remedy = "use preset fp8-w8a8, and skip the experts by a rule"
+    with pytest.raises(SpecError, match=f"^expert .* only for float experts; {remedy}"):
+        check_consumer("vllm-cpu", [attention, expert])
+    check_consumer("vllm", [attention, expert])
+    check_consumer("vllm-cpu", [stored("fp8-w8a8"), replace(expert, codes=None)])
 
 
 @pytest.mark.parametrize(
