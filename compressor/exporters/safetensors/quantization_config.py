@@ -352,20 +352,20 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
     """
     schemes = {None if t.codes is None else t.codes.scheme for t in weights}
     others = {_scheme(t) for t in quantized}
-    subject = f"layer {weights[0].name.removesuffix(_WEIGHT)!r}" if weights else ""
+    subject = f"expert {weights[0].name.removesuffix(_WEIGHT)!r}" if weights else ""
     if len(schemes) > 1 or (weights and len(others) > 1):
         kept = next((t.name for t in weights if t.codes is None), "")
         beside = f", and {kept.removesuffix(_WEIGHT)!r} stays float" if kept else ""
         raise SpecError(
             subject,
-            f"is an expert, and transformers loads all experts with one scheme{beside}",
+            f"cannot be read, as transformers loads all experts with one scheme{beside}",
             "use one scheme that fits all layers, such as preset int8",
         )
     inputs = [t.codes.inputs for t in weights if t.codes is not None]
     if any(each is not None and each.calibrated for each in inputs):
         raise SpecError(
             subject,
-            "is an expert, of whose inputs transformers reads no stored scale",
+            "has a stored scale of its inputs, which transformers does not read for experts",
             "use a scale for each token, or --skip the experts",
         )
     if any(
@@ -373,7 +373,7 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
     ):
         raise SpecError(
             subject,
-            "is an expert, and transformers stacks no integers that are not packed",
+            "would be integers that are not packed, which transformers does not stack",
             "use preset fp8-w8a8, or one that quantizes only weights",
         )
     for scheme in schemes:
@@ -386,7 +386,7 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
             or not scheme.symmetric
             or (scheme.element == "e4m3" and scheme.granularity == "group")
         ):
-            problem = f"is an expert, which transformers cannot load as {scheme}"
+            problem = f"would be {scheme}, which transformers does not load for experts"
         else:
             continue
         raise SpecError(subject, problem, "use preset int8, int4-g128, int4-g32 or fp8")

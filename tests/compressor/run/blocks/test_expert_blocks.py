@@ -154,8 +154,8 @@ def test_an_expert_that_no_token_is_sent_to_is_calibrated(folder: Path, tmp_path
 @pytest.mark.parametrize(
     ("preset", "message"),
     [
-        ("fp8-w8a8-static", r"is an expert.*use a scale for each token"),
-        ("int8-w8a8", r"is an expert.*use preset fp8-w8a8"),
+        ("fp8-w8a8-static", r"expert '.*stored scale.*use a scale for each token"),
+        ("int8-w8a8", r"expert '.*does not stack.*use preset fp8-w8a8"),
     ],
 )
 def test_what_transformers_cannot_stack_is_refused(
