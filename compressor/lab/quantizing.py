@@ -37,6 +37,7 @@ _PRESETS: Mapping[QuantizedFormat, str] = {
 
 _REMEDIES = {
     "leave out this export": "use another --format",
+    "leave out embeddings": "leave out --embeddings",
     "by a rule": "by --skip",
 }
 

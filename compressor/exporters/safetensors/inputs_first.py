@@ -34,6 +34,7 @@ from compressor.exporters.safetensors.compressed_tensors import (
     stored_entries,
 )
 from compressor.models.codec.bit_stream import pack_words
+from compressor.models.layer_uses import OUTPUT_LAYERS
 from compressor.types.layers import QuantizedTensor, Scheme, StoredTensor
 
 InputsFirst = Literal["gptq", "awq"]
@@ -55,10 +56,9 @@ def entries_of(kind: InputsFirst, tensor: StoredTensor) -> tuple[Entry, ...]:
     if tensor.codes is None:
         return stored_entries(tensor)
     scheme = tensor.codes.scheme
-    problem = _problem(kind, tensor, scheme)
+    problem, remedy = _problem(kind, tensor, scheme)
     base = tensor.name.removesuffix(_WEIGHT)
     if problem:
-        remedy = "use preset int4-g128, or skip the layer by a rule"
         raise SpecError(f"layer {base!r}", f"{problem}, which {kind} cannot store", remedy)
     rows, columns = tensor.shape
     groups, factor = scheme.groups(columns), _WORD // scheme.bits
@@ -161,22 +161,27 @@ def _endings(chosen: Sequence[str], kept: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name if inside[name] in floats else inside[name] for name in chosen))
 
 
-def _problem(kind: InputsFirst, tensor: StoredTensor, scheme: Scheme) -> str:
-    """Return why a layout cannot hold a weight; empty where it can."""
+def _problem(kind: InputsFirst, tensor: StoredTensor, scheme: Scheme) -> tuple[str, str]:
+    """Return why a layout cannot hold a weight, and what to do; empty where it can."""
     assert tensor.codes is not None
     layer = tensor.codes.layer
-    if layer.is_table:
-        return "it is a table"
+    skip = "skip the layer by a rule"
+    if layer.is_table or layer.name.rpartition(".")[2] in OUTPUT_LAYERS:
+        # Readers look for codes in blocks.
+        kept = "a table" if layer.is_table else "the output layer"
+        return f"it is {kept}", f"leave out embeddings, or {skip}"
     if not tensor.name.endswith(_WEIGHT) or len(tensor.shape) != _MATRIX or layer.transposed:
-        return "it has no weight that is a matrix of output channels by inputs"
+        return "it has no weight that is a matrix of output channels by inputs", skip
+    otherwise = f"use preset int4-g128, or {skip}"
     if tensor.codes.inputs is not None:
-        return f"it has {tensor.codes.inputs}"
+        return f"it has {tensor.codes.inputs}", otherwise
     spans = scheme.granularity in ("group", "channel")
     if scheme.element != "int" or scheme.bits not in _BITS[kind] or not spans:
-        return f"its scheme is {scheme}"
+        return f"its scheme is {scheme}", otherwise
     if scheme.scale_type not in ("float16", "bfloat16"):
-        return f"its scales are {scheme.scale_type}"
+        return f"its scales are {scheme.scale_type}", otherwise
     factor = _WORD // scheme.bits
     if any(size % factor for size in tensor.shape):
-        return f"its {tensor.shape[0]} rows and {tensor.shape[1]} columns do not fill words"
-    return ""
+        rows, columns = tensor.shape
+        return f"its {rows} rows and {columns} columns do not fill words", skip
+    return "", ""

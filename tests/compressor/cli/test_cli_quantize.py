@@ -307,6 +307,7 @@ def test_a_folder_of_somebody_else_s_by_force(source: Path, tmp_path: Path):
         (["llama", "-o", "out", "--method", "reconstruct"], 2, "option --text: is missing, and"),
         (["llama", "-o", "out", "--preset", "nvfp4-w4a4"], 2, "preset 'nvfp4-w4a4' is calibrated"),
         (["llama", "-o", "out", "--preset", "fp8", "--for", "vllm-cpu"], 2, "has a kernel for fp8"),
+        (["llama", "-o", "out", "--format", "gptq", "--embeddings"], 2, "leave out --embeddings"),
         (
             ["llama", "-o", "out", "--format", "gguf", "--for", "vllm"],
             2,

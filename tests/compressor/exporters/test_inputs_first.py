@@ -166,6 +166,19 @@ def test_what_a_layout_cannot_hold_is_refused():
     assert "its 12 rows and 128 columns do not fill words" in refused("awq", four, 12)
 
 
+@pytest.mark.parametrize("kind", ["gptq", "awq"])
+def test_tables_and_output_layers_have_no_preset(kind: LayoutName):
+    """Readers look for codes in blocks: vLLM would find no floats of ``lm_head``."""
+    weight, given = torch.randn(ROWS, COLUMNS), scheme(4, 32, True, torch.float16)
+    for made, what in (
+        (quantized("model.embed_tokens.weight", weight, given, "Gather"), "a table"),
+        (quantized("lm_head.weight", weight, given), "the output layer"),
+    ):
+        remedy = "leave out embeddings, or skip the layer by a rule"
+        with pytest.raises(SpecError, match=f"is {what}, which {kind} cannot store; {remedy}$"):
+            CODE_LAYOUTS[kind].entries(made)
+
+
 def test_schemes_are_one_for_all():
     weight = torch.randn(ROWS, COLUMNS).to(torch.float16)
     pair = [
