@@ -23,7 +23,13 @@ _LARGE_TABLE = 1 << 16
 OUTPUT_LAYERS = ("lm_head", "embed_out")
 """Names of layers that make scores of tokens."""
 _EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?.+")
+_SINGLE = re.compile(r"\.experts\.\d+\.")
 _FUSED_AXES = 3
+
+
+def is_single_expert(name: str) -> bool:
+    """Return whether a layer or its weight is one of an expert that is stored by itself."""
+    return _SINGLE.search(name) is not None
 
 
 def inner_layers(carrier: Carrier) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compressor.models.checkpoint.folder import CARD
+from compressor.models.layer_uses import is_single_expert
 from compressor.report.markdown import MARKS, code, listed, table, text
 from compressor.report.tables import facts, missing_reasons, model_table
 from compressor.report.verdict import headline
@@ -20,6 +21,15 @@ _LOAD = """\
 from transformers import {opener}
 
 model = {opener}.from_pretrained({folder})
+```"""
+_LOAD_EXPERTS = """\
+`transformers` leaves experts in this layout at random values, without an error. GPTQModel reads \
+those of some models, such as `qwen3_moe`:
+
+```python
+from gptqmodel import GPTQModel
+
+model = GPTQModel.load({folder})
 ```"""
 _SERVE = """\
 ```sh
@@ -77,7 +87,7 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
         f"{', '.join(facts(report))}.",
         listed(text(reason) for reason in missing_reasons(report)),
         "## Use",
-        *_uses(report, Path(manifest["spec"].get("output", name)).name, _opener(source)),
+        *_uses(report, manifest["spec"], _opener(source)),
         "## Proof",
         f"Fingerprint of {code('manifest.json')}: {manifest['fingerprint']}. It covers the inputs, "
         "the recipe, the versions and the SHA-256 of every file but the reports and this card; "
@@ -88,16 +98,27 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _uses(report: Mapping[str, Any], folder: str, opener: str) -> list[str]:
+def _uses(report: Mapping[str, Any], spec: Mapping[str, Any], opener: str) -> list[str]:
     """Return how each artifact is opened, from beside the folder."""
     formats = {artifact["format"] for artifact in report["artifacts"]}
+    folder = Path(spec.get("output", report["name"])).name
     names = {
         "opener": opener,
         "folder": json.dumps(folder, ensure_ascii=False),
         "file": shlex.quote(f"{folder}/model.gguf"),
     }
-    uses = [] if formats <= _USES.keys() else [_LOAD.format(**names)]
+    load = _LOAD_EXPERTS if _loses_experts(report, spec) else _LOAD
+    uses = [] if formats <= _USES.keys() else [load.format(**names)]
     return [*uses, *(use.format(**names) for kind, use in _USES.items() if kind in formats)]
+
+
+def _loses_experts(report: Mapping[str, Any], spec: Mapping[str, Any]) -> bool:
+    """Return whether ``transformers`` reads no codes of experts that the directory has."""
+    rows = (row for step in report["passes"] for row in step.get("layers") or ())
+    return any(export.get("layout") in ("gptq", "awq") for export in spec["exports"]) and any(
+        is_single_expert(row["name"]) and str(row.get("scheme")).startswith(("int", "uint"))
+        for row in rows
+    )
 
 
 def _recipe(passes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -8,19 +8,18 @@ GPTQModel 7.7.0 on an x86-64 CPU.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from typing import Literal
 
 from compressor.errors import SpecError
 from compressor.exporters.safetensors.code_layouts import LayoutName
+from compressor.models.layer_uses import is_single_expert
 from compressor.types.layers import StoredTensor, WeightCodes
 
 Consumer = Literal["transformers", "vllm", "vllm-cpu"]
 
 _PACKED_BITS = 4  # of integers whose inputs stay floats
 _VLLM_GPTQ_BITS = (8, 4)
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 _NO_TABLES = "looks up no tables of such codes"
 _SKIP = "skip the layer"
 
@@ -71,7 +70,7 @@ def _check_experts_on_cpu(tensors: Iterable[StoredTensor], *, usual: bool) -> No
         SpecError: one is stored as codes.
     """
     for tensor in tensors:
-        if tensor.codes is not None and _EXPERT.search(tensor.name):
+        if tensor.codes is not None and is_single_expert(tensor.name):
             # Beside packed weights, float experts are lost to transformers.
             where = "preset fp8-w8a8" if usual else "layout compressed-tensors, preset fp8-w8a8"
             raise SpecError(
