@@ -38,6 +38,7 @@ from compressor.types.statistics import Blocks, Moments, Request, found_about
 from compressor.types.tensors import Batch
 
 _GOALS = ("rank", "energy", "target")
+_LAYOUT = "compressed-tensors"
 _PROOF_SAMPLES = 4
 _ROWS_PER_COLUMN = 16  # input vectors per column of the weight from which moments are computed
 
@@ -106,7 +107,19 @@ class LowRank(GraphPass):
         return self.weighted
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
-        """Find the layers that can become two, and at which ranks."""
+        """Find the layers that can become two, and at which ranks.
+
+        Raises:
+            SpecError: an option does not fit the model, or an export states layers in a
+                configuration.
+        """
+        if _LAYOUT in context.targets and carrier.folder is not None:
+            raise SpecError(
+                f"layout {_LAYOUT}",
+                f"cannot hold what {self.name} makes: it splits layers, which no configuration of "
+                "transformers states",
+                "use layout: graph",
+            )
         choice = self._choice(carrier)
         actions = {c.layer.name: self._action(c) for c in choice.candidates}
         taken = carrier.graph().graph.initializers

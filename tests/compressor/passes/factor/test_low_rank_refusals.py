@@ -15,6 +15,7 @@ from compressor.errors import DataError, ModelError, SpecError
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.passes import PassContext
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.factor.low_rank_models import CONTEXT, declared, pictures
 
@@ -64,6 +65,16 @@ def test_values_out_of_range(options: dict[str, Any], message: str):
 def test_options_that_do_not_fit_the_model(options: dict[str, Any], message: str):
     with pytest.raises(SpecError, match=message):
         declared(**options).survey(pictures(), CONTEXT)
+
+
+def test_a_directory_of_transformers_cannot_state_two_layers(tmp_path: Path):
+    network, x = nn.Linear(64, 64), TensorSpec("x", ("batch", 64), "float32")
+    directory = PassContext(targets=frozenset({"compressed-tensors"}))
+    declared(rank=2).survey(TorchCarrier(network, [x]), directory)
+    model = TorchCarrier(network, [x], folder=tmp_path)
+    declared(rank=2).survey(model, CONTEXT)
+    with pytest.raises(SpecError, match=r"it splits layers, .*; use layout: graph$"):
+        declared(rank=2).survey(model, directory)
 
 
 @pytest.mark.parametrize("kind", ["macs", "parameters"])
