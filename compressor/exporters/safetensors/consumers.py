@@ -8,7 +8,8 @@ GPTQModel 7.7.0 on an x86-64 CPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from compressor.errors import SpecError
@@ -20,8 +21,13 @@ Consumer = Literal["transformers", "vllm", "vllm-cpu"]
 
 _PACKED_BITS = 4  # of integers whose inputs stay floats
 _VLLM_GPTQ_BITS = (8, 4)
+_OPTIMUM_BLOCKS = (
+    *("transformer.h", "model.decoder.layers", "gpt_neox.layers", "model.layers"),
+    *("model.language_model.layers", "h", "decoder.layers", "layers"),
+)
 _NO_TABLES = "looks up no tables of such codes"
 _SKIP = "skip the layer"
+_USUAL_LAYOUT = "use layout compressed-tensors"
 
 
 def check_consumer(
@@ -29,17 +35,21 @@ def check_consumer(
     tensors: Iterable[StoredTensor],
     layout: LayoutName = "compressed-tensors",
     stacked: Collection[str] = (),
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Check that a reader has kernels for all layers that are quantized.
 
     Args:
         layout: how they are stored.
         stacked: names of weights of single experts, which ``transformers`` stacks.
+        places: what ``transformers`` calls tensors, by name, where that differs.
 
     Raises:
         SpecError: it has none for one.
     """
     tensors = tuple(tensors)
+    paths = {tensor.name: places.get(tensor.name, tensor.name) for tensor in tensors}
+    optimum, block = layout == "gptq" and consumer == "transformers", _optimum_block(paths.values())
     usual = layout == "compressed-tensors"
     if consumer == "vllm-cpu":
         _check_experts_on_cpu(tensors, usual=usual)
@@ -53,7 +63,11 @@ def check_consumer(
             remedy = _SKIP
         if consumer == "transformers" and lost_experts([tensor], layout, stacked):
             problem = f"reads no codes of single experts from layout {layout}"
-            remedy = f"use layout compressed-tensors, or {_SKIP}"
+            remedy = f"{_USUAL_LAYOUT}, or {_SKIP}"
+        elif optimum and not (block and paths[tensor.name].startswith(block)):
+            where = block or "blocks of usual names, such as model.layers"
+            problem = f"with Optimum finds codes only in {where}"
+            remedy = f"{_USUAL_LAYOUT}, or {_SKIP}" if block else _USUAL_LAYOUT
         if problem:
             inputs = "" if codes.inputs is None else f" with {codes.inputs}"
             raise SpecError(
@@ -61,6 +75,15 @@ def check_consumer(
                 f"would be {codes.scheme}{inputs}, and {consumer} {problem}",
                 remedy,
             )
+
+
+def _optimum_block(paths: Iterable[str]) -> str:
+    """Return where Optimum looks for codes: the first of its names that a module starts with.
+
+    Source: ``get_block_name_with_pattern`` of Optimum 2.3. It ends with an error without one.
+    """
+    known = tuple(paths)
+    return next((b for b in _OPTIMUM_BLOCKS if any(p.startswith(b) for p in known)), "")
 
 
 def _check_experts_on_cpu(tensors: Iterable[StoredTensor], *, usual: bool) -> None:
@@ -72,11 +95,11 @@ def _check_experts_on_cpu(tensors: Iterable[StoredTensor], *, usual: bool) -> No
     for tensor in tensors:
         if tensor.codes is not None and is_single_expert(tensor.name):
             # Beside packed weights, float experts are lost to transformers.
-            where = "preset fp8-w8a8" if usual else "layout compressed-tensors, preset fp8-w8a8"
+            where = "" if usual else "layout compressed-tensors, "
             raise SpecError(
                 f"expert {tensor.codes.layer.name!r}",
                 f"would be {tensor.codes.scheme}, and vllm-cpu has kernels only for float experts",
-                f"use {where}, and skip the experts by a rule",
+                f"use {where}preset fp8-w8a8, and skip the experts by a rule",
             )
 
 

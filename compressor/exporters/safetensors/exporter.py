@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -189,7 +190,8 @@ class SafetensorsExporter(Exporter):
         if self._streams(carrier):
             if self.consumer is not None:  # first: its remedies hold for this program
                 tensors, layout = carrier.tensors().values(), self._codes.name
-                check_consumer(self.consumer, tensors, layout, _stacked(carrier))
+                stacked, places = _stacked(carrier), _places(carrier)
+                check_consumer(self.consumer, tensors, layout, stacked, places)
             self._plan(carrier)
             return
         if self.consumer is not None:
@@ -308,6 +310,12 @@ def _stacked(carrier: Carrier) -> frozenset[str]:
     """Return the weights of single experts that ``transformers`` stacks, by name."""
     reading = reading_of(carrier)
     return frozenset() if reading is None else reading.merged
+
+
+def _places(carrier: Carrier) -> Mapping[str, str]:
+    """Return the parameter of ``transformers`` that each tensor becomes, by name."""
+    reading = reading_of(carrier)
+    return {} if reading is None else reading.places
 
 
 def _without_directory(carrier: Carrier) -> tuple[str, ...]:

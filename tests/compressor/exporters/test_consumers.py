@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compressor.errors import SpecError
+from compressor.exporters.safetensors.code_layouts import LayoutName
 from compressor.exporters.safetensors.consumers import (
     Consumer,
     check_consumer,
@@ -30,6 +31,12 @@ from compressor.types.layers import (
 RUN_BY_VLLM_CPU = {
     *("int4-g128", "int4-g32", "int8-w8a8", "int8-w8a8-static", "fp8-w8a8"),
 }
+
+CONSUMERS_OF_OTHERS: tuple[tuple[Consumer, LayoutName], ...] = (
+    ("transformers", "compressed-tensors"),
+    ("transformers", "awq"),
+    ("vllm", "gptq"),
+)
 
 
 def never(_: Any) -> Any:
@@ -95,9 +102,11 @@ def test_what_readers_of_the_layout_of_gptq_take(
 ):
     spans: Any = "group" if group else "channel"
     scheme = Scheme(bits, symmetric, symmetric, spans, group, "int", "float16", False)
-    layer = Layer("mlp.up", LINEAR, "mlp.up.weight", (256, 256), "float16")
+    layer = Layer("layers.0.up", LINEAR, "layers.0.up.weight", (256, 256), "float16")
     codes = WeightCodes(layer, scheme, never)
-    tensor = StoredTensor("mlp.up.weight", (256, 256), torch.float16, lambda: never(None), codes)
+    tensor = StoredTensor(
+        "layers.0.up.weight", (256, 256), torch.float16, lambda: never(None), codes
+    )
     if problem:
         with pytest.raises(SpecError, match=problem):
             check_consumer(consumer, [tensor], "gptq")
@@ -118,6 +127,36 @@ def test_transformers_reads_no_single_experts_from_the_layouts_of_gptq_and_awq()
         check_consumer("vllm", [expert], layout, {expert.name})
         assert not lost_experts([expert], layout, {"another"})
     check_consumer("transformers", [expert], stacked={expert.name})
+
+
+@pytest.mark.parametrize(
+    ("names", "places", "problem"),
+    [
+        (["model.layers.0.mlp.up"], {}, ""),
+        (["backbone.layers.0.mixer.in_proj"], {}, "only in blocks of usual names"),
+        (
+            ["model.decoder.layers.0.fc1", "model.encoder.layers.0.fc1"],
+            {},
+            "only in model.decoder.layers",
+        ),
+        (["old.layers.0.up"], {"old.layers.0.up.weight": "model.layers.0.up.weight"}, ""),
+        (
+            ["layers.0.up"],
+            {"layers.0.up.weight": "own.layers.0.up.weight"},
+            "only in blocks of usual names",
+        ),
+    ],
+)
+def test_blocks_that_optimum_finds(names: list[str], places: dict[str, str], problem: str):
+    """With others, ``from_pretrained`` ends with "Block pattern could not be match"."""
+    made = [replace(stored("int4-g32"), name=f"{name}.weight") for name in names]
+    if problem:
+        with pytest.raises(SpecError, match=f"{problem}.*; use layout compressed-tensors"):
+            check_consumer("transformers", made, "gptq", places=places)
+    else:
+        check_consumer("transformers", made, "gptq", places=places)
+    for consumer, layout in CONSUMERS_OF_OTHERS:
+        check_consumer(consumer, made, layout, places=places)
 
 
 def test_a_float32_model_needs_an_option_of_the_server():
