@@ -17,6 +17,7 @@ from compressor.types.layers import Layer
 from compressor.types.tensors import Batch
 
 _RECURRENT_SIDES = 8  # the first scale among the inputs of an integer recurrent node
+_MATRIX = 2  # axes
 
 
 def initializer_bytes(model: ir.Model) -> int:
@@ -79,12 +80,35 @@ def node_macs(node: ir.Node) -> int:
         return 0 if entry is None or weight is None else prod(entry) * prod(weight[1:])
     layer = layer_of(node)
     if layer is not None:
-        return prod(output) * layer.columns
+        return prod(output) * layer.columns * _rows_of_a_view(node.inputs[0])
     if row.is_convolution:  # of a weight that the graph computes
         weight = None if node.inputs[1] is None else dims(node.inputs[1])
         return 0 if weight is None else prod(output) * prod(weight[1:])
     first = None if node.inputs[0] is None else dims(node.inputs[0])
     return 0 if not first else prod(output) * first[-1]
+
+
+def _rows_of_a_view(value: ir.Value | None) -> int:
+    """Return the rows that one sample has in a matrix of an open number of rows; 1 if not known.
+
+    A product of rows reads a view ``[-1, channels]`` of ``[samples, tokens, channels]``, or what is
+    computed of such a view row by row.
+    """
+    while value is not None and value.shape is not None and len(value.shape) == _MATRIX:
+        node, width = value.producer(), value.shape[1]
+        if node is None or isinstance(value.shape[0], int):
+            return 1
+        if operator(node).family != "reshape":
+            open_ones = (v for v in node.inputs if v is not None and v.producer() is not None)
+            value = next(
+                (v for v in open_ones if v.shape and not isinstance(v.shape[0], int)), None
+            )
+            continue
+        value = node.inputs[0]
+        lengths = None if value is None else dims(value)
+        if lengths is not None and len(lengths) > _MATRIX:
+            return prod(lengths[:-1]) if lengths[-1] == width else 1
+    return 1
 
 
 def recurrent_macs(node: ir.Node) -> tuple[int, int]:

@@ -190,3 +190,32 @@ def test_tiny():
     infer_shapes(model)
     assert (parameters(model), initializer_bytes(model)) == (700, 2800)
     assert macs(model) == 64 * (72 + 576) + 32
+
+
+@pytest.mark.parametrize(
+    ("shape", "view", "expected"),
+    [
+        ("N, 5, 8", "N, 5, 8", 2 * 5 * 8 * 8),  # five rows a sample, in both products
+        ("N, 8, 1", "N, 8", 2 * 8 * 8),  # a flattened sample is one row
+        ("3, 5, 8", "N, 5, 8", 2 * 15 * 8 * 8),  # the number of rows is known
+    ],
+)
+def test_macs_of_rows_of_a_view(shape: str, view: str, expected: int) -> None:
+    """A product of ``[-1, channels]`` counted as that of one row."""
+    rows = "15, 8" if shape.startswith("3") else "R, 8"
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    g (float[{shape}] x) => (float[{view}] z)
+    <float[8, 8] w, float[8] b, int64[2] to, int64[3] back> {{
+        m = Reshape(x, to) p = Gemm(m, w, b) r = Relu(p) n = LayerNormalization(r, b)
+        s = Add(n, m) q = Gemm(s, w, b) z = Reshape(q, back)
+    }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    for value in (v for node in model.graph for v in (*node.inputs, *node.outputs) if v):
+        if value.name in ("w", "b"):
+            lengths = (8, 8) if value.name == "w" else (8,)
+            value.const_value = ir.tensor(np.ones(lengths, np.float32), name=value.name)
+            value.shape = ir.Shape(lengths)
+            model.graph.register_initializer(value)
+        elif value.name in "mprnsq":
+            value.shape = ir.Shape([int(n) if n.isdigit() else n for n in rows.split(", ")])
+    assert macs(model) == expected
