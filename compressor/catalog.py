@@ -81,6 +81,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "channel-grid": "compressor.calibration.observers.channels:ChannelGridObserver",
         "channel-magnitude": "compressor.calibration.observers.channels:ChannelMagnitude",
         "channel-spans": "compressor.calibration.observers.channels:ChannelSpan",
+        "channel-clip": "compressor.calibration.observers.channel_clips:ChannelClip",
     },
     "source": {
         "npz": "compressor.calibration.sources.arrays:NpzSource",

@@ -71,8 +71,8 @@ class CacheScheme:
 
     Attributes:
         format: what they are rounded to.
-        keys: the greatest magnitudes that calibration saw once positions had turned them: one, or
-            one for each channel of each head; ``None`` in a plan.
+        keys: the greatest magnitudes that codes reach once positions had turned them: one, or one
+            for each channel of each head; ``None`` in a plan.
         values: likewise of what attention mixes.
     """
 
@@ -86,7 +86,7 @@ class CacheScheme:
         return 4 if self.format == "int4" else 8
 
     def scales(self, part: Part) -> tuple[float, ...]:
-        """Return the scales of keys or values: the greatest magnitude becomes the largest code.
+        """Return the scales of keys or values: that magnitude becomes the largest code.
 
         Raises:
             ValueError: calibration has not been run.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
 
 from compressor.errors import DataError, SpecError
@@ -30,7 +31,7 @@ _PLACES: Mapping[CacheFormat, str] = {
 """Which export has a place for the scales of a format."""
 
 _ENDS: Mapping[Part, str] = {"keys": KEYS, "values": VALUES}
-_LARGEST = "largest_"  # what details begin with that say how far keys or values went
+_LARGEST = "largest_"  # what details begin with that say how far codes of keys or values reach
 
 
 class QuantizeCache(GraphPass):
@@ -38,15 +39,16 @@ class QuantizeCache(GraphPass):
 
     A server keeps the keys and values of all tokens of each conversation, which soon take more
     memory than the weights. In 8 bits they take half the memory of bfloat16 and a quarter of
-    float32. This pass finds the scales on text: the greatest magnitude becomes the largest code. It
-    takes the checkpoint of a causal language model, block by block, and changes no weights.
-    `fp8-e4m3` has one scale for the keys and one for the values of an attention, in the layout
-    compressed-tensors; `int8` and `int4` have one for each channel of each head, in the format
-    genai. Put the pass after those that change weights, so that the text runs through the served
-    model.
+    float32. This pass finds the scales on text. It takes the checkpoint of a causal language model,
+    block by block, and changes no weights. `fp8-e4m3` has one scale for the keys and one for the
+    values of an attention, in the layout compressed-tensors; `int8` and `int4` have one for each
+    channel of each head, in the format genai. The greatest magnitude becomes the largest code, but
+    4 bits clip what is rare: their scales are those of least squared error. Put the pass after
+    those that change weights, so that the text runs through the served model.
     """
 
     name: ClassVar[str] = "quantize-cache"
+    version: ClassVar[int] = 2
     source: ClassVar[str] = (
         "Micikevicius et al. 2022 (arXiv:2209.05433) for e4m3; Liu et al. 2024 (arXiv:2402.02750, "
         "section 3) for keys by channel"
@@ -74,7 +76,7 @@ class QuantizeCache(GraphPass):
         actions = {n: f"{' and '.join(parts)} in {self.format}" for n, parts in written.items()}
         unkept = "attention does not cache what it writes"
         reasons = {x.name: "" if x.name in written else unkept for x in carrier.layers()}
-        requests = [_request(name, part) for name, parts in written.items() for part in parts]
+        requests = [self._request(n, part) for n, parts in written.items() for part in parts]
         return Survey(plan_layers(self.name, actions, reasons), tuple(requests))
 
     def apply(
@@ -133,23 +135,29 @@ class QuantizeCache(GraphPass):
             )
         return carrier
 
+    def _request(self, layer: str, part: Part) -> Request:
+        value, options = f"{_attention(layer)}{_ENDS[part]}", {"axis": 2}
+        if self.format == "int4":
+            return Request(value, "channel-clip", {**options, "bits": CacheScheme("int4").bits})
+        return Request(value, "channel-spans", options)
+
     def _observed(
         self, layers: Sequence[Layer], written: Mapping[str, tuple[Part, ...]], stage: Block
     ) -> Changes:
-        """Return how far the keys or values went that layers of a stage write."""
+        """Return what codes are to reach of the keys or values that layers of a stage write."""
         changes = Changes()
         shared = "tensor" if self.format == "fp8-e4m3" else "channel"
         for layer in layers:
             details = {}
             for part in written[layer.name]:
-                seen = stage.statistics.get(_request(layer.name, part).key)
-                if not isinstance(seen, ChannelSpans):
+                seen = stage.statistics.get(self._request(layer.name, part).key)
+                if not isinstance(seen, ChannelSpans | torch.Tensor):
                     raise DataError(
                         f"layer {layer.name!r}",
                         f"calibration has seen none of the {part} that it writes",
                         "leave out the pass quantize-cache",
                     )
-                largest = seen.seen.amax(0)
+                largest = seen if isinstance(seen, torch.Tensor) else seen.seen.amax(0)
                 details[f"{_LARGEST}{part}"] = float(largest.max())
                 spans = (largest.max()[None] if shared == "tensor" else largest).tolist()
                 changes.spans[f"{_attention(layer.name)}{_ENDS[part]}"] = tuple(spans)
@@ -181,7 +189,3 @@ def _written(carrier: BlockCheckpoint) -> dict[str, tuple[Part, ...]]:
 
 def _attention(layer: str) -> str:
     return layer.rpartition(".")[0]
-
-
-def _request(layer: str, part: Part) -> Request:
-    return Request(f"{_attention(layer)}{_ENDS[part]}", "channel-spans", {"axis": 2})
