@@ -2,12 +2,13 @@
 
 ``rotate`` folds what it can into weights. What ``down_proj`` reads stays as it was, so inputs of 4
 bits are measured for all layers, for all but ``down_proj``, and as if the network turned what
-``down_proj`` reads by a Hadamard matrix as it runs. Keys and values of few bits have weights in
-floats beside them, and each token of each head a scale and a zero point; keys are also measured as
-if the network turned them, and what is multiplied with them. Nothing folds these two. The learned
-matrices are those for the format at hand; for integers of 4 bits, which are no preset, those for
-``W4A4, 4-bit integers``, and for keys and values too. Losses are means over windows of held-out
-text, each minus the float model's; the interval is that of the mean over windows.
+``down_proj`` reads by a Hadamard matrix as it runs, and had weights for that. Keys and values of
+few bits have weights in floats beside them, and each token of each head a scale and a zero point;
+keys are also measured as if the network turned them, and what is multiplied with them. Nothing
+folds these two. The learned matrices are those for the format at hand; for integers of 4 bits,
+which are no preset, those for ``W4A4, 4-bit integers``, and for keys and values too. Losses are
+means over windows of held-out text, each minus the float model's; the interval is that of the mean
+over windows.
 
 Two networks: the Llama of the samples, and a Qwen3 of another width with tied embeddings, which is
 trained here.
@@ -26,7 +27,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -64,6 +65,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 FLOATS = ("mxfp4", "nvfp4")
 INTEGERS = "W4A4, 4-bit integers"
+DOWN = "down_proj"
 CACHE_BITS = (4, 3)
 LEARNED = {
     "llama": ("int2-g32", "int4-g32", "mxfp4-w4a4", "nvfp4-w4a4", INTEGERS),
@@ -75,12 +77,6 @@ def four_bits(values: Tensor) -> Tensor:
     """Round each token to 15 steps of its greatest magnitude."""
     scale = values.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 7
     return (values / scale).round() * scale
-
-
-def turned_bits(values: Tensor) -> Tensor:
-    """Round each token in the basis of a Hadamard matrix."""
-    turn = rotation(values.shape[-1], seed=0)
-    return turn.back(four_bits(turn.times(values))).to(values.dtype)
 
 
 class Integers(Recipe):
@@ -214,6 +210,27 @@ def hooked(nearest: Any, layer: nn.Module) -> None:
     layer.register_forward_pre_hook(lambda _, args: (nearest(args[0]), *args[1:]))
 
 
+def turned(nearest: Any, layer: nn.Module) -> None:
+    """Let a layer turn what it reads by a Hadamard matrix, and round that."""
+    assert isinstance(layer, nn.Linear)
+    turn = rotation(layer.in_features, seed=0)
+    hooked(lambda values: nearest(turn.times(values).to(values.dtype)), layer)
+
+
+def turned_down(folder: Path) -> tuple[nn.Module, Path]:
+    """Return a network whose ``down_proj`` wants turned inputs, and its folder."""
+    import transformers
+
+    made = folder.with_name(f"{folder.name}-down")
+    shutil.copytree(folder, made)
+    tensors = load_file(made / "model.safetensors")
+    for name, weight in tensors.items():
+        if name.endswith("down_proj.weight"):
+            tensors[name] = rotation(weight.shape[1], seed=0).times(weight).to(weight.dtype)
+    save_file(tensors, made / "model.safetensors", {"format": "pt"})
+    return Logits(transformers.AutoModelForCausalLM.from_pretrained(made).float()), made
+
+
 def float_inputs(name: Any, values: Tensor) -> Tensor:
     """Round what a layer reads to floats of 4 bits."""
     largest = float(values.abs().amax()) if name == "nvfp4" else None
@@ -246,6 +263,7 @@ def solved(folder: Path) -> nn.Module:
 
 def variants(network: nn.Module, folder: Path, wanted: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield each format of a network that belongs to what was learned for, with its title."""
+    online = turned_down(folder)
     for title, (preset, options) in WEIGHTS.items():
         if wanted in ("", preset):
             yield title, quantized(network, folder, options)
@@ -253,15 +271,20 @@ def variants(network: nn.Module, folder: Path, wanted: str) -> Iterator[tuple[st
         yield "2-bit weights, gptq", solved(folder)
     for name in FLOATS:
         if wanted in ("", f"{name}-w4a4"):
+            nearest = partial(float_inputs, name)
             narrow = quantized(network, folder, {"preset": name})
-            yield f"W4A4, {name}", rounding(narrow, partial(hooked, partial(float_inputs, name)))
+            yield f"W4A4, {name}", rounding(narrow, partial(hooked, nearest))
+            narrow = quantized(*online, {"preset": name})
+            made = rounding(narrow, partial(hooked, nearest), DOWN, partial(turned, nearest))
+            yield f"W4A4, {name}, {DOWN} turned", made
     if wanted in ("", INTEGERS):
-        narrow, plain = quantized(network, folder, WEIGHTS["4-bit weights, rtn"][1]), four_bits
-        hook, down = partial(hooked, plain), "down_proj"
+        options, hook = WEIGHTS["4-bit weights, rtn"][1], partial(hooked, four_bits)
+        narrow = quantized(network, folder, options)
         yield INTEGERS, rounding(narrow, hook)
-        yield f"{INTEGERS}, but {down}", rounding(narrow, hook, down)
-        online = rounding(narrow, hook, down, partial(hooked, turned_bits))
-        yield f"{INTEGERS}, {down} turned", online
+        yield f"{INTEGERS}, but {DOWN}", rounding(narrow, hook, DOWN)
+        narrow = quantized(*online, options)
+        made = rounding(narrow, hook, DOWN, partial(turned, four_bits))
+        yield f"{INTEGERS}, {DOWN} turned", made
         for bits in CACHE_BITS:
             for turn in (False, True):
                 title = f"{bits}-bit keys and values" + (", turned keys" if turn else "")
@@ -318,7 +341,8 @@ def test_rotate(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             lost = nats(module, windows) - reference
             interval = 1.96 * float(lost.std()) / len(lost) ** 0.5
             rows.setdefault(title, []).append(f"{float(lost.mean()):.4f} ± {interval:.4f}")
-        shutil.rmtree(folder)
+        for made in folder.parent.glob(f"{folder.name}*"):
+            shutil.rmtree(made)
 
     with capsys.disabled():
         measure(saved(carrier, None, tmp_path / "plain"))

@@ -36,13 +36,13 @@ class Magnitudes:
 
 
 class ChannelClip(Sum[Magnitudes, torch.Tensor]):
-    """The greatest magnitude that integers represent at each position of an axis, at least error.
+    """The greatest magnitude that integers of few bits should represent, along an axis.
 
-    With few bits, it pays to clip what is rare: all others have finer steps. Of thresholds from the
+    It pays to clip what is rare: all other values then have finer steps. Of thresholds from the
     greatest magnitude down to an eighth of it, the result is that of least squared error of values
-    that are rounded to the nearest of ``2 ** bits - 1`` symmetric steps (Sung et al. 2015,
-    arXiv:1511.06488, section 3.1). Magnitudes are counted in 16 bins an octave. The result is
-    float32 ``[channels]``; planning gets ``None``.
+    that are rounded to the nearest of ``2 ** bits - 1`` symmetric steps. Banner et al. 2019
+    (arXiv:1810.05723, section 3) compute it for a distribution; here magnitudes are counted in 16
+    bins an octave. The result is float32 ``[channels]``; planning gets ``None``.
     """
 
     name: ClassVar[str] = "channel-clip"
