@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,39 +14,52 @@ from compressor.graph.editing import Chain, Editor
 from compressor.graph.values import all_nodes, constant_array, is_op
 
 
+@dataclass(frozen=True)
+class Folded:
+    """What the library did.
+
+    Attributes:
+        changed: whether it changed anything that it counts.
+        shapes: the shapes that values hold, where they are known.
+        failure: the node at which it failed; the rest is left as it is then.
+    """
+
+    changed: bool = False
+    shapes: Mapping[ir.Value, Any] = field(default_factory=dict)
+    failure: str | None = None
+
+
 def fold_constants(
     model: ir.Model,
     limit: int,
-    should_fold: Callable[[ir.Node], bool | None],
+    kept: Callable[[ir.Node], bool],
     infer: bool = False,
-) -> Any:
+) -> Folded:
     """Compute constants in place, and replace pieces of a sequence by slices before.
 
     Args:
         limit: elements of the largest constant that is read or made.
-        should_fold: whether a node may be computed; ``None`` leaves it to the library.
+        kept: whether a node must not be computed; the library decides about the others.
         infer: also infer shapes.
-
-    Returns:
-        What the library reports; ``None`` if it failed at a node. The rest is left as it is then.
     """
     from onnxscript import optimizer
 
     _slice_pieces(model)
     try:
-        result = optimizer.fold_constants(
+        result: Any = optimizer.fold_constants(
             model,
             onnx_shape_inference=infer,
             input_size_limit=limit,
             output_size_limit=limit,
-            should_fold=should_fold,
+            should_fold=lambda node: False if kept(node) else None,
         )
-    except RuntimeError:  # it wraps all errors of its rules; each replacement is whole
-        result = None
+        folded = Folded(bool(result), result.symbolic_value_map)
+    except RuntimeError as error:  # it wraps all errors of its rules; each replacement is whole
+        folded = Folded(failure=str(error))
     for value in model.graph.initializers.values():
         if value.const_value is not None:  # one that was computed has its node's shape, maybe open
             value.shape = ir.Shape(value.const_value.shape.numpy())
-    return result
+    return folded
 
 
 def _slice_pieces(model: ir.Model) -> None:

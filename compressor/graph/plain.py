@@ -71,7 +71,7 @@ def clean(model: ir.Model) -> None:
     for step in lifted:
         step(model)
     with quiet_libraries():  # onnx cannot compute all that it defines, and the library logs that
-        fold_constants(model, _SMALL, lambda node: None if _folds(node, parameters) else False)
+        fold_constants(model, _SMALL, lambda node: not _folds(node, parameters))
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     # Constants of branches and loops are initializers there now, and belong to the main graph too.
     common.LiftSubgraphInitializersToMainGraphPass()(model)

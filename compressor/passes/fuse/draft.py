@@ -32,6 +32,7 @@ class Draft:
         counts: how often each rule changed the graph, by its name.
         actions: what was done to each layer.
         reasons: why something was not done to a layer.
+        failure: why not all constants could be computed.
     """
 
     model: ir.Model
@@ -41,6 +42,7 @@ class Draft:
     counts: Counter[str] = field(default_factory=Counter)
     actions: dict[str, list[str]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None
 
     @property
     def opset(self) -> int:

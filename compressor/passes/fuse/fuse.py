@@ -184,8 +184,9 @@ class Fuse(GraphPass):
         for _ in range(_ROUNDS):
             changed = False
             if self.constants:
-                changed, symbolic = simplify.fold(draft.model)
-                shapes.note_shapes(draft.model, symbolic)
+                folded = simplify.fold(draft.model)
+                changed, draft.failure = folded.changed, folded.failure
+                shapes.note_shapes(draft.model, folded.shapes)
                 shapes.share_lengths(draft.model)
                 changed |= simplify.rewrite(draft.model, draft.opset, self.patterns)
             changed |= _offer(rules, draft)
@@ -228,4 +229,6 @@ def _notes(carrier: Carrier, draft: Draft) -> tuple[str, ...]:
     if left:
         many = "batch-norm stays" if left == 1 else "batch-norms stay"
         notes.append(f"{left} {many}: before it is no layer that could take it over")
+    if draft.failure:
+        notes.append(f"some constants are still computed in each run: onnxscript: {draft.failure}")
     return tuple(notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import cache
@@ -19,7 +19,7 @@ from onnxscript.rewriter import RewritePass, RewriteRule
 from onnxscript.rewriter.rules import common as rules
 
 from compressor.graph.editing import detach_dropped
-from compressor.graph.folding import fold_constants
+from compressor.graph.folding import Folded, fold_constants
 from compressor.graph.layers import layer_name
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import lookups_of
@@ -42,19 +42,12 @@ def inline_functions(model: ir.Model) -> None:
         common.InlinePass(criteria=fits)(model)
 
 
-def fold(model: ir.Model) -> tuple[bool, Mapping[ir.Value, Any]]:
-    """Fold constants, drop identities, infer shapes.
-
-    Returns:
-        Whether anything changed, and the shapes that values hold, where they are known.
-    """
-    computable = {True: False, False: None}  # None: the library decides
-    result = fold_constants(
-        model, _FOLD_LIMIT, lambda node: computable[operator(node).random], infer=True
-    )
-    if result:
+def fold(model: ir.Model) -> Folded:
+    """Fold constants but random numbers, drop identities, infer shapes."""
+    folded = fold_constants(model, _FOLD_LIMIT, lambda node: operator(node).random, infer=True)
+    if folded.changed:
         detach_dropped(model)
-    return bool(result), {} if result is None else result.symbolic_value_map
+    return folded
 
 
 def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:

@@ -159,3 +159,21 @@ def test_the_same_bytes_in_every_process(model, fuse, tmp_path):
         check=True,
     )
     assert {done.stdout.strip()} == digests
+
+
+def test_what_the_library_cannot_compute_is_noted(parse, fuse, survey):
+    """It fails at a sequence whose pieces have a computed length."""
+    text = """
+    g (float[B, T, 4] x) => (float[B, T, 4] y) {
+      two = Constant<value = int64 {2}>()
+      length = Shape<start = 1, end = 2>(x)
+      half = Div(length, two)
+      none = Constant<value_ints = [0]>()
+      size = Squeeze(half, none)
+      pieces = SplitToSequence<axis = 1>(x, size)
+      y = ConcatFromSequence<axis = 1>(pieces)
+    }
+    """
+    for notes in (survey(parse(text)).notes, fuse(parse(text)).notes):
+        assert "some constants are still computed" in notes[-1]
+        assert "SplitToSequence" in notes[-1]
