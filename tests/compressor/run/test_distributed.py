@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from tests.compressor.tiny_project import Project, forget_modules, onnx_project
 from tests.paths import ROOT
 
 WIDTH, TRAINED = 64, "trained"
-OBSERVERS, METHODS = ("min-max", "entropy"), ("gptq", "awq")
+QUICK, OTHERS = ("min-max", "gptq"), ("entropy", "awq", TRAINED)
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
 
 # Starting two processes takes longer than what they do; so they do several things in turn, in one
@@ -89,34 +90,61 @@ class Both:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """Everything that only has to be compared, in one start of the two processes."""
+    """What takes seconds and only has to be compared, in one start of the two processes."""
     folder = tmp_path_factory.mktemp("distributed")
-    alone, shared = folder / "alone", folder / "shared"
-    projects: list[Project] = []
-    for place in (alone, shared):
-        for observer in OBSERVERS:
-            project = onnx_project(place / observer)
-            project.spec["passes"] = [{**STATIC, "activations": {"observer": observer}}]
-            project.spec["data"]["calibration"]["batch"] = 10  # five batches for two processes
-            projects.append(project)
-        projects += [perceptron(place / method, method) for method in METHODS]
-        together = {"sync-batch-norm": True, "ema": 0.9}  # or each process has its own statistics
-        projects.append(training(place / TRAINED, norms=True, **together))
-        # A teacher's outputs are shared out with the batches, too.
-        distil = {"pass": "distill", "steps": STEPS, "learning-rate": 0.01, **together}
-        projects[-1].spec["passes"].append(distil)
-        llama(place / "float", layers=2)
-    assert all(project.path.is_file() for project in projects)  # writes them
+    alone, shared = ([*runs(folder / p, QUICK), packing(folder / p)] for p in ("alone", "shared"))
+    marks = marking(folder / "shared" / "marks")
+    return compared(folder, alone, [*shared, ["run", str(marks.path), "--json"]])
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """What takes longer."""
+    folder = tmp_path_factory.mktemp("distributed")
+    return compared(folder, *(runs(folder / place, OTHERS) for place in ("alone", "shared")))
+
+
+def compared(folder: Path, alone: list[list[str]], shared: list[list[str]]) -> Both:
+    """Run some commands in this process, and others in two."""
     forget_modules()
-    for command in commands(alone):
+    for command in alone:
         done = CliRunner().invoke(application, command)
         assert done.exit_code == 0, done.stderr
     (folder / "runs.py").write_text(RUNS, encoding="utf-8")
-    marks = marking(shared / "marks")
-    arguments = [*commands(shared), ["run", str(marks.path), "--json"]]
-    together = in_two_processes(folder, "runs.py", json.dumps(arguments))
+    together = in_two_processes(folder, "runs.py", json.dumps(shared))
     assert together.returncode == 0, together.stderr
-    return Both(alone, shared, together.stdout)
+    return Both(folder / "alone", folder / "shared", together.stdout)
+
+
+def runs(place: Path, names: Iterable[str]) -> list[list[str]]:
+    """Write projects into a folder, and return the commands that run them."""
+    makers = {"gptq": perceptron, "awq": perceptron, TRAINED: trainings}
+    projects = [makers.get(name, ranges)(place / name) for name in names]
+    return [["run", str(project.path)] for project in projects]
+
+
+def ranges(folder: Path) -> Project:
+    """Write a project that quantizes with the observer of the folder's name."""
+    project = onnx_project(folder)
+    project.spec["passes"] = [{**STATIC, "activations": {"observer": folder.name}}]
+    project.spec["data"]["calibration"]["batch"] = 10  # five batches for two processes
+    return project
+
+
+def trainings(folder: Path) -> Project:
+    """Write a project that trains twice; a teacher's outputs are shared out with the batches."""
+    together = {"sync-batch-norm": True, "ema": 0.9}  # or each process has its own statistics
+    project = training(folder, norms=True, **together)
+    distil = {"pass": "distill", "steps": STEPS, "learning-rate": 0.01, **together}
+    project.spec["passes"].append(distil)
+    return project
+
+
+def packing(place: Path) -> list[str]:
+    """Write a language model into a folder, and return the command that quantizes it."""
+    llama(place / "float", layers=2)
+    preset = ["--preset", "int4-g128", "-o", str(place / "packed")]
+    return ["quantize", str(place / "float"), *preset]
 
 
 def marking(folder: Path) -> Project:
@@ -136,23 +164,25 @@ def marking(folder: Path) -> Project:
     return project
 
 
-def commands(place: Path) -> list[list[str]]:
-    """Return what is done in a folder, as arguments of the command line."""
-    specs = [str(place / name / "spec.yaml") for name in (*OBSERVERS, *METHODS, TRAINED)]
-    preset = ["--preset", "int4-g128", "-o", str(place / "packed")]
-    return [*(["run", spec] for spec in specs), ["quantize", str(place / "float"), *preset]]
+def test_counts_give_the_same_bytes(both: Both):
+    same_bytes(both, "min-max")
 
 
-@pytest.mark.parametrize("observer", OBSERVERS)
-def test_counts_give_the_same_bytes(both: Both, observer: str):
-    alone, shared = (Project(place / observer, {}) for place in (both.alone, both.shared))
+@pytest.mark.slow
+def test_searched_ranges_give_the_same_bytes(more: Both):
+    same_bytes(more, "entropy")
+
+
+def same_bytes(both: Both, name: str) -> None:
+    alone, shared = (Project(place / name, {}) for place in (both.alone, both.shared))
     assert alone.artifacts()
     assert shared.artifacts() == alone.artifacts()
     assert shared.leftovers() == alone.leftovers()
 
 
-def test_training_in_two_processes_gives_the_losses_of_one(both: Both):
-    alone, shared = (Project(place / TRAINED, {}) for place in (both.alone, both.shared))
+@pytest.mark.slow
+def test_training_in_two_processes_gives_the_losses_of_one(more: Both):
+    alone, shared = (Project(place / TRAINED, {}) for place in (more.alone, more.shared))
     for first, second in zip(alone.report()["passes"], shared.report()["passes"], strict=True):
         one, two = first["training"]["losses"], second["training"]["losses"]
         assert len(one) == STEPS
@@ -222,8 +252,11 @@ def test_blocks_that_are_trained_in_two_processes_lose_as_little(tmp_path: Path)
     assert losses[2] == pytest.approx(losses[1], rel=0.25)
 
 
-def perceptron(folder: Path, method: str) -> Project:
-    """Write a project around a residual block and a layer, with correlated inputs."""
+def perceptron(folder: Path) -> Project:
+    """Write a project around a residual block and a layer, with correlated inputs.
+
+    The folder's name is the method that quantizes them.
+    """
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
     names = ("one.weight", "two.weight", "three.weight")
@@ -252,7 +285,7 @@ def perceptron(folder: Path, method: str) -> Project:
     project = Project(folder, {"onnx": "net.onnx"})
     project.spec["data"] = {"calibration": {"npz": "data.npz", "inputs": {"x": "x"}, "batch": 7}}
     project.spec["exports"] = [{"format": "onnx"}]
-    step = {"pass": "quantize-weights", "bits": 4, "group": 32, "method": method}
+    step = {"pass": "quantize-weights", "bits": 4, "group": 32, "method": folder.name}
     project.spec["passes"] = [step]
     return project
 
@@ -265,9 +298,17 @@ def codes_of(project: Project) -> np.ndarray:
     return np.stack([flat & 15, flat >> 4])
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_codes_that_rest_on_sums_are_nearly_all_the_same(both: Both, tmp_path: Path, method: str):
-    nearest = perceptron(tmp_path / "nearest", "rtn")
+def test_codes_that_rest_on_sums_are_nearly_all_the_same(both: Both, tmp_path: Path):
+    nearly_the_same(both, "gptq", tmp_path)
+
+
+@pytest.mark.slow
+def test_scaled_codes_are_nearly_all_the_same(more: Both, tmp_path: Path):
+    nearly_the_same(more, "awq", tmp_path)
+
+
+def nearly_the_same(both: Both, method: str, tmp_path: Path) -> None:
+    nearest = perceptron(tmp_path / "rtn")
     nearest.run()
     ours, theirs = (codes_of(Project(p / method, {})) for p in (both.shared, both.alone))
     assert ours.size == 4 * WIDTH * WIDTH + WIDTH * WIDTH
