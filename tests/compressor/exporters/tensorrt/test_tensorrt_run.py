@@ -70,6 +70,7 @@ def test_an_engine_alone(project: Project) -> None:
         assert project.artifacts() == before
 
 
+@pytest.mark.slow
 def test_beside_an_export_that_runs(project: Project) -> None:
     project.spec["exports"] = [ENGINE, {"format": "onnx", "target": "tensorrt"}]
     project.spec["limits"] = {"metric-drop": 50.0, "size-ratio": 1000.0, "latency-ratio": 9.0}

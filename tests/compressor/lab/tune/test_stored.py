@@ -73,6 +73,7 @@ def test_it_is_a_candidate_of_less_noise_for_the_bytes_of_8_bits(project: Projec
     assert "stored in 8 bits" not in {p["name"] for p in found(project)["points"]}
 
 
+@pytest.mark.slow
 def test_what_is_stored_comes_before_integers_only_where_these_keep_the_limit_barely(
     project: Project,
 ):

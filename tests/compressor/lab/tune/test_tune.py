@@ -262,7 +262,7 @@ def test_a_layer_without_a_time_of_its_own_takes_the_same_in_floats(
     assert any(p["name"].startswith("float") for p in found(project)["points"])
 
 
-@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("faster", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_what_the_pass_leaves_in_floats_is_a_candidate(
     project: Project, monkeypatch: pytest.MonkeyPatch, faster: bool
 ):

@@ -66,13 +66,14 @@ def test_the_default_loses_less_than_norms():
         ({"target": {"macs": 0.5}, "scope": "global"}, "l2"),
         ({"target": {"macs": 0.5}, "reconstruct": False}, "l2"),
         ({"target": {"ratio": 0.5}}, "l2"),
-        ({"target": {"latency": 0.6}}, "reconstruction"),
-        pytest.param(
-            {"target": {"latency": 0.6}, "scope": "global"},
-            "reconstruction",
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(options, criterion, marks=pytest.mark.slow)
+            for options, criterion in (
+                ({"target": {"latency": 0.6}}, "reconstruction"),
+                ({"target": {"latency": 0.6}, "scope": "global"}, "reconstruction"),
+                ({"target": {"latency": 0.6}, "reconstruct": False}, "l2"),
+            )
         ),
-        ({"target": {"latency": 0.6}, "reconstruct": False}, "l2"),
     ],
     ids=str,
 )
@@ -299,6 +300,7 @@ def test_enough_samples_choose_without_a_note():
     assert not [n for n in notes if "Give more samples" in n]
 
 
+@pytest.mark.slow
 def test_a_latency_weighs_what_is_lost_on_joined_samples(monkeypatch: pytest.MonkeyPatch):
     timed_by(monkeypatch, lambda model: 1e-9 * macs(model))
     step, before = declared(target={"latency": 0.8}), carrier(Residual())

@@ -299,6 +299,7 @@ def test_gradients_are_found_for_some_columns_at_a_time(monkeypatch: pytest.Monk
             assert torch.equal(ours.codes, theirs.codes)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is the weight in float32; with a gradient beside it, there were twice as many."""
     for name, value in {"_AT_ONCE": 1 << 16, "_INPUT_EXPONENTS": (0.0, 0.5)}.items():
