@@ -76,17 +76,31 @@ def _graph_opener(
         reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
         raise ModelError(subject, f"is not a graph ({reason})", "export it again") from error
     sink_constants(proto.graph)
-    return partial(_opened, proto.SerializeToString(), started, shared)
+    return _opener(proto.SerializeToString(), started, shared)
 
 
-def _opened(
+def _opener(
     content: bytes, started: Callable[[bytes], OrtRunner], weights: Mapping[str, Array]
-) -> OrtRunner:
-    return_freed_memory()  # of the session before
-    runner = started(content)
-    return_freed_memory()  # a session holds half of what it takes to start it
-    forget_pages(weights.values())  # it has its own form of those that it multiplies with
-    return runner
+) -> Callable[[], OrtRunner]:
+    """Return what starts sessions of a serialized graph.
+
+    The first start gives back to the system what was freed. Later ones take what those before them
+    have freed: to take it from the system again would double their time.
+    """
+    again = False
+
+    def opened() -> OrtRunner:
+        nonlocal again
+        if not again:
+            return_freed_memory()  # of the session before
+        runner = started(content)
+        if not again:
+            return_freed_memory()  # a session holds half of what it takes to start it
+        again = True
+        forget_pages(weights.values())  # it has its own form of those that it multiplies with
+        return runner
+
+    return opened
 
 
 def _opened_as_file(

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compressor.errors import ModelError
 from compressor.graph.costs import macs, parameters
+from compressor.models.onnx import ort_runner
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
 from compressor.models.onnx.ort_runner import opener_of
@@ -65,6 +66,16 @@ def test_a_graph_is_written_out_once_for_all_openings(monkeypatch: pytest.Monkey
     first, second = (opener().run(IMAGES) for _ in range(2))
     assert len(written) == 1
     assert np.array_equal(*(next(iter(outputs.values())) for outputs in (first, second)))
+
+
+def test_freed_memory_is_given_back_for_the_first_opening_alone(monkeypatch: pytest.MonkeyPatch):
+    given_back: list[bool] = []
+    monkeypatch.setattr(ort_runner, "return_freed_memory", lambda: given_back.append(True))
+    opener = opener_of(ir.from_proto(tiny_onnx()))
+    opener()
+    first = len(given_back)
+    opener()
+    assert first == len(given_back) == 2
 
 
 @pytest.mark.parametrize("name", NETWORKS)
