@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from compressor.types.parallel import one_thread_each
+
 CHUNK = 1 << 17
 """Values in a step: they stay in the L2 cache."""
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Limit torch to the calling thread inside the block; other threads keep their settings."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(usual)
 
 
 def extrema(values: torch.Tensor) -> tuple[float, float]:
@@ -35,7 +25,7 @@ def extrema(values: torch.Tensor) -> tuple[float, float]:
         ValueError: a value is not finite.
     """
     low, high = math.inf, -math.inf
-    with _one_thread():
+    with one_thread_each():
         for chunk in chunks(values):
             least, greatest = chunk_extrema(chunk)
             low, high = min(low, least), max(high, greatest)
@@ -164,7 +154,7 @@ def observe(
     """
     counts = state.counts.clone()
     exponent, low, high = state.exponent, state.low, state.high
-    with _one_thread():
+    with one_thread_each():
         for chunk in chunks(values):
             least, greatest = ends or chunk_extrema(chunk)
             low, high = min(low, least), max(high, greatest)

@@ -35,9 +35,9 @@ from compressor.exporters.archive.mixed import MixedForms
 from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
 from compressor.files import file_sha256, scratch, staging
-from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import STORED, ExportContext, Exporter
+from compressor.types.parallel import WAITING, in_order
 from compressor.types.tensors import Array, Batch
 
 _PROBE = 128 * WHOLE  # bytes of a tensor on which all forms are tried

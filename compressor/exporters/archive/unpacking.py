@@ -30,9 +30,9 @@ from compressor.exporters.archive.index import (
     read_index,
 )
 from compressor.files import scratch, switch
-from compressor.models.checkpoint.rows import WAITING, in_order
 from compressor.progress import SILENT, Progress
 from compressor.types.exporter import PackedFormat, UnpackedFile
+from compressor.types.parallel import WAITING, in_order
 from compressor.types.tensors import Array
 
 _MOST_GROWTH, _ALWAYS = 1000, 200_000_000  # times its size, and bytes, that an archive may become

@@ -40,10 +40,10 @@ from compressor.models.checkpoint.reading import (
     RowReader,
     Span,
     kept_memory,
-    one_thread_each,
 )
 from compressor.types.data import ALONE, Ranks
 from compressor.types.layers import StoredTensor
+from compressor.types.parallel import one_thread_each
 from compressor.types.proofs import checksum
 
 ResultT = TypeVar("ResultT")

@@ -259,17 +259,6 @@ class FileTensor:
 
 
 @contextmanager
-def one_thread_each() -> Iterator[int]:
-    """Keep torch from dividing a thread's work among more threads; yields how many it would use."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def kept_memory(nbytes: int) -> Iterator[None]:
     """Within the block, let each thread keep freed memory; afterwards return it to the system.
 

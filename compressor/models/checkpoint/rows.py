@@ -5,9 +5,8 @@ as a whole."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -23,11 +22,11 @@ from compressor.models.checkpoint.reading import (
     ReadAhead,
     RowReader,
     Span,
-    one_thread_each,
 )
 from compressor.models.codec.headers import TensorHeader
 from compressor.types.carrier import Carrier, WeightChange
 from compressor.types.layers import Layer, StoredTensor
+from compressor.types.parallel import WAITING, in_order, one_thread_each
 
 _FLOAT8 = ("F8_E4M3", "F8_E5M2")
 _SCALES = ("_scale_inv", "_scale")
@@ -35,11 +34,9 @@ _FLOATS = ("F32", "F16", "BF16", "F8_E8M0")
 _CHUNK = 1 << 20  # elements widened at once
 _UNSCALED = ("input_scale", "activation_scale")  # of activations, which are floats again
 _FLOAT_TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 _Results: TypeAlias = list[tuple["RowBlock", ResultT]]
 _ELEMENTS = 4 << 20  # of a block; the work on one takes some 20 bytes for each
-WAITING = 2  # items beyond those in work
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,23 +305,3 @@ def _reader(tensors: Mapping[str, StoredTensor], layer: Layer) -> RowReader | No
     if tensor is None or tensor.codes is not None or not layer.rows_first:
         return None
     return tensor.read if isinstance(tensor.read, RowReader) else None
-
-
-def in_order(
-    workers: ThreadPoolExecutor,
-    work: Callable[[ItemT], ResultT],
-    items: Iterable[ItemT],
-    most: int,
-) -> Iterator[ResultT]:
-    """Work on several items at once and yield the results in order; at most ``most`` are held."""
-    coming: deque[Future[ResultT]] = deque()
-    try:
-        for item in items:
-            coming.append(workers.submit(work, item))
-            if len(coming) >= most:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
-    finally:
-        for future in coming:
-            future.cancel()
