@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
+from itertools import groupby
+from threading import local
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,17 +19,70 @@ from compressor.passes.quantize.maths.gptq_vectors import gptq_from_vectors
 from compressor.passes.quantize.maths.grids import kept_grids
 from compressor.passes.quantize.maths.pairs import paired_scale, without_overflow
 from compressor.passes.quantize.static.writing import LeastScale, widened
-from compressor.types.layers import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme, sqnr_db
+from compressor.types.parallel import in_threads
 from compressor.types.statistics import Moments
 
 _BYTE = 8
 # How many times as many columns as vectors a layer has from which on a matrix of vectors, which
 # changes with each block of columns, costs less than to factorize one of columns.
 _WIDE = 1.5
+_ROOM = 256 << 20  # bytes that weights take which are rounded at once
+_OF_WEIGHT, _OF_MOMENT = 50, 12  # bytes that rounding takes for an element of each
 
 
-class Rounding:
-    """Rounds one weight after the other.
+@dataclass(frozen=True)
+class FloatWeight:
+    """A weight that is to be rounded, in canonical form.
+
+    Attributes:
+        read: returns it, float32 ``[rows, columns]``.
+        codes: rounds it, once.
+        moments: of what it multiplies, where codes depend on them.
+    """
+
+    layer: Layer
+    read: Callable[[], Tensor]
+    codes: Callable[[], QuantizedTensor]
+    moments: Moments | None = None
+
+
+class RoundedWeight(NamedTuple):
+    """A layer's name, its codes, and their signal-to-noise ratio in dB."""
+
+    layer: str
+    codes: QuantizedTensor
+    sqnr: float | None
+
+
+def round_weights(weights: Iterable[FloatWeight]) -> Iterator[RoundedWeight]:
+    """Round weights on as many threads as torch would use; yield them in their order."""
+    # Neighbours that read the same values are rounded by the same factors.
+    together = groupby(weights, key=lambda weight: id(weight.moments or weight))
+    jobs = [list(neighbours) for _, neighbours in together]
+    for rounded in in_threads(_rounded, jobs, _taken, _ROOM):
+        yield from rounded
+
+
+def _rounded(weights: Sequence[FloatWeight]) -> list[RoundedWeight]:
+    found = []
+    for weight in weights:
+        codes = weight.codes()
+        sqnr = sqnr_db(weight.read(), codes.dequantize())
+        found.append(RoundedWeight(weight.layer.name, codes, sqnr))
+    return found
+
+
+def _taken(weights: Sequence[FloatWeight]) -> int:
+    """Return the bytes that it takes to round weights, one after the other."""
+    most = max(weight.layer.rows * weight.layer.columns for weight in weights)
+    first = weights[0]
+    vectors = 0 if first.moments is None else min(first.moments.rows, first.layer.columns)
+    return _OF_WEIGHT * most + _OF_MOMENT * vectors * first.layer.columns
+
+
+class Rounding(local):
+    """Rounds one weight after the other, in each thread those that it is given.
 
     The factors of a second moment are kept for the next weight: queries, keys and values read the
     same.

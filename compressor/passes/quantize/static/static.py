@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -43,7 +43,7 @@ from compressor.passes.quantize.static.options import (
 from compressor.passes.quantize.static.placement import kernel_notes, profile_for
 from compressor.passes.quantize.static.preparing import Prepared, prepare, rounding_of, schemes_of
 from compressor.passes.quantize.static.replayed import MOST_SAMPLES, Replay
-from compressor.passes.quantize.static.rounding import Rounding
+from compressor.passes.quantize.static.rounding import FloatWeight, Rounding, round_weights
 from compressor.passes.quantize.static.settings import Decision, StaticSettings
 from compressor.passes.quantize.static.writing import (
     LeastScale,
@@ -52,11 +52,10 @@ from compressor.passes.quantize.static.writing import (
 )
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
-from compressor.types.layers import Layer, QuantizedTensor, sqnr_db
+from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
 from compressor.types.statistics import Request
 
-_Pair: TypeAlias = tuple[Callable[[], torch.Tensor], Callable[[], QuantizedTensor]]
 _BYTE = 8
 _FEW = 4  # bits of a weight; with fewer, the first and last layers keep 8
 _RECIPE = Recipe()
@@ -76,7 +75,7 @@ class QuantizeStatic(GraphPass):
     """
 
     name: ClassVar[str] = "quantize-static"
-    version: ClassVar[int] = 22
+    version: ClassVar[int] = 23
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     source: ClassVar[str] = (
         "Jacob et al. 2017 (arXiv:1712.05877) sections 2 and 3; "
@@ -176,18 +175,15 @@ class QuantizeStatic(GraphPass):
         decision, weights, errors = self._quantized(
             prepared, context, observer=chosen.observer, train=train
         )
+        rounded = {w.layer: (str(w.codes.scheme), w.sqnr) for w in round_weights(weights)}
         scaled = prepared.balance
         outcomes = []
         for layer in decision.layers:
             details = {"equalized_db": g} if (g := scaled.gains.get(layer.name)) else {}
-            if layer.name in weights:
-                before, quantized = weights[layer.name]
-                after = quantized()
-                loss = sqnr_db(before(), after.dequantize())
+            if layer.name in rounded:
                 if pair := errors.get(layer.name):
                     details |= {"block_error": pair[1], "before": pair[0]}
-                scheme = str(after.scheme)
-                outcomes.append(LayerOutcome(layer.name, scheme, loss, details))
+                outcomes.append(LayerOutcome(layer.name, *rounded[layer.name], details))
             elif details:
                 outcomes.append(LayerOutcome(layer.name, layer.dtype, None, details))
         notes = (*scaled.notes, *filter(None, [chosen.note]))
@@ -269,11 +265,11 @@ class QuantizeStatic(GraphPass):
         *,
         observer: int,
         train: bool,
-    ) -> tuple[Decision, dict[str, _Pair], Mapping[str, tuple[float, float]]]:
+    ) -> tuple[Decision, list[FloatWeight], Mapping[str, tuple[float, float]]]:
         """Quantize a copy of the graph; without training, weights are computed when asked for.
 
         Returns:
-            What was decided; each weight before and after; and errors of blocks, if trained.
+            What was decided; each weight, in the model's order; and errors of blocks, if trained.
         """
         statistics, planned = given.statistics, given.decision
         decision = self._settings(context).decide(planned.model.clone(), planned)
@@ -333,7 +329,12 @@ class QuantizeStatic(GraphPass):
             if name not in makers:
                 codes = cache(partial(rounded, name))
                 makers[name] = attach_codes(editor, layers[name], scheme, codes).quantized
-        return decision, {name: (floats[name], makers[name]) for name in layers}, trained.errors
+        weights = [
+            FloatWeight(layer, floats[layer.name], makers[layer.name], moments.get(layer.name))
+            for layer in decision.layers
+            if layer.name in layers
+        ]
+        return decision, weights, trained.errors
 
 
 def _integer_lstms(
