@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import torch
 
@@ -21,6 +22,7 @@ from compressor.passes.quantize.reconstruct import Start, check_reconstruction, 
 from compressor.run.weight_pass import Changes, Choice, Treatment, compared
 from compressor.types.carrier import Carrier
 from compressor.types.layers import Layer, QuantizedTensor, Scheme, WeightCodes
+from compressor.types.parallel import in_threads
 from compressor.types.passes import PassContext
 from compressor.types.statistics import Block, Moments, Request, found_about
 
@@ -30,6 +32,10 @@ _RECIPE = Recipe(steps=64, batch=4, rate=0.02, size_rate=0.01)  # samples are wh
 _STREAMED = Recipe(steps=64, batch=8, rate=0.02, size_rate=0.01)
 _JOINT = Recipe(steps=96, batch=4, rate=0.02, size_rate=0.02)
 _OF_SCORES = ("perplexity", "accuracy", "top5")  # metrics of outputs that hold scores of classes
+_ROOM = 128 << 20  # bytes that layers take which are rounded at once
+_OF_WEIGHT, _OF_MOMENT = 4, 8  # bytes for an element of each: read as floats; two more matrices
+_OF_ROUNDED, _ROUNDED = 50, 1 << 21  # bytes for a weight, and how many are rounded together
+_Stacked: TypeAlias = tuple[Sequence[Layer], Moments]  # layers that read the same, and what
 UNOBSERVED = "rounded to nearest: its input is not a value that calibration sees"
 
 
@@ -49,6 +55,14 @@ def _sweeps(scheme: Scheme) -> int:
 
 def _by_rows(scheme: Scheme) -> bool:
     return scheme.scale_type != "e4m3" and scheme.granularity != "tensor"
+
+
+def _taken(job: _Stacked) -> int:
+    """Return the bytes that rounding takes besides the moment."""
+    stacked, _ = job
+    weights = sum(layer.rows * layer.columns for layer in stacked)
+    moment = stacked[0].columns ** 2
+    return _OF_WEIGHT * weights + _OF_ROUNDED * min(weights, _ROUNDED) + _OF_MOMENT * moment
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,31 +106,39 @@ class GptqWork:
                 alone = 0 if layer.groups == 1 and _by_rows(scheme) else index + 1
                 key = (self.by_layer[layer.name].key, scheme, alone)
                 together.setdefault(key, []).append(layer)
-        codes_by_weight: dict[str, WeightCodes] = {}
-        for (_, scheme, _), stacked in together.items():
-            moments = observed(stacked[0], self.by_layer[stacked[0].name], block)
-            given = [self.matrix(layer) for layer in stacked]
-            if len(moments.second) == 1:
-                # Between parts of a large weight: what one took lies in pieces that the next one
-                # does not fit into, and so memory would grow with each.
-                codes = gptq_weights(
-                    given,
-                    moments.second[0],
-                    scheme,
-                    self.search,
-                    sweeps=_sweeps(scheme),
-                    between=return_freed_memory,
-                )
-            else:  # the rows of each channel group go by the moment of that group's inputs
-                groups = zip(given[0].chunk(len(moments.second)), moments.second, strict=True)
-                sweeps = _sweeps(scheme)
-                parts = [gptq_weights(w, m, scheme, self.search, sweeps=sweeps) for w, m in groups]
-                codes = join_rows(parts)
-            rows = [layer.rows for layer in stacked]
-            for layer, part in zip(stacked, split_rows(codes, rows), strict=True):
-                codes_by_weight[layer.weight] = WeightCodes.known(layer, part)
-            return_freed_memory()  # the next moment's factor takes as much
-        return codes_by_weight
+        jobs = [
+            (stacked, observed(stacked[0], self.by_layer[stacked[0].name], block))
+            for stacked in together.values()
+        ]
+        codes: dict[str, WeightCodes] = {}
+        for some in in_threads(self._rounded, jobs, _taken, _ROOM):
+            codes.update(some)
+        return codes
+
+    def _rounded(self, job: _Stacked) -> dict[str, WeightCodes]:
+        """Quantize layers that read the same input; codes by weight."""
+        stacked, moments = job
+        scheme = self.schemes[stacked[0].name]
+        sweeps = _sweeps(scheme)
+        given = [self.matrix(layer) for layer in stacked]
+        if len(moments.second) == 1:
+            # Between parts of a large weight: what one took lies in pieces that the next one
+            # does not fit into, and so memory would grow with each.
+            codes = gptq_weights(
+                given,
+                moments.second[0],
+                scheme,
+                self.search,
+                sweeps=sweeps,
+                between=return_freed_memory,
+            )
+        else:  # the rows of each channel group go by the moment of that group's inputs
+            groups = zip(given[0].chunk(len(moments.second)), moments.second, strict=True)
+            parts = [gptq_weights(w, m, scheme, self.search, sweeps=sweeps) for w, m in groups]
+            codes = join_rows(parts)
+        pieces = split_rows(codes, [layer.rows for layer in stacked])
+        return_freed_memory()  # the next moment's factor takes as much
+        return {x.weight: WeightCodes.known(x, y) for x, y in zip(stacked, pieces, strict=True)}
 
     def floats(self) -> dict[str, torch.Tensor]:
         """Return the other parameters that have changed since the last call: none."""

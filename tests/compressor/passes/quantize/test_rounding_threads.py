@@ -1,4 +1,4 @@
-"""quantize-static on several threads: codes, outcomes and errors are those of one."""
+"""Layers are rounded on several threads: codes, outcomes and errors are those of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import Outcome
 from compressor.types.tensors import TensorSpec
-from tests.compressor.passes.quantize.static_models import carrier, quantized
+from tests.compressor.passes.quantize import weight_only_models as weight_only
+from tests.compressor.passes.quantize.static_models import carrier, data, quantized
 
 ROWS = TensorSpec("image", ("batch", 64, 256), "float32")
 
@@ -32,6 +33,15 @@ class Wide(nn.Module):
         return result
 
 
+def tensors(outcome: Outcome) -> dict[str, bytes]:
+    """Return what a quantized graph stores."""
+    return {
+        name: value.const_value.numpy().tobytes()
+        for name, value in outcome.carrier.graph().graph.initializers.items()
+        if value.const_value is not None
+    }
+
+
 @pytest.fixture(scope="module", params=[4, 8])
 def on_each(request: pytest.FixtureRequest) -> list[Outcome]:
     """Calibrated and quantized on one, two and three threads."""
@@ -45,15 +55,28 @@ def on_each(request: pytest.FixtureRequest) -> list[Outcome]:
     return outcomes
 
 
+@pytest.fixture(scope="module")
+def weights_alone(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """Rounded by GPTQ on one, two and three threads."""
+    outcomes = []
+    for count in (1, 2, 3):
+        with on_threads(count):
+            declared = weight_only.weights(method="gptq", bits=4, group=32)
+            folder = tmp_path_factory.mktemp("feed")
+            model = carrier(Wide(), ROWS)
+            outcomes.append(weight_only.quantized(declared, model, folder, data(ROWS)))
+    return outcomes
+
+
 def test_what_is_written_depends_on_no_number_of_threads(on_each: list[Outcome]):
-    written = [
-        {
-            name: value.const_value.numpy().tobytes()
-            for name, value in outcome.carrier.graph().graph.initializers.items()
-            if value.const_value is not None
-        }
-        for outcome in on_each
-    ]
+    written = [tensors(outcome) for outcome in on_each]
+    assert written[0] == written[1] == written[2]
+
+
+def test_codes_of_weights_alone_depend_on_no_number_of_threads(weights_alone: list[Outcome]):
+    assert len(weights_alone[0].layers) == 4
+    assert weights_alone[0].layers == weights_alone[1].layers == weights_alone[2].layers
+    written = [tensors(outcome) for outcome in weights_alone]
     assert written[0] == written[1] == written[2]
 
 
