@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
@@ -10,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.errors import SpecError, listed
@@ -56,9 +58,11 @@ class PreparedModule(nn.Module):
         self._own = tuple(handed.module.parameters())
         self._step = 0
         self._seen = 0
+        self._stepped = False
         self._given: dict[str, Tensor] = {}
         self._outputs: Mapping[str, Tensor] = {}
         self._begin()
+        _note_steps(self)
         hook = self.register_load_state_dict_post_hook
         hook(lambda *_: self._begin())  # type: ignore[no-untyped-call]  # PyTorch's own
 
@@ -99,7 +103,7 @@ class PreparedModule(nn.Module):
             SpecError: parameters have been replaced, as by sharding.
         """
         self._check_own()
-        if self._versions() == self._seen:
+        if not self._stepped and self._versions() == self._seen:
             return
         self._handed.after(self._step)
         self._step += 1
@@ -125,6 +129,7 @@ class PreparedModule(nn.Module):
     def _begin(self) -> None:
         self._handed.before(self._step)
         self._seen = self._versions()
+        self._stepped = False
 
     def _check_own(self) -> None:
         """Refuse parameters that are not those that masks and bounds of scales act on.
@@ -145,8 +150,21 @@ class PreparedModule(nn.Module):
             )
 
     def _versions(self) -> int:
-        """Return a number that changes when parameters are written."""
+        """Return a number that changes when PyTorch sees that parameters are written."""
         return sum(parameter._version for parameter in self.network.parameters())
+
+
+def _note_steps(prepared: PreparedModule) -> None:
+    """Make optimizers tell a module of their steps: fused ones do not change versions."""
+    held, own = weakref.ref(prepared), {id(parameter) for parameter in prepared._own}
+
+    def note(optimizer: Optimizer, *_: Any) -> None:
+        module = held()
+        stepped = (id(p) in own for group in optimizer.param_groups for p in group["params"])
+        if module is not None and any(stepped):
+            module._stepped = True
+
+    weakref.finalize(prepared, register_optimizer_step_post_hook(note).remove)
 
 
 class _HandedOver(Exception):  # it ends a run at its training, and is no error

@@ -103,7 +103,8 @@ def test_a_module_may_be_trained_on_and_converted_again(
     assert not np.array_equal(outputs_of(again), before)
 
 
-def test_masks_hold_in_any_loop():
+@pytest.mark.parametrize("fused", [False, True])  # fused kernels do not change versions
+def test_masks_hold_in_any_loop(fused: bool):
     module = tiny_module()
     with torch.no_grad():
         module.conv2.weight[0] = 0
@@ -111,7 +112,8 @@ def test_masks_hold_in_any_loop():
     prepared = compressor.prepare(
         module, [{"pass": "finetune", "loss": "cross-entropy"}], (IMAGES, LABELS)
     )
-    optimizer = torch.optim.SGD(prepared.parameters(), lr=RATE, momentum=0.9, weight_decay=0.1)
+    settings = {"lr": RATE, "momentum": 0.9, "weight_decay": 0.1, "fused": fused}
+    optimizer = torch.optim.SGD(prepared.parameters(), **settings)
     for _ in range(3):
         nn.functional.cross_entropy(prepared(IMAGES), LABELS).backward()
         with torch.no_grad():
