@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -37,6 +39,7 @@ from compressor.spec.user_code import importable
 from compressor.types.passes import Pass, TrainPass
 from compressor.types.training import Handed, OwnLoop
 
+_STEP = "step"
 _ONNX = {"format": "onnx", "target": "ort-cpu"}
 
 
@@ -63,6 +66,7 @@ class PreparedModule(nn.Module):
         self._outputs: Mapping[str, Tensor] = {}
         self._begin()
         _note_steps(self)
+        _save_once(self)
         hook = self.register_load_state_dict_post_hook
         hook(lambda *_: self._begin())  # type: ignore[no-untyped-call]  # PyTorch's own
 
@@ -109,14 +113,33 @@ class PreparedModule(nn.Module):
         self._step += 1
         self._begin()
 
-    def get_extra_state(self) -> dict[str, Any]:
-        """Return the step and the masks."""
-        return {"step": self._step, "state": self._handed.state()}
+    def get_extra_state(self) -> Tensor:
+        """Return the step and the masks, as the bytes of a safetensors file, ``[bytes]`` uint8.
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restore a saved step and masks."""
-        self._step = int(state["step"])
-        self._handed.load(state["state"])
+        Loops save states with ``torch.save`` or, as the Trainer of ``transformers`` does, with
+        safetensors, which takes nothing but tensors.
+        """
+        self.settle()  # what is saved behind a step has its masks
+        state = {name: tensor.contiguous() for name, tensor in self._handed.state().items()}
+        content = save({_STEP: torch.tensor(self._step), **state})
+        return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore a saved step and masks.
+
+        Raises:
+            SpecError: it is not what :meth:`get_extra_state` returned, such as an average.
+        """
+        try:
+            saved = load(state.cpu().numpy().tobytes())
+        except SafetensorError as error:
+            raise SpecError(
+                "prepared module",
+                f"cannot read its step and masks from _extra_state ({error})",
+                "load it as state_dict() gave it; average parameters and buffers only",
+            ) from error
+        self._step = int(saved.pop(_STEP))
+        self._handed.load(saved)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         """Refuse: in a copy, masks and bounds of scales would act on this module's parameters."""
@@ -165,6 +188,28 @@ def _note_steps(prepared: PreparedModule) -> None:
             module._stepped = True
 
     weakref.finalize(prepared, register_optimizer_step_post_hook(note).remove)
+
+
+def _save_once(prepared: PreparedModule) -> None:
+    """Leave further names of a tensor out of states: safetensors takes no tensor twice."""
+    first: dict[int, str] = {}
+    again: dict[str, str] = {}
+    for named in (prepared.named_parameters, prepared.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            if first.setdefault(id(tensor), name) != name:
+                again[name] = first[id(tensor)]
+
+    def leave_out(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        for name in again:
+            state.pop(prefix + name, None)
+
+    def put_back(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        for name, kept in again.items():
+            if prefix + kept in state:
+                state.setdefault(prefix + name, state[prefix + kept])
+
+    prepared.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]  # PyTorch's
+    prepared.register_load_state_dict_pre_hook(put_back)  # type: ignore[no-untyped-call]
 
 
 class _HandedOver(Exception):  # it ends a run at its training, and is no error

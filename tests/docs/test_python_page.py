@@ -22,7 +22,8 @@ def halve(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {**batch, "image": batch["image"] / 2}
 
 
-@pytest.mark.slow  # four runs
+@pytest.mark.slow  # four runs, and a training by the Trainer
+@pytest.mark.filterwarnings("ignore:.pin_memory. argument:UserWarning")
 def test_the_code_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -41,9 +42,14 @@ def test_the_code_of_the_page_runs(
         assert "model.onnx" in capsys.readouterr().out
         exec(compile(codes[1].text, str(PAGE), "exec"), names)
         assert [a.format for a in names["result"].artifacts] == ["safetensors", "onnx"]
-        for code in codes[2:4]:  # the last is for transformers
+        for code in codes[2:4]:
             exec(compile(code.text, str(PAGE), "exec"), names)
     assert isinstance(names["smaller"], type(module))
     assert names["result"].report["passes"][0]["pass"] == "qat"
+    names["transformers"] = pytest.importorskip("transformers")
+    names["rows"] = [{"image": image, "labels": label} for image, label in data]
+    with chdir(tmp_path):
+        exec(compile(codes[4].text, str(PAGE), "exec"), names)
+        assert list((tmp_path / "out" / "trainer").rglob("model.safetensors"))
     lines = [line for line in codes[0].text.splitlines() if line and not line.startswith("print")]
     assert len(lines) <= 6  # from a module and a loader to a judged file

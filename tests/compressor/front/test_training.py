@@ -169,6 +169,24 @@ def test_weights_are_pruned_by_steps_of_the_loop_and_go_on_where_they_were():
     assert counts[2] == pytest.approx(0.5 * prepared.get_parameter(name).numel(), rel=0.2)
 
 
+def test_a_state_that_is_saved_behind_a_step_has_its_masks():
+    pruned = {"pass": "finetune", "loss": "cross-entropy", "prune": {"target": 0.5, "every": 1}}
+    prepared = compressor.prepare(tiny_module(), [{**pruned, "steps": 4}], (IMAGES, LABELS))
+    state = train(prepared, 4).state_dict()
+    weight = state["network.module.conv2.weight"]
+    assert int((weight == 0).sum()) == pytest.approx(0.5 * weight.numel(), rel=0.2)
+    other = compressor.prepare(tiny_module(), [{**pruned, "steps": 4}], (IMAGES, LABELS))
+    other.load_state_dict(state)
+    again = other.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+
+
+def test_an_average_of_steps_and_masks_is_refused(prepared: PreparedModule):
+    state = {name: tensor / 2 for name, tensor in prepared.state_dict().items()}
+    with pytest.raises(SpecError, match=r"cannot read its step and masks from _extra_state"):
+        prepared.load_state_dict(state)
+
+
 def test_the_loss_of_distillation_is_in_the_module():
     teacher = tiny_module()
     student = tiny_module()
