@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.errors import DataError, SpecError
+from compressor.errors import DataError
 from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
 from compressor.lab.compare.gate import Check, GateLimits, judge, loss_words, probability
 from compressor.run.verdicts.statistics import Scale, paired_difference
@@ -82,6 +82,8 @@ def test_the_same_file_needs_no_samples(tmp_path: Path, other: str, verdict: str
     for limit in (1.0, 0.0):
         check = only(compare_runs(one, same, STORED), GateLimits(metric_drop=limit, strict=True))
         assert (check.verdict, check.ok) == (verdict, verdict == "passed")
+        why = check.text == "the same on all 100 samples: the same bytes as the base"
+        assert why is (verdict == "passed")
     worse = made_run(tmp_path / "c", results(20, 100), changes={file: other})
     assert only(compare_runs(one, worse, STORED), GateLimits(metric_drop=1.0)).verdict == "failed"
 
@@ -292,11 +294,13 @@ def test_other_machines_have_no_ratio(tmp_path: Path) -> None:
         judge(compare_runs(one, other, STORED), GateLimits(latency_ratio=1.0))
 
 
-def test_strict_needs_a_limit(worse: Comparison) -> None:
-    with pytest.raises(SpecError, match="--max-metric-drop"):
-        judge(worse, GateLimits(strict=True))
-    size = judge(worse, GateLimits(size_ratio=1.0, strict=True)).checks[-1]
-    assert (size.name, size.verdict) == ("size-ratio", "passed")
+def test_strict_without_a_limit_asks_for_the_usual_one(tmp_path: Path, worse: Comparison) -> None:
+    strict = GateLimits(strict=True)
+    assert only(worse, strict).text.endswith(": the loss is real")
+    noise = only(compared(tmp_path / "1", results(4, 500, start=100), results(6, 500)), strict)
+    assert (noise.verdict, noise.ok) == ("unknown", False)
+    proved = only(compared(tmp_path / "2", results(10, 4000), results(10, 4000)), strict)
+    assert (proved.verdict, proved.ok) == ("passed", True)
 
 
 def counted(comparison: Comparison, lost: int, won: int, samples: int = 1000) -> Comparison:
