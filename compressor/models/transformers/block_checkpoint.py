@@ -20,10 +20,11 @@ from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
 from compressor.models.transformers.carrier import open_pretrained
 from compressor.models.transformers.classes import auto_class_for, saved_from
-from compressor.models.transformers.decoder import Decoder
+from compressor.models.transformers.decoder import Decoder, block_list
 from compressor.models.transformers.networks import read_config
 from compressor.models.transformers.reading import reading_of
 from compressor.models.transformers.single_experts import single_experts, sorted_experts
+from compressor.models.transformers.stored_names import under_stored_names
 from compressor.types.carrier import Capability
 from compressor.types.layers import Layer, StoredTensor
 from compressor.types.rounded_inputs import CacheScheme, InputScheme
@@ -247,6 +248,7 @@ def open_blocks(path: Path) -> BlockCheckpoint:
     if reading is not None:
         rows = partial(_first_row, tensors)
         single_experts(module, reading.places, reading.merged, rows)
+        under_stored_names(module, block_list(module)[0], tensors)
     stacks = {name.rpartition(".")[0] for name in tensors.keys() - singles.tensors().keys()}
     single = Decoder(sorted_experts(module, sorted(stacks))) if stacks else None
     given = (carrier.source, tensors, carrier.layers(), Decoder(module))

@@ -67,7 +67,7 @@ class Decoder:
 
     def __init__(self, network: Any):
         self._network = network
-        path, modules = _block_list(network)
+        path, modules = block_list(network)
         self._modules = tuple(modules)
         self._values = 0
         self._around = widen(network, path)
@@ -185,10 +185,21 @@ class Decoder:
 
         Args:
             folder: as above.
+
+        Raises:
+            SpecError: the class makes other parameters of one when it loads.
         """
+        own = {name for name, _ in module.named_parameters(remove_duplicate=False)}
         for name, value in values.items():
             inside = name.removeprefix(f"{self.blocks[index].path}.")
             place, _, parameter = inside.rpartition(".")
+            if inside not in own:
+                raise SpecError(
+                    f"tensor {name!r}",
+                    f"is not a parameter of {type(self._modules[index]).__name__}, which makes "
+                    "others of it, so that its new values cannot be computed with",
+                    f"keep it float: skip or match {place!r} in the pass, or {_REMEDY}",
+                )
             setattr(module.get_submodule(place), parameter, _mapped(value, folder))
 
     def logits(self, tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -251,7 +262,7 @@ class Decoder:
         return tuple(blocks)
 
 
-def _block_list(network: nn.Module) -> tuple[str, nn.ModuleList]:
+def block_list(network: nn.Module) -> tuple[str, nn.ModuleList]:
     """Return the list of blocks of one class that has most parameters.
 
     Raises:
