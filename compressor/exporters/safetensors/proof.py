@@ -11,9 +11,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import log10
+from math import log10, prod
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +202,23 @@ def _compare_outputs(
 ) -> Check:
     """Compare the outputs of a directory with those of its class with dequantized weights."""
     subject = f"artifact {directory.name!r}"
-    written, loading = load_directory(directory, subject)
+    written, loading = load_directory(directory, subject, _usual_dtype(tensors.values()))
     weights = {name: dequantized(tensor).to(tensor.dtype) for name, tensor in tensors.items()}
     return compare(
         written, restacked(weights, network.config.to_dict()), network, subject, loading, rounding
     )
+
+
+def _usual_dtype(tensors: Iterable[StoredTensor]) -> torch.dtype | str:
+    """Return the floating-point type that most elements have.
+
+    A config.json that names another, as of a network trained on in float32, would round all sums.
+    """
+    sizes = Counter[torch.dtype]()
+    for tensor in tensors:
+        if tensor.dtype.is_floating_point:
+            sizes[tensor.dtype] += prod(tensor.shape)
+    return max(sizes, key=lambda dtype: sizes[dtype], default="auto")
 
 
 def compare(

@@ -120,8 +120,13 @@ def _check_whole(loading: dict[str, Any], subject: str) -> None:
         )
 
 
-def load_directory(directory: Path, subject: str) -> tuple[Any, dict[str, Any]]:
+def load_directory(
+    directory: Path, subject: str, dtype: torch.dtype | str = "auto"
+) -> tuple[Any, dict[str, Any]]:
     """Return the model that a directory holds, and the library's report on loading it.
+
+    Args:
+        dtype: what it computes in; by default, what its config.json names.
 
     Raises:
         ArtifactError: as :class:`TransformersRunner`, except that tensors may be missing.
@@ -141,7 +146,7 @@ def load_directory(directory: Path, subject: str) -> tuple[Any, dict[str, Any]]:
         with silent(), by_itself():
             model, loading = model_class.from_pretrained(
                 directory,
-                dtype="auto",
+                dtype=dtype,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,

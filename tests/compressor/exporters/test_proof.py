@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,19 @@ def test_places_and_outputs(experts: Path, tmp_path: Path) -> None:
     schemes = {row["name"]: row["scheme"] for row in report["passes"][0]["layers"]}
     assert schemes["model.layers.0.mlp.gate"] == "float32"
     assert schemes["model.layers.0.mlp.experts.3.up_proj"] == "int8/channel"
+
+
+@pytest.mark.parametrize("named", ["bfloat16", "float16"])
+def test_the_type_of_the_weights_counts_not_that_of_the_configuration(
+    experts: Path, tmp_path: Path, named: str
+) -> None:
+    """As where a network of 16 bits was trained on in float32."""
+    shutil.copytree(experts, tmp_path / "in")
+    config = json.loads((experts / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "dtype": named}))
+    done = quantize(tmp_path / "in", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert checks(tmp_path / "out")[1]["detail"] == "equal, input_ids"
 
 
 def test_a_router_as_codes_is_found(
