@@ -17,6 +17,7 @@ import onnx_ir as ir
 from compressor.graph.code_forms import FLOATS, CodeForm, Once, doubled_e2m1, halved_powers
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator
+from compressor.types.layer_rules import unfit_type
 from compressor.types.layers import Layer, QuantizedTensor, Scheme
 from compressor.types.tensors import Array
 
@@ -59,7 +60,7 @@ class Codes:
 def obstacle(layer: Layer, scheme: Scheme, opset: int) -> str | None:
     """Return why a layer's weight cannot be stored under a scheme, or ``None`` if it can."""
     if layer.dtype not in FLOATS:
-        return f"its weight is {layer.dtype} already"
+        return unfit_type(layer.dtype)
     problem = _no_form(scheme)
     if problem is not None:
         return problem

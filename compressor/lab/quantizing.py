@@ -14,7 +14,7 @@ from compressor.models.transformers.lengths import piece_length
 from compressor.models.transformers.networks import CONFIG, read_config
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
-from compressor.types.layer_rules import NO_LAYER
+from compressor.types.layer_rules import NO_LAYER, TO_SINGLE
 
 CALIBRATED = (
     *("gptq", "awq", "reconstruct"),
@@ -160,7 +160,7 @@ def in_terms_of_options() -> Iterator[None]:
     try:
         yield
     except CompressorError as error:
-        if error.problem.startswith(NO_LAYER):
+        if error.problem.startswith(NO_LAYER) and error.remedy != TO_SINGLE:
             error.remedy = "use another --preset, such as int4-g32 or int8, or --skip less"
         for in_a_spec, as_an_option in _REMEDIES.items():
             error.remedy = error.remedy.replace(in_a_spec, as_an_option)

@@ -15,6 +15,8 @@ from compressor.types.passes import LayerPlan, LayerRule, Pass
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
 NO_LAYER = "touches no layer"
+TO_SINGLE = "save the model in float32, as by model.float(), and give that"
+_TOO_WIDE = ", wider than float32"
 TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
 """What a spec for a model that is quantized already begins with."""
 
@@ -96,6 +98,15 @@ def skip_reason(rule: LayerRule | None) -> str:
     return f"skipped by the rule {rule.match!r}" if rule is not None and rule.skip else ""
 
 
+def unfit_type(dtype: str) -> str:
+    """Return that the type of a layer's weight is why it is kept, for types a pass does not take.
+
+    >>> unfit_type("int8")
+    'its weight is int8 already'
+    """
+    return f"its weight is {dtype}{_TOO_WIDE if dtype == 'float64' else ' already'}"
+
+
 def plan_layers(
     name: str,
     actions: Mapping[str, str],
@@ -124,6 +135,8 @@ def plan_layers(
         counted = Counter(reasons.values()).most_common(_SHOWN)
         shown = "; ".join(f"{n} of {len(rows)}: {reason}" for reason, n in counted)
         problem, remedy = f"{NO_LAYER}: {shown}", "change its rules or options, or remove it"
+        if counted and counted[0][0].endswith(_TOO_WIDE):
+            remedy = TO_SINGLE
         if not rows:
             problem = f"{NO_LAYER}: the model has none with weights"
             remedy = "remove it; fuse and the exports work without any"

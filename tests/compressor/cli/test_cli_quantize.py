@@ -16,7 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from compressor.cli.application import application
 from compressor.errors import ArtifactError, ExitCode, SpecError
@@ -377,6 +377,12 @@ def test_remedies_are_options_of_the_command(tmp_path: Path):
     assert refused.stderr.endswith(
         "; use another --preset, such as int4-g32 or int8, or --skip less\n"
     )
+    double = llama(tmp_path / "double", layers=1)
+    for path in double.glob("*.safetensors"):
+        save_file({n: t.double() for n, t in load_file(path).items()}, path)
+    refused = compress(double, "-o", tmp_path / "int8")
+    assert ": its weight is float64, wider than float32; " in refused.stderr
+    assert refused.stderr.endswith("; save the model in float32, as by model.float(), and give that\n")
     for raised in (SpecError, ArtifactError):
         words = r"a: b; use another --format, or skip it by --skip$"
         with pytest.raises(raised, match=words), in_terms_of_options():

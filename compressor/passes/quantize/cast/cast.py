@@ -22,7 +22,7 @@ from compressor.passes.quantize.cast.dequantize import dequantize
 from compressor.passes.quantize.cast.islands import FloatIslands, extreme
 from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
+from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason, unfit_type
 from compressor.types.layers import Layer, sqnr_db
 from compressor.types.passes import GraphPass, LayerOutcome, LayerRule, Outcome, PassContext, Survey
 
@@ -243,5 +243,5 @@ def _unfit(model: ir.Model, layer: Layer) -> str:
     if layer.weight not in model.graph.initializers:
         return "its weight lies in a subgraph"
     if layer.dtype != "float32":
-        return f"its weight is {layer.dtype} already"
+        return unfit_type(layer.dtype)
     return ""
