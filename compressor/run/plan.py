@@ -9,6 +9,7 @@ from itertools import takewhile
 from compressor.calibration.collect import make_observer
 from compressor.errors import SpecError, located
 from compressor.graph.costs import model_bytes, model_macs, model_parameters
+from compressor.models.checkpoint.adapters import unused_adapter
 from compressor.models.layer_uses import input_limits
 from compressor.models.transformers.pooling import pooling_of
 from compressor.run.causal import window_doubts
@@ -78,7 +79,7 @@ class Plan:
         macs: multiply-accumulates for one sample; ``None`` without a graph.
         warnings: limits that the prediction says will not hold, and artifacts that cannot be
             judged by all of them, one sentence each.
-        doubts: those of the warnings that are about the data, and so about the results.
+        doubts: those of the warnings that are about the results: about data or an adapter.
         training_metric: what training is judged by: the metric, or where nothing is evaluated, the
             one that the spec would be judged by if its training data were the evaluation data.
     """
@@ -166,7 +167,10 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     _check_judged(spec)
     size = model_bytes(float_model)
     calibrates = any(p.reads_data for p in passes)
-    doubts = data_doubts(spec, float_model, samples, calibrates=calibrates)
+    doubts = (
+        *unused_adapter(float_model.folder),
+        *data_doubts(spec, float_model, samples, calibrates=calibrates),
+    )
     return Plan(
         spec=spec,
         model=model,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from compressor.errors import SpecError
-from compressor.models.checkpoint.folder import read_config
+from compressor.models.checkpoint.folder import ADAPTER, read_config
 from compressor.models.codec.headers import INDEX, WEIGHTS
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model"  # as peft writes them
+_WEIGHTS = "adapter_model"  # as peft writes it
 
 
 def check_no_adapter(path: Path) -> None:
@@ -22,12 +22,22 @@ def check_no_adapter(path: Path) -> None:
     whole = path.is_dir() and any((folder / name).is_file() for name in (WEIGHTS, INDEX))
     if whole or (path.is_file() and path.stem != _WEIGHTS):
         return
-    if not (folder / _CONFIG).is_file():
+    if not (folder / ADAPTER).is_file():
         return
-    base = read_config(folder / _CONFIG).get("base_model_name_or_path")
+    base = read_config(folder / ADAPTER).get("base_model_name_or_path")
     of = f" of {base!r}" if isinstance(base, str) and base else ""
     raise SpecError(
         f"checkpoint {str(path)!r}",
         f"is an adapter{of}, not a model",
         "merge the two (merge_and_unload of peft), save_pretrained the result, and give its folder",
+    )
+
+
+def unused_adapter(folder: Path | None) -> tuple[str, ...]:
+    """Return a warning for an adapter beside the weights of a whole model."""
+    if folder is None or not (folder / ADAPTER).is_file():
+        return ()
+    return (
+        f"{ADAPTER}: an adapter lies beside the model's weights; it is neither applied nor copied. "
+        "If the weights do not hold it yet, merge the two (merge_and_unload of peft)",
     )

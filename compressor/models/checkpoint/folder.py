@@ -68,7 +68,8 @@ _COMPANIONS = {".json", ".jinja", ".md", ".model", ".py", ".spm", ".tiktoken", "
 _LEGAL = ("LICENSE", "NOTICE", "USE_POLICY")
 
 # What describes the weights that are left behind, or a run of this tool.
-_LEFT_BEHIND = {"manifest.json", "model.json", "report.json", "report.md"}
+ADAPTER = "adapter_config.json"  # as peft names it; it would let transformers look for the adapter
+_LEFT_BEHIND = {ADAPTER, "manifest.json", "model.json", "report.json", "report.md"}
 
 
 def read_config(path: Path) -> dict[str, Any]:

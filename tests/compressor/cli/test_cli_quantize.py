@@ -382,8 +382,19 @@ def test_remedies_are_options_of_the_command(tmp_path: Path):
         save_file({n: t.double() for n, t in load_file(path).items()}, path)
     refused = compress(double, "-o", tmp_path / "int8")
     assert ": its weight is float64, wider than float32; " in refused.stderr
-    assert refused.stderr.endswith("; save the model in float32, as by model.float(), and give that\n")
+    assert refused.stderr.endswith(
+        "; save the model in float32, as by model.float(), and give that\n"
+    )
     for raised in (SpecError, ArtifactError):
         words = r"a: b; use another --format, or skip it by --skip$"
         with pytest.raises(raised, match=words), in_terms_of_options():
             raise raised("a", "b", "leave out this export, or skip it by a rule")
+
+
+def test_an_adapter_beside_the_weights_is_named_and_left_behind(tmp_path: Path):
+    source, out = llama(tmp_path / "in", layers=1), tmp_path / "out"
+    write(source / "adapter_config.json", {"base_model_name_or_path": "own/base"})
+    done = compress(source, "-o", out)
+    assert done.exit_code == 0, done.stderr
+    assert "Note: adapter_config.json: an adapter lies beside the model's weights" in done.output
+    assert not (out / "adapter_config.json").exists()
