@@ -61,6 +61,7 @@ class Document:
 
 # What ruamel.yaml also raises, for brackets a thousand deep or numbers of thousands of digits.
 _LIBRARY = (AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+_QUOTED = "write a path with ${NAME} in quotes"
 _MOST_VALUES = 100_000
 _DEEPEST = 50
 _BEYOND = 1 << 63  # what arrays and files have no numbers for
@@ -104,10 +105,11 @@ def read_document(path: Path) -> Document:
         mark = error.problem_mark
         line = mark.line + 1 if mark is not None else 1
         problem = str(error.problem).strip()
+        variable = any("${" in here for here in text.splitlines()[line - 1 : line])
         raise SpecError(
             "YAML",
             f"{error.context}, {problem}" if problem.startswith("but ") else problem,
-            "check indentation, brackets and quotes",
+            _QUOTED if variable else "check indentation, brackets and quotes",
             where=f"{path}:{line}",
         ) from error
     except YAMLError as error:

@@ -99,6 +99,11 @@ def test_words_that_only_yaml_1_1_converts_stay_words(load: Load, word: str):
             "check indentation, brackets and quotes",
         ),
         (
+            "version: 1\ndata: {evaluation: {npz: ${HERE}/test.npz}}\n",
+            "spec.yaml:2: YAML: expected ',' or '}', but got '{'; "
+            "write a path with ${NAME} in quotes",
+        ),
+        (
             SPEC + "name: other\n",
             'spec.yaml:6: YAML: found duplicate key "name" with value "other" '
             '(original value: "tiny"); ',
