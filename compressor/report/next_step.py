@@ -78,7 +78,8 @@ def next_step(report: Report, folder: str) -> str:
             return "to measure quality, pass data to evaluate on"
         spec = "name data.evaluation in a spec of the float model (compress init)"
         text = (
-            "for a causal language model, add --eval TEXT to compress quantize; otherwise "
+            "for a causal language model, add --eval TEXT to compress quantize; otherwise, or if "
+            "that is refused, "
             if _is_bare(report)
             else ""
         )

@@ -90,7 +90,9 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
     }
     assert next_step(blind_report, "out/a").endswith("of the float model (compress init)")
     blind_report["baseline"]["latency_ms_reason"] = BARE  # as for compress quantize without --eval
-    assert "for a causal language model, add --eval TEXT" in next_step(blind_report, "out/a")
+    step = next_step(blind_report, "out/a")
+    assert "for a causal language model, add --eval TEXT" in step
+    assert "otherwise, or if that is refused, name data.evaluation in a spec" in step
     blind_report["objects"] = [{"key": "model.factory", "type": "Net"}]
     assert "data to evaluate on" in next_step(blind_report, "out/a")
 
