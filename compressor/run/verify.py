@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-import onnx_ir as ir
 
 from compressor.errors import ArtifactError
 from compressor.files import scratch
@@ -14,6 +13,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.models.onnx.module import file_runner
 from compressor.models.onnx.ort_runner import computes_in_bfloat16, opener_of
+from compressor.models.onnx.saving import save_graph
 from compressor.models.threads import on_threads
 from compressor.run.anatomy import file_contents
 from compressor.run.artifact_file import ONNX, ArtifactFile, Machinery
@@ -334,7 +334,7 @@ def float_memory(workspace: Workspace) -> dict[str, Any]:
         return _no_memory(_NOT_ASKED if workspace.runs else workspace.cannot_run)
     with scratch() as folder:
         path = folder / "float.onnx"
-        ir.save(workspace.plan.model.carrier.graph(), path, external_data="float.onnx.data")
+        save_graph(workspace.plan.model.carrier.graph(), path)
         model = ArtifactFile("float", path, ONNX, tuple(sorted(folder.iterdir())))
         return _measured_memory(workspace, workspace.source_key, model)
 

@@ -34,6 +34,7 @@ from compressor.lab.roofline.work import (
 )
 from compressor.lab.verify.manifests import MANIFEST, check_unchanged, unchanged_run
 from compressor.models.onnx.file import external_files, read_onnx
+from compressor.models.onnx.saving import save_graph
 from compressor.progress import SILENT, Progress
 from compressor.report import formats
 from compressor.run.evaluate import made_up_batch
@@ -108,7 +109,7 @@ def measured_model(path: Path) -> Iterator[MeasuredModel]:
 
 def _saved(graph: ir.Model, folder: Path) -> Path:
     file = folder / "model.onnx"
-    ir.save(graph, file, external_data=f"{file.name}.data")
+    save_graph(graph, file)
     return file
 
 

@@ -35,6 +35,7 @@ from compressor.models.onnx.ort_runner import (
     computes_in_bfloat16,
     runner_of,
 )
+from compressor.models.onnx.saving import save_graph
 from compressor.models.torch.matching import check_finite
 from compressor.progress import quiet_libraries
 from compressor.types.carrier import Capability, Runner, WeightChange
@@ -169,12 +170,7 @@ class OnnxCarrier:
 
     def save(self, directory: Path) -> None:
         """Write the graph, with large tensors in a file beside it."""
-        ir.save(
-            self._graph,
-            directory / _STATE,
-            external_data=_STATE + ".data",
-            size_threshold_bytes=_EXTERNAL_FROM,
-        )
+        save_graph(self._graph, directory / _STATE, _EXTERNAL_FROM)
 
     def restore(self, directory: Path) -> OnnxCarrier:
         """Return the carrier that was saved in ``directory``."""

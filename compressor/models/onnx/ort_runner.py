@@ -16,6 +16,7 @@ from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
 from compressor.models.executor import GraphModule
 from compressor.models.onnx.ort_session import OrtRunner, products_are_exact
+from compressor.models.onnx.saving import save_graph
 from compressor.models.onnx.stored_weights import read_as_floats
 from compressor.models.onnx.transposed_weights import transpose_weights
 from compressor.models.resident_memory import forget_pages, return_freed_memory
@@ -108,7 +109,7 @@ def _opened_as_file(
 ) -> OrtRunner:
     with scratch() as folder:
         path = folder / "model.onnx"
-        ir.save(model, path, external_data="model.onnx.data")
+        save_graph(model, path)
         runner = started(path)
     forget_pages(weights.values())
     return runner

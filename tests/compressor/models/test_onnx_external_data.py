@@ -65,6 +65,19 @@ def test_external_data_in_a_folder_below(tmp_path: Path) -> None:
     model.runner().run({"image": sample_images(0)})
 
 
+def test_arrays_outlive_the_writing_of_their_graph(tmp_path: Path) -> None:
+    """Passes hold arrays of a file's data, which is mapped, while the result is written."""
+    carrier = open_onnx(external(tmp_path), OPSET)
+    bias = next(t for t in carrier.tensors().values() if t.name == "fc.bias").read()
+    kept = bias.clone()
+    written = tmp_path / "written"
+    written.mkdir()
+    carrier.save(written)
+    assert bias.equal(kept)
+    assert carrier.tensors()["fc.bias"].read().equal(kept)
+    assert carrier.restore(written).tensors()["fc.bias"].read().equal(kept)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("opset", [9, 18])
 def test_a_model_of_over_two_gigabytes(tmp_path: Path, opset: int) -> None:

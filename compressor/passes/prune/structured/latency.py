@@ -18,6 +18,7 @@ from compressor.graph.output_parts import named_parts, output_parts
 from compressor.graph.residuals import ResidualBlock, drop_blocks, residual_blocks
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.onnx.runtimes import OpenVinoRunner, why_elsewhere
+from compressor.models.onnx.saving import save_graph
 from compressor.passes.prune.criteria import Queue
 from compressor.passes.prune.structured.choices import Network
 from compressor.passes.prune.structured.clock import MOST_TIMINGS, SECONDS, TimingTable
@@ -183,7 +184,7 @@ def opener(openvino: bool) -> Callable[[ir.Model], Runner]:
     def open_in_openvino(model: ir.Model) -> Runner:
         with scratch() as folder:
             path = folder / "model.onnx"
-            ir.save(model, path)
+            save_graph(model, path)
             return OpenVinoRunner(path, "a part of the model")
 
     return open_in_openvino if openvino else lambda model: runner_of(model, ())
