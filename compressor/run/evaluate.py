@@ -25,7 +25,7 @@ from compressor.run.metrics.judged import (
     read_outputs,
     target_of,
 )
-from compressor.run.metrics.metrics import CONVERTED_AT_ONCE, Metric, first_of
+from compressor.run.metrics.metrics import CONVERTED_AT_ONCE, MSE, Metric, first_of
 from compressor.run.noise.signals import OutputSums, SignalSums, ratio_db
 from compressor.run.verdicts.decisions import Decisions, decisions_of, joined
 from compressor.types.carrier import Carrier, Runner
@@ -63,6 +63,8 @@ class Evaluation:
             the metric is the perplexity.
         constant: the float model's metric if it gave all samples the answer to the first, as
             :class:`~compressor.run.metrics.judged.ConstantAnswer` has it; ``None`` for others.
+        zeros: the float model's metric if all its outputs were zero, which of ``mse`` is the mean
+            square of what it is compared with; ``None`` for other models and metrics.
         copies: samples of which an earlier one is a copy, inputs and target; 0 for other models.
         unread: outputs that the metric does not look at, with the variance of their values over
             the squared difference from the float model's in dB; ``None`` where they are equal.
@@ -76,6 +78,7 @@ class Evaluation:
     decisions: Decisions | None = None
     kl: float | None = None
     constant: float | None = None
+    zeros: float | None = None
     copies: int = 0
     unread: Mapping[str, float | None] = field(default_factory=dict)
 
@@ -98,6 +101,7 @@ class Evaluation:
             "max_abs_diff": self.max_abs_diff,
             "kl": self.kl,
             "constant": self.constant,
+            "zeros": self.zeros,
             "copies": self.copies,
             "unread": dict(self.unread),
         }
@@ -122,6 +126,7 @@ def evaluate(
         DataError: an output is not finite, or the metric fails.
     """
     values: list[Array] = []
+    of_zeros: list[Array] = []
     taken: list[Decisions | None] = []
     sums, worst = OutputSums(parts), 0.0
     divergence, constant = np.zeros(2), ConstantAnswer(metric)
@@ -150,6 +155,9 @@ def evaluate(
             metric.check_repeats(values[0], judged, target)
         if candidate is reference:
             constant.add(judged, target, size)
+            if metric.name == MSE.name:
+                nothing = {name: np.zeros_like(array) for name, array in judged.items()}
+                of_zeros.append(metric.per_sample(nothing, target, size))
             known = [c for i in range(size) if (c := _content(cut(batch, i, i + 1)))]
             before = len(contents)
             contents.update(known)
@@ -179,6 +187,7 @@ def evaluate(
         decisions=joined(taken),
         kl=float(divergence[0] / divergence[1]) if divergence[1] else None,
         constant=constant.value,
+        zeros=float(np.concatenate(of_zeros).mean()) if of_zeros else None,
         copies=copies,
         unread={n: db for n, db in zip(names, sums.spread_db, strict=False) if n not in read},
     )

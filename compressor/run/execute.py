@@ -125,6 +125,7 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[StoredArtifact
         metric,
         shrinks=plan.shrinks,
         constant=constant,
+        zeros=None if evaluation is None else evaluation.zeros,
         no_evidence=no_evidence(plan.spec, evaluation),
     )
     verdict = overall(limits, artifacts)

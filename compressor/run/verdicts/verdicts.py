@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from compressor.errors import DataError, SpecError
-from compressor.run.metrics.metrics import MSE, Metric
+from compressor.run.metrics.metrics import Metric
 from compressor.run.verdicts.statistics import exact_p
 from compressor.spec.keys import LimitKeys
 from compressor.types.tensors import Array
@@ -79,6 +79,7 @@ def judge(
     *,
     shrinks: bool,
     constant: float | None = None,
+    zeros: float | None = None,
     no_evidence: str = "",
 ) -> list[dict[str, Any]]:
     """Return the entries of ``report.json`` on limits: one for each limit and artifact.
@@ -92,6 +93,8 @@ def judge(
         shrinks: whether the passes make the model smaller.
         constant: how much worse the float model's metric is if it gives all samples one answer;
             ``None`` if that is not known. A limit that allows as much shows nothing.
+        zeros: the float model's error if all its outputs were zero, of which a default limit is a
+            share where the float model itself has none; ``None`` for other metrics.
         no_evidence: why the samples cannot show that a limit of the metric holds.
     """
     entries: list[dict[str, Any]] = []
@@ -106,7 +109,7 @@ def judge(
                 continue
             stated = True
             if name == "metric_drop" and default:
-                own = _default_drop(limit, artifact, float_metric)
+                own = _default_drop(limit, float_metric, zeros)
                 limit, stated = own or 0.0, own is not None
             value, interval, reason = _measurement(name, artifact)
             if name == "metric_drop" and value is not None:
@@ -174,19 +177,16 @@ def _is_served(artifact: Mapping[str, Any]) -> bool:
 
 
 def _default_drop(
-    points: float, artifact: Mapping[str, Any], float_metric: Mapping[str, Any] | None
+    points: float, float_metric: Mapping[str, Any] | None, zeros: float | None
 ) -> float | None:
-    """Return the default limit of a metric's drop in its unit; ``None`` if nothing tells it."""
+    """Return the default limit of a metric's drop in its unit; ``None`` if nothing tells it.
+
+    It depends on the float model and the data alone, so that artifacts are judged alike.
+    """
     if float_metric is None or float_metric["unit"] == "%":
         return points
-    whole = abs(float(float_metric["value"]))
-    if whole == 0.0:
-        if float_metric["name"] != MSE.name:
-            return None
-        if artifact["metric"] is not None and artifact["sqnr_db"] is not None:
-            # Of an error the whole is the outputs' mean square.
-            whole = abs(float(artifact["metric"]["value"])) * 10 ** (artifact["sqnr_db"] / 10)
-    return DEFAULT_SHARE * whole
+    whole = abs(float(float_metric["value"])) or zeros
+    return None if whole is None else DEFAULT_SHARE * whole
 
 
 def _measurement(

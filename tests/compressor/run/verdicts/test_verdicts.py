@@ -154,7 +154,6 @@ def test_the_interval_of_a_drop_decides(drop: float, interval: tuple[float, floa
     [
         (ACCURACY, 1.0),
         (PERPLEXITY, 0.05),  # one percent of five
-        (ERROR, 0.02),  # one percent of the outputs' mean square, 100 times the error
     ],
 )
 def test_a_metric_has_a_limit_that_nobody_set(metric: dict[str, Any], limit: float):
