@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from compressor.errors import SpecError
 from compressor.exporters import OnnxExporter
 from compressor.exporters.onnx.opsets import convert, newest_opset
-from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from tests.compressor.exporters.hand_made import (
     CLASSES,
     CONTEXT,
@@ -42,6 +42,26 @@ def test_an_opset_too_low_for_4_bits_names_the_layer() -> None:
     carrier = quantized(ir.DataType.INT4, None, blocks=True)
     with pytest.raises(SpecError, match=r"layer 'first': .*int4; set opset: 21"):
         OnnxExporter(opset=20, target="tensorrt").check(carrier)
+
+
+def test_sequences_and_optional_values_have_types_of_their_own(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
+        helper.make_node("SequenceInsert", ["s", "x"], ["longer"]),
+        helper.make_node("Optional", ["longer"], ["maybe"]),
+        helper.make_node("OptionalGetElement", ["maybe"], ["got"]),
+        helper.make_node("ConcatFromSequence", ["got"], ["y"], axis=0),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, 3]) for n in "xy")
+    graph = helper.make_graph(nodes, "g", [x], [y])
+    opsets = [helper.make_opsetid("", 21)]
+    path = tmp_path / "source.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    carrier, made = open_onnx(path, 21), OnnxExporter()
+    made.check(carrier)
+    written = made.write(carrier, tmp_path, CONTEXT)[0]
+    given = np.ones((2, 3), np.float32)
+    assert made.open(written).run({"x": given})["y"].shape == (6, 3)
 
 
 @pytest.mark.parametrize("opset", [17, 21, 25])
