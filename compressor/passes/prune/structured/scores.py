@@ -20,7 +20,7 @@ from compressor.passes.train.losses import signed_sum
 from compressor.run.noise.signals import ratio_db
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Member
 from compressor.types.statistics import Request
-from compressor.types.tensors import Batch, samples_in
+from compressor.types.tensors import Batch, filled, samples_in
 
 _OBSERVER = "channel-magnitude"
 _WEIGHED = ("output", "input", "norm-scale")
@@ -195,10 +195,11 @@ def relative_error(reference: Sequence[Batch], other: Sequence[Batch]) -> float:
         for name, array in ours.items():
             if array.dtype.kind != "f":
                 continue
-            finite = np.isfinite(array) & np.isfinite(theirs[name])
-            exact = array[finite].astype(np.float64)
+            one, two = filled(array, theirs[name])  # the data may decide how many rows there are
+            finite = np.isfinite(one) & np.isfinite(two)
+            exact = one[finite].astype(np.float64)
             signals[name] = signals.get(name, 0.0) + float(np.square(exact).sum())
-            difference = exact - theirs[name][finite]
+            difference = exact - two[finite]
             errors[name] = errors.get(name, 0.0) + float(np.square(difference).sum())
     shares = [errors[name] / signal for name, signal in signals.items() if signal > 0]
     return float(np.mean(shares)) if shares else 0.0

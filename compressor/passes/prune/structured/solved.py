@@ -35,7 +35,7 @@ from compressor.passes.prune.structured.segments import Variant
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags
 from compressor.types.data import Samples
-from compressor.types.tensors import Array, Batch, picked, samples_in
+from compressor.types.tensors import Array, Batch, filled, picked, samples_in
 
 _CONSTANT = 1e-9  # share of an output's power around its mean up to which it is taken not to vary
 _LEAST_SAMPLES, _MOST_SAMPLES = 8, 64
@@ -143,12 +143,13 @@ class OutputLoss:
         self._variances = [_variance(arrays) for arrays in zip(*self._reference, strict=True)]
 
     def __call__(self, outputs: Iterable[Batch]) -> float:
-        """Return the mean over outputs; they pair by position."""
+        """Return the mean over outputs; they pair by position, and rows beyond count as zeros."""
         errors = np.zeros(len(self._variances))
         for ours, found in zip(self._reference, outputs, strict=True):
             theirs = [a for a in found.values() if a.dtype.kind == "f"]
             for place, (exact, other) in enumerate(zip(ours, theirs, strict=True)):
-                errors[place] += _power(exact - other)
+                one, two = filled(exact, other)  # the data may decide how many rows there are
+                errors[place] += _power(one - two)
         lost = [e / v for e, v in zip(errors, self._variances, strict=True) if v > 0]
         return float(np.mean([e / max(1 - e, _LEAST_EXPLAINED) for e in lost])) if lost else 0.0
 

@@ -156,6 +156,15 @@ def test_outputs_of_any_length_compare(lengths):
     assert loss([{"a": 0 * b["a"]} for b in batches]) > 1
 
 
+@pytest.mark.parametrize("rows", [2, 5])
+def test_rows_that_only_one_model_has_are_compared_with_zeros(rows):
+    """The boxes of a detector are as many as it sees."""
+    loss = OutputLoss([{"a": np.ones((3, 4), np.float32)}])
+    extended = {"a": np.ones((rows, 4), np.float32)}
+    lost = abs(rows - 3) / 3
+    assert loss([extended]) == pytest.approx(lost / max(1 - lost, 0.05))
+
+
 @dataclass(frozen=True)
 class Fixed(Given):
     """A model that takes one sample at a time."""
