@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import gc
 import os
 import sys
@@ -224,6 +225,8 @@ def application(ctx: click.Context, debug: bool) -> None:
 def main() -> NoReturn:
     """Run the command line of this process; a termination signal counts as Ctrl-C."""
     _open_closed_streams()
+    # A crash inside a library ends the process; this says at least where it was called.
+    faulthandler.enable(sys.stderr, all_threads=False)
     termination = Termination(interrupted)
     termination.watch()
     # Where other processes want the same cores, PyTorch's threads lose hundreds of times more by

@@ -24,6 +24,7 @@ from compressor.exporters.onnx.matmul_nbits import (
 )
 from compressor.exporters.onnx.row_products import as_gemms
 from compressor.graph.editing import Chain, Editor
+from compressor.graph.half_transposes import transpose_as_floats
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import counts_beyond
 from compressor.graph.stored_weights import looked_up
@@ -372,8 +373,9 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
             pack(editor, weight, packing, compute)
     rows = on_cpu and as_gemms(editor)
     kept = target.startswith("ort") and keep_floats(editor)
+    wide = target.startswith("ort") and transpose_as_floats(changed)
     squares = target == "openvino" and write_squares(editor)
-    if not (weights or narrow or merged or fused or rows or kept or images or squares):
+    if not (weights or narrow or merged or fused or rows or kept or wide or images or squares):
         return model
     common.RemoveUnusedNodesPass()(changed)
     return changed

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.files import scratch
 from compressor.graph.blocks import sink_constants
+from compressor.graph.half_transposes import transpose_as_floats
 from compressor.graph.operators import operator
 from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
@@ -52,6 +53,7 @@ def _graph_opener(
     """Return a function that starts sessions as :func:`graph_runner` does."""
     model = _tapped(model, taps)
     read_as_floats(model)
+    transpose_as_floats(model)
     shared = detached_weights(model, _KEPT)
     transpose_weights(model, shared)
     size = sum(

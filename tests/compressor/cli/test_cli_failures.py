@@ -304,3 +304,14 @@ def test_an_exit_of_code_that_a_command_calls(monkeypatch: pytest.MonkeyPatch) -
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
     assert result.stderr.startswith("error: file 'test_cli_failures.py', line ")
     assert "tried to end the program (SystemExit: 0)" in result.stderr
+
+
+def test_a_crash_inside_a_library_says_where_it_was_called():
+    crash = (
+        "import faulthandler; from compressor.cli import application as cli\n"
+        "cli.application.main = faulthandler._sigsegv; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    assert "Segmentation fault" in done.stderr
+    assert "application.py" in done.stderr
