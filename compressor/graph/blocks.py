@@ -12,10 +12,10 @@ import torch
 from onnx_ir import tensor_adapters
 
 from compressor.graph.editing import inner_nodes
+from compressor.graph.inference import infer_shapes
 from compressor.graph.layers import layer_of
 from compressor.graph.messages import subgraphs
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.plain import infer_shapes
 from compressor.graph.values import DEFAULT_DOMAINS, input_of, value_by_name
 
 _ITSELF = -1  # in place of a branch: the graph that holds them

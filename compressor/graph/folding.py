@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 from compressor.graph.editing import Chain, Editor
+from compressor.graph.inference import infer_shapes
 from compressor.graph.values import all_nodes, constant_array, is_op
 
 
@@ -71,7 +71,7 @@ def _slice_pieces(model: ir.Model) -> None:
     pieces = [node for node in all_nodes(model.graph) if is_op(node, "SequenceAt")]
     if not pieces:
         return
-    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    infer_shapes(model)
     editor = Editor(model)
     for node in pieces:
         sequence, position = node.inputs[0], constant_array(node.inputs[1])

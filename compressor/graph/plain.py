@@ -18,6 +18,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from compressor.graph.editing import detach_dropped
 from compressor.graph.folding import fold_constants
+from compressor.graph.inference import infer_shapes, keeps_shape
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import count_no_padding
 from compressor.graph.values import (
@@ -84,11 +85,6 @@ def clean(model: ir.Model) -> None:
     common.RemoveUnusedNodesPass()(model)
     common.ClearMetadataAndDocStringPass()(model)
     common.NameFixPass()(model)
-
-
-def infer_shapes(model: ir.Model) -> None:
-    """Run ONNX shape inference in place; weights are not read."""
-    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
 
 
 def _folds(node: ir.Node, parameters: frozenset[str]) -> bool:
@@ -268,6 +264,8 @@ class Lengths:
             if shape is not None and node.outputs[0].name and node.inputs[0] is not None:
                 self.shapes[node.outputs[0].name] = shape
                 self._types[node.outputs[0].name] = self._types[node.inputs[0].name or ""]
+        if keeps_shape(node):
+            self._note(node.outputs[0], self.shape(node.inputs[0]))
         for output in node.outputs:
             if output.name in self.shapes or output.shape is None:
                 continue

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-
 from compressor.errors import ArtifactError
 from compressor.files import scratch
 from compressor.graph.operators import operator

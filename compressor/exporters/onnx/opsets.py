@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 
@@ -114,27 +115,22 @@ def _lack(node: ir.Node, opset: int) -> str | None:
     if schema.deprecated:
         return f"operator {node.op_type} is withdrawn in opset {opset}"
     for value, formal in zip(node.inputs, schema.inputs, strict=False):
-        if value is None:
-            continue
-        tensor = value.const_value
-        kind = value.type if tensor is None else ir.TensorType(tensor.dtype)
-        if kind is not None and _onnx_name(kind) not in formal.types:
-            named = re.sub(r"^tensor\((.*)\)$", r"\1", _onnx_name(kind))
-            return f"{node.op_type} of opset {opset} does not take {named}"
+        tensor = None if value is None else value.const_value
+        dtype = tensor.dtype if tensor is not None else None if value is None else value.dtype
+        if dtype is not None and _onnx_name(dtype) not in _elements(formal.types):
+            return f"{node.op_type} of opset {opset} does not take {_onnx_name(dtype)}"
     return None
 
 
-_CONTAINERS = ((ir.SequenceType, "seq"), (ir.OptionalType, "optional"))
-_ELEMENTS = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+def _elements(types: Iterable[str]) -> set[str]:
+    """Return the element types of schema types such as ``seq(tensor(float))``."""
+    return {name for kind in types for name in re.findall(r"tensor\((\w+)\)", kind)}
 
 
-def _onnx_name(kind: ir.TypeProtocol) -> str:
-    """Return the name of a type in operator schemas, such as ``seq(tensor(float))``."""
-    for container, name in _CONTAINERS:
-        if isinstance(kind, container):
-            return f"{name}({_onnx_name(kind.elem_type)})"
-    element = _ELEMENTS.get(kind.dtype, kind.dtype.name.lower())
-    return f"{'sparse_tensor' if isinstance(kind, ir.SparseTensorType) else 'tensor'}({element})"
+def _onnx_name(dtype: ir.DataType) -> str:
+    """Return the name of an element type in operator schemas."""
+    special = {ir.DataType.FLOAT: "float", ir.DataType.DOUBLE: "double"}
+    return special.get(dtype, dtype.name.lower())
 
 
 def _refused(error: Exception, model: ir.Model, opset: int) -> SpecError:

@@ -13,8 +13,8 @@ import onnx_ir as ir
 from compressor.errors import ModelError
 from compressor.graph.channels.adjusting import Adjuster
 from compressor.graph.channels.analysis import Analysis, analyse
+from compressor.graph.inference import infer_shapes
 from compressor.graph.operators import operator
-from compressor.graph.plain import infer_shapes
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 
 Kept: TypeAlias = Mapping[str, Mapping[int, Units]]

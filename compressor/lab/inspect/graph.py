@@ -20,6 +20,7 @@ from compressor.exporters.ort.reading import ort_model
 from compressor.files import read_json
 from compressor.graph.codebooks import codebook_of
 from compressor.graph.costs import macs, node_macs, parameters
+from compressor.graph.inference import infer_shapes
 from compressor.graph.layers import graph_layers, layers_with_nodes
 from compressor.graph.operators import operator_named
 from compressor.graph.values import all_nodes, constant_array, input_of, tensor_spec
@@ -215,7 +216,7 @@ def inspect_onnx(path: Path, progress: Progress) -> ModelContents:
     for file in external_files(path):
         files[str(file.relative_to(path.parent))] = file.stat().st_size
     common.LiftSubgraphInitializersToMainGraphPass()(model)
-    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    infer_shapes(model)
     return inspect_graph(model, "ONNX model", str(path), files, progress)
 
 
@@ -270,7 +271,7 @@ def inspect_compressed(folder: Path, progress: Progress) -> ModelContents:
     model = description.model()
     for name, value in model.graph.initializers.items():
         value.const_value = _elements(name, tensors[name], description.tensors[name].dtype)
-    common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
+    infer_shapes(model)
     names = [description.weights, *(header.path.name for header in headers), DESCRIPTION]
     files = {name: (folder / name).stat().st_size for name in dict.fromkeys(names)}
     contents = inspect_graph(model, "compressed model", str(folder), files, progress)

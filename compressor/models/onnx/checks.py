@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from compressor.errors import ModelError
-from compressor.graph.plain import infer_shapes
+from compressor.graph.inference import infer_shapes
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, given_shape, static_shape
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.onnx.ort_session import OrtRunner

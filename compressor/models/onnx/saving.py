@@ -28,6 +28,4 @@ def save_graph(model: ir.Model, path: Path, external_from: int = _EXTERNAL_FROM)
                 value.const_value = ir.Tensor(
                     tensor.numpy(), dtype=tensor.dtype, shape=tensor.shape, name=tensor.name
                 )
-    ir.save(
-        model, path, external_data=f"{path.name}.data", size_threshold_bytes=external_from
-    )
+    ir.save(model, path, external_data=f"{path.name}.data", size_threshold_bytes=external_from)

@@ -311,7 +311,9 @@ def test_a_crash_inside_a_library_says_where_it_was_called():
         "import faulthandler; from compressor.cli import application as cli\n"
         "cli.application.main = faulthandler._sigsegv; cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", crash], capture_output=True, text=True, check=False
+    )
     assert done.returncode < 0
     assert "Segmentation fault" in done.stderr
     assert "application.py" in done.stderr

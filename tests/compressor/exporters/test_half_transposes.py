@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.exporters.onnx.forms import in_form_for
-from compressor.graph.plain import infer_shapes
+from compressor.graph.inference import infer_shapes
 from compressor.models.onnx.ort_runner import graph_runner
 
 OPENED = """
@@ -56,7 +56,7 @@ def test_they_open_and_give_the_same(
 ) -> None:
     model = turned(order, cast=cast, shared=shared)
     formed = in_form_for("ort-cpu", model, "float32")
-    assert ("Transpose" in [n.op_type for n in model.graph]) and formed is not model
+    assert formed is not model
     files = [tmp_path / name for name in ("model.onnx", "formed.onnx")]
     for file, written in zip(files, (model, formed), strict=True):
         ir.save(written, file)

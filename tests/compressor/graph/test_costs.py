@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.graph.costs import initializer_bytes, macs, parameters
-from compressor.graph.plain import infer_shapes
+from compressor.graph.inference import infer_shapes
 from tests.compressor.exporters.hand_made import sample
 from tests.compressor.tiny_project import tiny_onnx
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.inference import infer_shapes
 from compressor.graph.isolated import cut_at, isolated, readers, with_offsets
 from compressor.graph.layers import graph_layers
-from compressor.graph.plain import infer_shapes
 from compressor.graph.values import main_values
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.types.tensors import Array, Batch

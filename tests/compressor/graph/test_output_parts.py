@@ -4,8 +4,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from compressor.graph.inference import infer_shapes
 from compressor.graph.output_parts import WHOLE, cut_parts, output_parts
-from compressor.graph.plain import infer_shapes
 
 
 def parts_of(inputs: str, outputs: str, body: str):

@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.graph.costs import macs
-from compressor.graph.plain import infer_shapes, note_static_lengths
+from compressor.graph.inference import infer_shapes
+from compressor.graph.plain import note_static_lengths
 
 FLOAT = TensorProto.FLOAT
 

@@ -9,9 +9,9 @@ from math import isfinite
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from compressor.graph.editing import inner_nodes
+from compressor.graph.inference import infer_shapes
 from compressor.graph.layers import layer_of, layers_of
 from compressor.graph.operators import Float16, operator, operator_named
 from compressor.graph.values import all_nodes, constant_of
@@ -270,7 +270,7 @@ def value_types(model: ir.Model) -> dict[ir.Value, ir.DataType]:
     inferred = model.clone()
     for value in _initializers(inferred):
         value.const_value = None  # inference would read small ones, and so compute lazy ones
-    common.ShapeInferencePass(check_type=False, strict_mode=False)(inferred)
+    infer_shapes(inferred)
     types: dict[ir.Value, ir.DataType] = {}
     entering = [value for graph in model.graphs() for value in graph.inputs]
     for value in (*entering, *_initializers(model)):

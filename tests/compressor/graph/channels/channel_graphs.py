@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from compressor.graph.channels.analysis import analyse, map_channels
 from compressor.graph.channels.slicing import ordering, remove_channels
 from compressor.graph.costs import macs
-from compressor.graph.plain import infer_shapes
+from compressor.graph.inference import infer_shapes
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.prune.structured.masking import zeroed, zeroed_axes
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, kept

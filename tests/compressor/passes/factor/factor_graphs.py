@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from compressor.graph.plain import infer_shapes
+from compressor.graph.inference import infer_shapes
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array

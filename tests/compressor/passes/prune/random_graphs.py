@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from compressor.graph.plain import infer_shapes
+from compressor.graph.inference import infer_shapes
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.types.tensors import Array
 

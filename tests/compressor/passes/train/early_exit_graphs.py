@@ -9,7 +9,8 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, numpy_helper
 
-from compressor.graph.plain import clean, infer_shapes
+from compressor.graph.inference import infer_shapes
+from compressor.graph.plain import clean
 from compressor.models.onnx.carrier import OnnxCarrier
 
 CLASSES = 3
