@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from compressor.graph.editing import Chain, Editor
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes
 
 _FEWEST_AXES = 3  # of two, a product reads them in either order
 
@@ -45,7 +46,7 @@ def transpose_as_floats(model: ir.Model) -> bool:
 
 def _moves_first_axis(node: ir.Node) -> bool:
     """Return whether a node transposes float16 so that the first axis is one of the last two."""
-    if not is_op(node, "Transpose") or node.outputs[0].dtype != ir.DataType.FLOAT16:
+    if operator(node).moves != "order" or node.outputs[0].dtype != ir.DataType.FLOAT16:
         return False
     order = list(node.attributes.get_ints("perm", ()))
     if len(order) < _FEWEST_AXES or 0 not in order[-2:]:
@@ -59,8 +60,9 @@ def _products(node: ir.Node) -> list[ir.Node]:
     found, values = [], [node.outputs[0]]
     while values:
         for reader, place in values.pop().uses():
-            if is_op(reader, "Cast"):
+            row = operator(reader)
+            if row.moves == "type":
                 values.append(reader.outputs[0])
-            elif is_op(reader, "MatMul") and place == 0:
+            elif row.is_matmul and place == 0:
                 found.append(reader)
     return found

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx.defs import OpSchema, SchemaError, get_schema
 
+from compressor.graph.operators import operator
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, is_op
 
 _CLASSICAL = "ai.onnx.ml"
@@ -55,7 +56,8 @@ def _hold(node: ir.Node, opset: int) -> None:
     for place, output in enumerate(node.outputs):
         if isinstance(output.type, ir.TensorType):
             held = _held(node, place, opset)
-            output.type = output.type if held is None else held
+            if held is not None and not isinstance(held, ir.TensorType):
+                output.type = held
 
 
 def _held(node: ir.Node, place: int, opset: int) -> ir.TypeProtocol | None:
@@ -67,13 +69,14 @@ def _held(node: ir.Node, place: int, opset: int) -> ir.TypeProtocol | None:
         return None if first is None else ir.OptionalType(first)
     if is_op(node, "OptionalGetElement"):
         return first.elem_type if isinstance(first, ir.OptionalType) else first
-    if is_op(node, "Identity"):
+    if operator(node).moves == "same":
         return first
     schema = _schema(node, opset)
     if schema is None or place >= len(schema.outputs):
         return None
-    if all(kind.startswith("seq(") for kind in schema.outputs[place].types):
-        return ir.SequenceType(ir.TensorType(node.outputs[place].dtype))
+    dtype = node.outputs[place].dtype
+    if dtype and all(kind.startswith("seq(") for kind in schema.outputs[place].types):
+        return ir.SequenceType(ir.TensorType(dtype))
     return None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from compressor.errors import DataError
+from compressor.errors import DataError, SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
 from compressor.types.carrier import Carrier
@@ -58,6 +58,20 @@ def batch_norms(model: ir.Model) -> Iterator[ir.Node]:
             held = all(v is not None and v.is_initializer() for v in (mean, variance))
             if shaped and held:
                 yield node
+
+
+def check_normalized(model: ir.Model) -> None:
+    """Check that a model has statistics that ``re-estimate`` can measure.
+
+    Raises:
+        SpecError: it has none.
+    """
+    if next(batch_norms(model), None) is None:
+        raise SpecError(
+            "re-estimate",
+            "is true, but the model has no batch normalization",
+            "remove it, or put this pass before fuse",
+        )
 
 
 def with_batch_statistics(model: ir.Model) -> ir.Model:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from compressor.errors import SpecError
 from compressor.graph.sparse_kernels import sparse_notes
-from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
+from compressor.passes.prune.batch_statistics import check_normalized, re_estimated
 from compressor.passes.prune.sparse.layers import choose_layers
 from compressor.passes.prune.sparse.patterns import Pattern, n_of_m
 from compressor.passes.prune.sparse.pruning import Criterion, Pruner, requests_for
@@ -277,12 +277,8 @@ class PruneNm(PatternPruning):
         Raises:
             SpecError: see above, or there are no statistics that could be estimated anew.
         """
-        if self.re_estimate and next(batch_norms(carrier.graph()), None) is None:
-            raise SpecError(
-                "re-estimate",
-                "is true, but the model has no batch normalization",
-                "remove it, or put this pass before fuse",
-            )
+        if self.re_estimate:
+            check_normalized(carrier.graph())
         return super().choose(carrier, context)
 
     def apply(

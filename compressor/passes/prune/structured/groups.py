@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Any, Literal, TypeAlias
@@ -16,6 +16,7 @@ from compressor.errors import SpecError, listed
 from compressor.graph.costs import parameters
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
+from compressor.passes.prune.structured.blocks import in_blocks
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
 from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
@@ -151,11 +152,15 @@ def choose(
     criterion: Criterion | None,
     minimum: Minimum,
     round_to: int,
+    readers: Collection[str] = (),
 ) -> Choice:
     """Find what may be removed; a rule that skips a layer protects all channels that it writes.
 
     It also protects those of parameters that it matches and that are no layer's weight, such as the
     queries, keys and values that PyTorch's attention holds in one.
+
+    Args:
+        readers: weights of layers that are to compute in blocks of channels if they do now.
 
     Raises:
         SpecError: a rule matches no layer.
@@ -180,6 +185,7 @@ def choose(
         skipped = next((skip_reason(rule) for rule in group_rules if rule.skip), "")
         step = unit_step(channels, group, round_to)
         counts = allowed_counts(len(group.units), step, minimum)
+        counts = in_blocks(channels, group, counts, readers)
         reason = group.frozen or skipped or _unranked(channels, group, criterion)
         if not reason and len(counts) == 1:
             size = len(group.units)

@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from math import inf, lcm
 from typing import Any, ClassVar
 
-import onnx_ir as ir
 from pydantic import Field
 
 from compressor.errors import SpecError
@@ -17,9 +16,10 @@ from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.residuals import ResidualBlock
 from compressor.graph.stored_weights import is_quantized
 from compressor.models.threads import on_threads
-from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
+from compressor.passes.prune.batch_statistics import check_normalized, re_estimated
 from compressor.passes.prune.criteria import Queue, Scores
 from compressor.passes.prune.structured import groups, latency, memory, principal, scores
+from compressor.passes.prune.structured.blocks import block_readers
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import QUICK, remaining_scores
@@ -52,7 +52,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 13
+    version: ClassVar[int] = 14
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -86,8 +86,11 @@ class PruneStructured(GraphPass):
         default=True,
         description="let a target of latency drop residual blocks: branches added to their input",
     )
-    round_to: int = Field(
-        default=1, ge=1, description="a layer's remaining channels are a multiple of this"
+    round_to: int | None = Field(
+        default=None,
+        ge=1,
+        description="a layer's remaining channels are a multiple of this; default: 1 or, where "
+        "convolutions in ort-cpu read them, up to 7 or a multiple of 8",
     )
     minimum: groups.Minimum = Field(
         default=0.1,
@@ -151,7 +154,9 @@ class PruneStructured(GraphPass):
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the channels that can go; exact counts where all groups lose the same share."""
         graph = carrier.graph()
-        self._check(graph)
+        self.target.check(self.scope)
+        if self.re_estimate:
+            check_normalized(graph)
         selector, actions = self.selector(carrier, map_channels(graph), context), dict[str, str]()
         choice, exact = selector.choice, not self.estimated
         reasons = {layer.name: choice.kept_reason(layer) for layer in carrier.layers()}
@@ -209,15 +214,6 @@ class PruneStructured(GraphPass):
         smaller, kept = remove_channels(graph, analysis, planned)
         return carrier.with_channels(smaller, kept, planned=True)
 
-    def _check(self, graph: ir.Model) -> None:
-        self.target.check(self.scope)
-        if self.re_estimate and next(batch_norms(graph), None) is None:
-            raise SpecError(
-                "re-estimate",
-                "is true, but the model has no batch normalization",
-                "remove it, or put this pass before fuse",
-            )
-
     def _untimed(self, context: PassContext) -> bool:
         """Whether a latency is wanted in TensorRT, which is not timed here."""
         return self.target.kind == "latency" and context.targets == {"tensorrt"}
@@ -245,9 +241,11 @@ class PruneStructured(GraphPass):
         Raises:
             SpecError: a rule matches no layer.
         """
-        multiple = lcm(self.round_to, _TENSORRT_MULTIPLE if self._untimed(context) else 1)
+        multiple = lcm(self.round_to or 1, _TENSORRT_MULTIPLE if self._untimed(context) else 1)
         layers, limits = carrier.layers(), (self.criterion, self.minimum, multiple)
-        choice = groups.choose(channels, layers, self.layers, *limits)
+        chosen = self.round_to is None and self.target.kind != "latency"  # whose widths are timed
+        readers = block_readers(layers, context.targets if chosen else ())
+        choice = groups.choose(channels, layers, self.layers, *limits, readers)
         given = (choice, self.target, groups.tensors_of(carrier.graph(), channels), self.minimum)
         return in_step(carrier, Selector(*given), context, self.criterion)
 
