@@ -15,7 +15,7 @@ CPU = PassContext(targets=frozenset({"ort-cpu"}))
 
 
 class Mixed(nn.Module):
-    """Channels that a dense convolution reads, and channels that a grouped and a linear layer do."""
+    """Channels that a dense convolution reads, and others that grouped and linear layers do."""
 
     def __init__(self) -> None:
         super().__init__()
