@@ -21,8 +21,8 @@ from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.torch.computed_weights import with_computed_weights
 from compressor.models.torch.derived_factors import fitted
 from compressor.models.torch.lowering import NamedModule, lower
-from compressor.models.torch.matching import attach_weights, load_into, load_tensors
-from compressor.models.torch.parametrized import originals, with_originals
+from compressor.models.torch.matching import attach_weights, load_into, load_tensors, stored_tensors
+from compressor.models.torch.parametrized import of_originals, originals, with_originals
 from compressor.models.torch.saved_module import (
     Alterations,
     holds_module,
@@ -104,6 +104,11 @@ class TorchCarrier:
             return self.lowered, frozenset({x.weight for x in graph_layers(self.lowered)} - own)
         return with_computed_weights(self.lowered, own)
 
+    @property
+    def computed_weights(self) -> frozenset[str]:
+        """The names of weights that the module computes of parameters, as weight norm does."""
+        return self._with_computed[1]
+
     @cached_property
     def lowered(self) -> ir.Model:
         """The graph as the module computes it, weights that it makes of parameters included."""
@@ -169,24 +174,18 @@ class TorchCarrier:
 
     def tensors(self) -> dict[str, StoredTensor]:
         """The module's parameters and persistent buffers; a shared one under its first name."""
-        tensors: dict[str, StoredTensor] = {}
-        seen = set()
-        for name, tensor in self.module.state_dict().items():
-            place = (tensor.data_ptr(), tensor.shape, tensor.stride())
-            if tensor.numel() and place in seen:
-                continue
-            seen.add(place)
-            read = tensor.detach
-            shape, codes = tuple(tensor.shape), self._codes.get(name)
-            tensors[name] = StoredTensor(name, shape, tensor.dtype, read, codes)
-        return tensors
+        return stored_tensors(self.module, self._codes)
 
     def with_weights(self, changes: Mapping[str, torch.Tensor]) -> TorchCarrier | OnnxCarrier:
         """Return a carrier with some parameters replaced.
 
+        A weight that a parametrization computes is changed by its originals where they give just
+        that weight; else a module that executes the graph stores it.
+
         Raises:
             KeyError: the module has no float parameter of a name.
         """
+        changes = of_originals(self.module, changes, self.computed_weights)
         if (storing := self._storing(changes)) is not self:
             return storing.with_weights(changes)
         if quantized := sorted(changes.keys() & self._codes.keys()):
@@ -254,7 +253,7 @@ class TorchCarrier:
                 "prune before quantizing",
             )
         graph = graph.clone()
-        computed = self._with_computed[1]
+        computed = self.computed_weights
         whole = with_originals(self.module, kept, computed)
         if whole is None:
             return self._executing(graph, planned=planned, probe=probe)
@@ -305,7 +304,7 @@ class TorchCarrier:
             agreement: that of the graph, if it has been run already.
             probe: what the graph is run on, if it has not.
         """
-        parameters = {*parameters, *self._with_computed[1]}
+        parameters = {*parameters, *self.computed_weights}
         try:
             module = trainable_graph(graph, self.module, parameters, shared=planned)
         except ModelError:  # an operator that ONNX Runtime has and we have not

@@ -16,6 +16,7 @@ from compressor.graph.values import mark_of_code
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.executor import GraphModule
+from compressor.types.layers import StoredTensor, WeightCodes
 from compressor.types.tensors import Batch
 
 _OPTIONAL = "num_batches_tracked"
@@ -114,6 +115,26 @@ def held_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+
+
+def stored_tensors(
+    module: torch.nn.Module, codes: Mapping[str, WeightCodes]
+) -> dict[str, StoredTensor]:
+    """Return parameters and persistent buffers; a shared one under its first name.
+
+    Args:
+        codes: what is stored in place of some of them, by their names.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    seen = set()
+    for name, tensor in module.state_dict().items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        shape, read = tuple(tensor.shape), tensor.detach
+        tensors[name] = StoredTensor(name, shape, tensor.dtype, read, codes.get(name))
+    return tensors
 
 
 def as_lowered(tensor: torch.Tensor) -> torch.Tensor:

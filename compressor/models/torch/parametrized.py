@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compressor.models.element_types import tensor_of
 from compressor.types.channels import Units
 
+_ROUNDINGS = 16  # by which a computed weight may miss the one that it is to be
+
 
 def with_originals(
     module: nn.Module, kept: Mapping[str, Mapping[int, Units]], computed: Collection[str]
@@ -59,11 +61,14 @@ def originals(
     Returns:
         ``None`` where a parametrization does not say it, as that of orthogonal weights, or fails.
     """
+    return _inverted(module, {name: tensor_of(graph.graph.initializers[name]) for name in weights})
+
+
+def _inverted(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     found: dict[str, Tensor] = {}
     for name in sorted(weights):
-        path, _, attribute = name.rpartition(".")
-        value: Any = tensor_of(graph.graph.initializers[name])
-        steps: list[Any] = list(_steps(module.get_submodule(path), attribute))
+        value: Any = weights[name]
+        steps = _callables(module, name)
         try:
             with torch.no_grad():
                 for step in reversed(steps):
@@ -74,6 +79,41 @@ def originals(
         names = _stored(module, name) or {}
         found.update((n, part.clone()) for n, part in zip(names, parts, strict=True))
     return found
+
+
+def of_originals(
+    module: nn.Module, changes: Mapping[str, Tensor], computed: Collection[str]
+) -> Mapping[str, Tensor]:
+    """Put the originals of parametrizations in the place of the weights that they compute.
+
+    A weight with zeros remains: training keeps zeros of parameters, and a parametrization need not.
+
+    Args:
+        changes: new values by name.
+        computed: which names are of weights that the module computes.
+
+    Returns:
+        ``changes`` themselves where something else computes a weight, or a parametrization cannot
+        give it, as that of spectral norm gives none of another norm.
+    """
+    weights = {name: changes[name] for name in changes.keys() & set(computed)}
+    if any(_stored(module, name) is None or not tensor.all() for name, tensor in weights.items()):
+        return changes
+    found = _inverted(module, weights)
+    if found is None or not all(_gives(module, n, found, tensor) for n, tensor in weights.items()):
+        return changes
+    return {name: tensor for name, tensor in changes.items() if name not in weights} | found
+
+
+def _gives(module: nn.Module, name: str, found: Mapping[str, Tensor], weight: Tensor) -> bool:
+    """Whether the originals found give a weight but for roundings."""
+    first, *others = _callables(module, name)
+    with torch.no_grad():
+        value = first(*(found[original] for original in _stored(module, name) or ()))
+        for step in others:
+            value = step(value)
+    reach = _ROUNDINGS * torch.finfo(weight.dtype).eps * weight.abs().max()
+    return value.shape == weight.shape and bool(((value - weight).abs() <= reach).all())
 
 
 def weight_parameter(part: nn.Module) -> Tensor | None:
@@ -143,6 +183,11 @@ def _steps(part: nn.Module, attribute: str) -> nn.ModuleList:
     steps = part.parametrizations[attribute]  # type: ignore[index]  # a ModuleDict
     assert isinstance(steps, nn.ModuleList)
     return steps
+
+
+def _callables(module: nn.Module, name: str) -> list[Any]:
+    path, _, attribute = name.rpartition(".")
+    return list(_steps(module.get_submodule(path), attribute))
 
 
 def _weight(module: nn.Module, name: str) -> Tensor:

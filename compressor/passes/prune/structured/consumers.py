@@ -18,6 +18,7 @@ from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, sole_reader
 from compressor.models.element_types import tensor_of
 from compressor.models.layer_uses import nodes_of
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.maths.places import Window
 from compressor.run.weight_pass import FLOATS
 from compressor.types.carrier import Carrier
@@ -151,6 +152,12 @@ def changed_layers(
     return tuple(found)
 
 
+def changeable(carrier: Carrier) -> frozenset[str]:
+    """Return the names of the tensors that can be changed, weights of parametrizations included."""
+    computed = carrier.computed_weights if isinstance(carrier, TorchCarrier) else frozenset()
+    return computed.union(carrier.tensors())
+
+
 def _loses(layer: Layer, kept: Kept) -> bool:
     """Whether some of a layer's inputs are gone."""
     return bool(kept.get(layer.weight, {}).keys() - {layer.output_axis})
@@ -169,7 +176,7 @@ def possible_consumers(
         for member in group.members:
             if member.role == "input":
                 read.setdefault(member.parameter, {})[member.axis] = group.units
-    graph, owned = carrier.graph(), carrier.tensors().keys()
+    graph, owned = carrier.graph(), changeable(carrier)
     consumers, reasons = find_consumers(graph, read, owned)
     return changed_layers(graph, read, owned) if changed else consumers, reasons
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from compressor.errors import ModelError
 from compressor.graph.residuals import ResidualBlock, drop_blocks
-from compressor.passes.prune.structured.consumers import Consumer, changed_layers
+from compressor.passes.prune.structured.consumers import Consumer, changeable, changed_layers
 from compressor.passes.prune.structured.counterparts import stand_ins
 from compressor.passes.prune.structured.moments import AT_ONCE
 from compressor.passes.prune.structured.recent import Recent
@@ -101,7 +101,7 @@ class WithoutBlocks:
         """Return the layers that are solved without a row of blocks, in the order of execution."""
         places = stand_ins(after, [self._blocks[i] for i in row])
         found: list[Consumer] = []
-        for c in changed_layers(after, {}, self._carrier.tensors().keys(), places):
+        for c in changed_layers(after, {}, changeable(self._carrier), places):
             found.append(c)
             if c.beside is not None and c.end not in places:
                 break

@@ -31,6 +31,7 @@ from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, solve
 from compressor.passes.prune.maths.places import pairs
 from compressor.passes.prune.structured.consumers import (
     Consumer,
+    changeable,
     changed_layers,
     upstream,
 )
@@ -76,6 +77,8 @@ class Solved:
         """Return what it gains, in a sentence."""
         if self.problem:
             return f"no layer was solved: {self.problem}"
+        if not self.fits:
+            return "no layer was solved: none that a removal changes can be"
         fits = [fit for fit in self.fits.values() if fit.penalty is not None]
         if not fits:
             return "no layer was solved: nothing was gained by it"
@@ -113,7 +116,7 @@ def reconstructed(
     if pruned is None:
         return after, Solved(problem="the smaller module has other operators than the whole one")
     counterparts = stand_ins(pruned, dropped)
-    consumers = changed_layers(pruned, kept, after.tensors().keys(), counterparts)
+    consumers = changed_layers(pruned, kept, changeable(after), counterparts)
     try:
         solved = solved_layers((whole, pruned), consumers, counterparts, batches)
     except ModelError as error:

@@ -12,7 +12,7 @@ from compressor.passes.prune import criteria
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
 from compressor.passes.prune.structured.scores import SHARES, Sensitivity, solved_counts
 from compressor.passes.prune.structured.ties import Tie
-from compressor.types.channels import Flags
+from compressor.types.channels import ChannelGroup, Flags
 
 _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "latency"}
 _UNSTATED = ", or export layout: graph alone, for which more can go than config.json can state"
@@ -37,6 +37,11 @@ class Selector:
     def prunable(self) -> tuple[Prunable, ...]:
         """The groups that may lose units."""
         return self.choice.prunable
+
+    @property
+    def removable(self) -> list[ChannelGroup]:
+        """Their channels."""
+        return [p.group for p in self.prunable]
 
     @property
     def nothing(self) -> Flags:

@@ -20,6 +20,7 @@ from compressor.passes.prune.batch_statistics import check_normalized, re_estima
 from compressor.passes.prune.criteria import Queue, Scores
 from compressor.passes.prune.structured import groups, latency, memory, principal, scores
 from compressor.passes.prune.structured.blocks import block_readers
+from compressor.passes.prune.structured.consumers import possible_consumers
 from compressor.passes.prune.structured.moments import Moments
 from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import QUICK, remaining_scores
@@ -71,8 +72,8 @@ class PruneStructured(GraphPass):
         "where none can be), by their power once the residual stream is turned to its principal "
         "components (principal-components; l2 for all other channels), or at random as a "
         "baseline; l2, l1, batch-norm and random need no calibration data; if left out, "
-        "reconstruction where layers are solved, scope is sensitivity or the target a latency, "
-        "and few channels are read at once, else l2",
+        "reconstruction where layers can be solved, scope is sensitivity or the target a "
+        "latency, and few channels are read at once, else l2",
     )
     scope: groups.Scope | None = Field(
         default=None,
@@ -296,9 +297,7 @@ class _Pruning:
         if self._turned is not None:
             after = self._turned.restored(after, self._channels, variant.removed)
             self._notes.append(self._turned.note(variant.removed))
-        self._notes += self._removal.became(after, kept, dropped=bool(variant.dropped))
-        self._notes += self._removal.proof(variant, smaller, self._samples)
-        details: dict[str, dict[str, Any]] = {}
+        done, details = self._removal.proof(variant, smaller, self._samples), dict[str, Any]()
         if self._solves:
             assert self._samples is not None
             graphs, data = (self._graph, after.graph()), self._samples.batches()
@@ -307,11 +306,13 @@ class _Pruning:
                 after, graphs, kept, dropped, data, required=self._options.reconstruct is True
             )
             details = solved.details()
-            self._notes.append(solved.note())
+            done.append(solved.note())
         elif self._options.re_estimate and self._samples is not None:
             after = re_estimated(after, self._samples.batches())
-            self._notes.append("batch-norm statistics were re-estimated on the calibration data")
-        self._notes += [scores.ranking_note(sensitivities)] if sensitivities else []
+            done.append("batch-norm statistics were re-estimated on the calibration data")
+        # Weights that are solved may need another module.
+        self._notes += self._removal.became(after, kept, dropped=bool(variant.dropped))
+        self._notes += [*done, *([scores.ranking_note(sensitivities)] if sensitivities else [])]
         for cost in sensitivities:
             details.setdefault(cost.name, {})["sensitivity_db"] = list(cost.sqnr_db)
         gone = {name for i in variant.dropped for name in self._blocks[i].layers}
@@ -329,10 +330,11 @@ class _Pruning:
         measured = self._options.target.ranked and self._fed and not self._removal.masked.unfed
         return self._options.scope or ("sensitivity" if measured else "global")
 
-    @property
+    @cached_property
     def _trades(self) -> bool:
         measured = self._scope == "sensitivity" or self._options.target.kind == "latency"
-        return self._options.trades and self._solves and measured
+        trades = self._options.trades and self._solves and measured
+        return trades and bool(possible_consumers(self._carrier, self._selector.removable)[0])
 
     @cached_property
     def _moments(self) -> Moments:
@@ -341,8 +343,7 @@ class _Pruning:
         return Moments(self._carrier, self._samples.batches)
 
     def _scores(self) -> list[Scores]:
-        graph, channels = self._graph, self._channels
-        removable = [p.group for p in self._selector.prunable]
+        graph, channels, removable = self._graph, self._channels, self._selector.removable
         weighed = scores.weighed_members(graph, removable)
         sized = partial(scores.magnitude_scores, graph, channels, removable)
         match self._options.criterion or ("reconstruction" if self._trades else "l2"):
@@ -369,7 +370,7 @@ class _Pruning:
         wanted = self._options.sensitivity or self._scope == "sensitivity"
         if self._samples is None or not wanted:
             return ()
-        searched = [p.group for p in self._selector.prunable]
+        searched = self._selector.removable
         if self._trades:
             given = (self._carrier, self._channels, searched, queues, self._samples)
             return solved_losses(*given, self._moments)
