@@ -33,6 +33,10 @@ class Journal:
         """Note what was not tried."""
         self.not_tried.append(f"{what}: {why}")
 
+    def tried(self, what: str) -> None:
+        """Take back that something was not tried."""
+        self.not_tried = [line for line in self.not_tried if not line.startswith(f"{what}: ")]
+
     def tell(self, candidate: Candidate) -> None:
         """Note a candidate that was made."""
         found = self.bench.searched(candidate)

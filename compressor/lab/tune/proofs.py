@@ -24,6 +24,7 @@ from compressor.run.verdicts.verdicts import WIDEST_RATIO, verdict_of
 
 _MOST = 5  # that are expected to be proved
 _LEAST = 3  # of these, for what comes last
+_KEPT = "keeps the limit as measured, but is not proved"
 
 
 @dataclass
@@ -85,6 +86,21 @@ class Proofs:
             if min(drops) <= limit:
                 self._sequence([left[place] for place in order_of_proof(found, limit, most)])
         return self.best
+
+    def another(self, candidate: Candidate) -> None:
+        """Look at one more candidate where the first broke the limit: nothing is proved of it."""
+        assert self.best is None
+        if not self.fits(candidate):
+            return
+        limit, proof = self.goal.metric_drop, self.bench.proved(candidate)
+        if candidate.verdict == "passed":
+            candidate.verdict = "unknown"
+        kept = candidate.verdict == "unknown" and limit is not None and proof.drop <= limit
+        words = _KEPT if kept else "not proved"
+        self.journal.path.append(f"{words}: {self.journal.drop(candidate)}")
+        if kept:
+            self.best = candidate
+            self.publish(candidate)
 
     def follow(self, candidate: Candidate) -> None:
         """Look at one more candidate, which the evaluation data have led to: nothing is proved."""
@@ -169,7 +185,7 @@ class Proofs:
             return "proved"
         kept = candidate.verdict == "unknown" and proof.drop <= limit
         self.going = kept and (weak or self.best is None)
-        return "keeps the limit as measured, but is not proved" if kept else "not proved"
+        return _KEPT if kept else "not proved"
 
     def tell_of_more_samples(self, pool: Sequence[Candidate]) -> None:
         """Tell of the smallest candidate that more samples to judge could prove, if one is."""

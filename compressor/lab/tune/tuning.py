@@ -101,6 +101,8 @@ class Tuning:
         self.proofs.finish(pool)
         if self.proofs.is_open:
             self._nearer(pool)
+        elif self.proofs.best is None and self.goal.metric_drop is not None:
+            self._without_ranges(uniform, recipe, pool)
         self.proofs.tell_of_more_samples(pool)
         best = self.proofs.best
         if best is not None:
@@ -123,6 +125,22 @@ class Tuning:
             if self._is_safe(widest):
                 return []
         return uniform.stored(recipe)
+
+    def _without_ranges(self, uniform: Uniform, recipe: Recipe, pool: list[Candidate]) -> None:
+        """Look at weights that are only stored, where the first candidate broke the limit.
+
+        The search data did not tell of the evaluation data then, as where a detector of anomalies
+        is calibrated on what is normal: values lie outside the ranges of activations. Stored
+        weights have none.
+        """
+        stored = [c for c in pool if set(c.choice.values()) == {STORED}]
+        if not stored and not self.stores:
+            stored = uniform.stored(recipe)
+            pool += stored
+            self.journal.tried(f"layers {STORED_WORDS}")
+        for candidate in stored:
+            if candidate.proof is None and self._keeps(candidate):
+                self.proofs.another(candidate)
 
     @property
     def _offered(self) -> Mapping[str, Mapping[str, Entry]]:

@@ -131,3 +131,20 @@ def test_one_file_holds_integers_stored_codes_and_floats(project: Project):
     mixed = recipe.with_choice({"conv1": "8", "conv2": STORED, "fc": FLOAT})
     report = run_spec(with_recipe(spec, mixed)).report
     assert report["verdict"] != "failed"
+
+
+def test_stored_weights_follow_where_integers_break_the_limit_against_the_search(
+    project: Project,
+):
+    """Of a detector of anomalies there was no answer: calibration data held none of them."""
+    project.spec["metric"] = "mse"
+    del project.spec["data"]["evaluation"]["target"]
+    np.savez(project.folder / "test.npz", image=40 * sample_images(3, 64))
+    result = tuned(project, "--max-metric-drop", "0.3", "--rounds", "0")
+    answer = found(project)
+    points = {p["name"]: p for p in answer["points"]}
+    assert points["8 bits"]["bound"] < 0.3 < points["8 bits"]["drop"]
+    assert result.exit_code == 0, result.stderr
+    assert answer["chosen"] == "stored in 8 bits"
+    assert answer["verdict"] == "unknown"  # it was looked at since something else had failed
+    assert not [line for line in answer["not_tried"] if "stored" in line]
