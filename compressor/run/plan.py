@@ -17,6 +17,7 @@ from compressor.run.data import Data, check_data, open_data
 from compressor.run.export_plan import ExportPlan, plan_exports
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
+from compressor.run.metrics.class_metrics import fitted
 from compressor.run.metrics.judged import judged_parts
 from compressor.run.metrics.metrics import Metric, resolve_metric, single_number
 from compressor.run.metrics.text_metrics import pooled_as
@@ -264,7 +265,7 @@ def _metric(
     metric = resolve_metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )
-    metric = _of_folder(metric, carrier, where)
+    metric = fitted(_of_folder(metric, carrier, where), carrier.outputs)
     if isinstance(spec.metric, MetricKeys) and spec.metric.expect is not None:
         check_reachable(metric, spec.metric.expect, where)
     labels = None if metric.against_float or not target else samples["evaluation"].get(target)
@@ -286,7 +287,8 @@ def _training_metric(spec: Spec, data: Mapping[str, Data], carrier: Carrier) -> 
     if training is None or training.target is None:
         return None
     where = spec.where("metric")
-    return _of_folder(resolve_metric(spec.metric, True, spec.symbol, where), carrier, where)
+    metric = _of_folder(resolve_metric(spec.metric, True, spec.symbol, where), carrier, where)
+    return fitted(metric, carrier.outputs)
 
 
 def _check_named(spec: Spec, index: int, carrier: Carrier) -> None:

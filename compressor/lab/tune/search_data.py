@@ -12,6 +12,7 @@ from compressor.calibration.sources.tokens import TokenSource
 from compressor.files import json_sha256
 from compressor.lab.tune.from_model import is_model
 from compressor.run.data import Data, open_data
+from compressor.run.metrics.class_metrics import fitted
 from compressor.run.metrics.judged import judged_parts
 from compressor.run.metrics.metrics import Metric, resolve_metric
 from compressor.run.plan import Plan
@@ -171,14 +172,16 @@ def _search(plan: Plan, data: Data, calibration: Mapping[str, Any], words: str) 
     data = _with_next_tokens(plan, data, judged)
     same = metric.against_float or data.target is not None or judged is None
     parts = judged_parts(plan.model.carrier, data)
-    name = "agreement" if metric.about_classes else "cosine"
+    decides = metric.about_classes or metric.of_numbers
+    name = "agreement" if decides else "cosine"
     other = resolve_metric(name, False, spec.symbol, spec.where("metric"), parts=parts)
+    other = fitted(other, plan.model.carrier.outputs)
     tells = metric.unit == "%"
     if not same and tells and not metric.needs_labels:
         where = spec.where("metric")
         metric = resolve_metric(metric.name, False, spec.symbol, where, parts=parts)
     elif not same:
-        tells = tells and metric.figure is None and metric.about_classes
+        tells = tells and metric.figure is None and decides
         metric = other
     # What part of the samples gives of a figure is not what all give.
     pieces = [data] if metric.figure is not None else _parted(data)

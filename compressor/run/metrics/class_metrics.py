@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +18,8 @@ from compressor.run.metrics.metrics import (
     Metric,
     first_of,
 )
-from compressor.run.metrics.scores import UnfitError, scores_of
-from compressor.types.tensors import Array, Batch
+from compressor.run.metrics.scores import UnfitError, gives_numbers, scores_of
+from compressor.types.tensors import Array, Batch, TensorSpec
 
 
 def class_numbers(target: Any, scores: Array) -> Array:
@@ -75,6 +77,35 @@ def _agreement(outputs: Batch, target: Any) -> Array:
     same = scores_of(outputs).argmax(axis=-1) == theirs.argmax(axis=-1)
     same = same.reshape(len(same), -1)
     return np.asarray(same.mean(axis=1)) if same.size else np.ones(len(same))
+
+
+def _same_numbers(outputs: Batch, target: Any) -> Array:
+    """Return the share of each sample's numbers of classes that are the target's, ``[N]``."""
+    name, ours = next(iter(outputs.items()))
+    truth = np.asarray(target[name] if isinstance(target, dict) else target)
+    if truth.size != ours.size or truth.dtype.kind not in "iub":
+        raise UnfitError(
+            f"the target is {truth.dtype}{list(truth.shape)}, and output {name!r} has numbers of "
+            f"classes {list(ours.shape)}",
+            "give the number of a class for each of them (data.transform)",
+        )
+    if not isinstance(target, dict) and (truth == NOT_COUNTED).any():
+        raise UnfitError(
+            "some labels are -100", "give a metric of your own, which leaves those out"
+        )
+    same = (ours == truth.reshape(ours.shape)).reshape(len(ours), -1)
+    return np.asarray(same.mean(axis=1)) if same.size else np.ones(len(same))
+
+
+def fitted(metric: Metric, outputs: Sequence[TensorSpec]) -> Metric:
+    """Return the metric for a model with these outputs.
+
+    Where a model gives numbers of classes and no scores, as a segmentation with ``ArgMax`` does,
+    accuracy and agreement are the share of numbers that are the right ones, or the float model's.
+    """
+    if metric.name not in (ACCURACY.name, AGREEMENT.name) or not gives_numbers(outputs):
+        return metric
+    return replace(metric, function=_same_numbers, about_classes=False, of_numbers=True)
 
 
 def _right_subsets(outputs: Batch, target: Any) -> Array:

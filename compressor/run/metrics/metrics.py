@@ -13,7 +13,7 @@ import numpy as np
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
 from compressor.graph.output_parts import OutputParts, named_parts
-from compressor.run.metrics.scores import UnfitError, scores_first
+from compressor.run.metrics.scores import UnfitError, numbers_first, scores_first
 from compressor.run.verdicts.statistics import MOST_LOG, Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
@@ -37,6 +37,7 @@ class Metric:
         against_float: the target is the float model's output, not a label.
         exponential: per-sample values are logarithms; the mean is exponentiated.
         about_classes: it reads scores of classes, which :meth:`sampled` puts first, classes last.
+        of_numbers: it reads numbers of classes, which :meth:`sampled` puts first.
         figure: for a figure of the whole corpus, makes one value a sample of what the function
             returns, ``[N, parts]``; their mean is the figure.
         of_tokens: tokens that the attention mask leaves out do not count.
@@ -57,6 +58,7 @@ class Metric:
     against_float: bool = False
     exponential: bool = False
     about_classes: bool = False
+    of_numbers: bool = False
     figure: Callable[[Array], Array] | None = None
     of_tokens: bool = False
     shows_worst: bool = False
@@ -137,7 +139,7 @@ class Metric:
         if not chosen and samples == 1:
             chosen = {name: array[None] for name, array in outputs.items()}
         if chosen:
-            return scores_first(chosen) if self.about_classes else chosen
+            return self._read_first(chosen)
         name, array = next(iter(outputs.items()))
         raise self._without_samples(f"{samples} samples", name, array.shape)
 
@@ -183,10 +185,15 @@ class Metric:
             for name, shape in shapes.items()
             if shape
         }
-        outputs = scores_first(outputs) if self.about_classes else outputs
+        outputs = self._read_first(outputs)
         sizes = shapes[next(iter(outputs))] if outputs else None
         if sizes and all(isinstance(size, int) for size in sizes[1:]):
             self.per_sample(outputs, outputs if target is None else target, 1)
+
+    def _read_first(self, outputs: Batch) -> Batch:
+        if self.of_numbers:
+            return numbers_first(outputs)
+        return scores_first(outputs) if self.about_classes else outputs
 
     def _without_samples(self, samples: str, name: str, shape: Sequence[object]) -> DataError:
         return DataError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, TensorSpec
 
 _IMAGE_AXES = 4
+_OPEN = 2  # stands for the size of an axis that a model leaves open
 
 
 class UnfitError(ValueError):
@@ -37,15 +38,19 @@ def scores_first(outputs: Batch) -> Batch:
 def scores_of(outputs: Batch) -> Array:
     """Return the scores ``[N, ..., classes]``; the largest one decides."""
     name, scores = next(iter(outputs.items()))
-    if not holds_scores(scores):
+    if holds_scores(scores):
+        return scores
+    if scores.dtype.kind == "f":
         raise UnfitError(
             f"needs scores of two classes at least, and output {name!r} is {scores.dtype}"
-            f"{list(scores.shape)}: one score is always the largest"
-            if scores.dtype.kind == "f"
-            else f"needs scores of classes, and output {name!r} is {scores.dtype}, not scores",
+            f"{list(scores.shape)}: one score is always the largest",
             "set metric: mse for an output of numbers, or a metric of your own",
         )
-    return scores
+    raise UnfitError(
+        f"needs scores of classes, and output {name!r} is {scores.dtype}, not scores",
+        "set metric: accuracy or agreement for an output of numbers of classes, mse for one of "
+        "other numbers, or a metric of your own",
+    )
 
 
 def holds_scores(array: Array) -> bool:
@@ -56,6 +61,33 @@ def holds_scores(array: Array) -> bool:
     kind, codes = array.dtype.kind, array.dtype.itemsize == 1
     typed = kind not in "iub" or (codes and kind != "b")
     return typed and array.ndim > 1 and array.shape[-1] != 1
+
+
+def holds_numbers(array: Array) -> bool:
+    """Return whether an array can hold numbers of classes: whole ones that are no scores."""
+    return array.dtype.kind in "iub" and (array.dtype.kind == "b" or array.dtype.itemsize > 1)
+
+
+def numbers_first(outputs: Batch) -> Batch:
+    """Return outputs in an order in which the first that :func:`holds_numbers` comes first."""
+    name = next((name for name, array in outputs.items() if holds_numbers(array)), None)
+    if name is None:
+        return outputs
+    return {name: outputs[name], **{n: a for n, a in outputs.items() if n != name}}
+
+
+def gives_numbers(outputs: Iterable[TensorSpec]) -> bool:
+    """Return whether a model decides for classes itself: an output has their numbers, none scores.
+
+    A map of classes, such as that of a segmentation, is one.
+    """
+    arrays: Batch = {}
+    for spec in outputs:
+        shape = tuple(size if isinstance(size, int) else _OPEN for size in spec.shape)
+        dtype = spec.dtype if spec.dtype in np.sctypeDict else "float32"
+        arrays[spec.name] = np.broadcast_to(np.zeros((), dtype), shape)
+    scores = (np.moveaxis(a, class_axis(a.shape), -1) for a in arrays.values() if a.ndim)
+    return not any(map(holds_scores, scores)) and any(map(holds_numbers, arrays.values()))
 
 
 def class_axis(shape: Sequence[int]) -> int:
