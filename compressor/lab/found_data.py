@@ -16,6 +16,7 @@ from compressor.calibration.sources.documents import objects
 from compressor.calibration.sources.file_source import FileSource, Header
 from compressor.calibration.sources.images import ImageFolderSource
 from compressor.errors import SpecError
+from compressor.types.tensors import TensorSpec
 
 _Value = TypeVar("_Value")
 _MOST = 200_000  # files that are looked at
@@ -170,6 +171,12 @@ def labels(arrays: Mapping[str, Header]) -> str:
     """Return the array with the class of each sample, by its usual names; empty without one."""
     classes = {n: a for n, a in arrays.items() if a.dtype.kind in "iu" and len(a.shape) == 1}
     return next((n for n in classes if n in LABELS), next(iter(named(classes, LABELS)), ""))
+
+
+def as_whole(output: TensorSpec, header: Header) -> TensorSpec:
+    """Return an output in the type of an array if both are whole numbers, of whatever width."""
+    whole = output.dtype.startswith(("int", "uint")) and header.dtype.kind in "iu"
+    return replace(output, dtype=header.dtype.name) if whole else output
 
 
 def named(values: Mapping[str, _Value], words: Sequence[str]) -> dict[str, _Value]:

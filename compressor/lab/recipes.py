@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import onnx_ir as ir
 from compressor import catalog
 from compressor.calibration.collect import make_observer
 from compressor.errors import ModelError, SpecError
-from compressor.graph.layers import layer_of
+from compressor.graph.blocks import values_read
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import is_quantized
 from compressor.graph.values import all_nodes
@@ -23,6 +23,8 @@ _CLASSICAL = "ai.onnx.ml"
 _HALVES = ("float16", "bfloat16")
 _TARGET = "ort-cpu"  # of the export in a starter spec
 _GROUPS = (128, 32)  # that presets of four bits have
+_BEHIND_SCORES = ("Softmax", "LogSoftmax", "Add", "Mul", "Div", "Identity", "Cast")
+_BEHIND_NUMBERS = ("Identity", "Cast", "Squeeze", "Reshape", "Unsqueeze")
 
 
 @dataclass(frozen=True)
@@ -145,15 +147,34 @@ def recipe_for(carrier: Carrier) -> Recipe:
 
 
 def scores_classes(carrier: Carrier) -> bool:
-    """Whether the only output has a score for each class: a layer gives it, or its softmax."""
+    """Whether the only output has a score for each class: a layer gives it, or its softmax.
+
+    It may be scaled, as where the classifier is one of cosines, or has a temperature.
+    """
     if Capability.GRAPH not in carrier.offers or len(carrier.outputs) != 1:
         return False
     if len(carrier.outputs[0].shape) != 2:
         return False
+    constants = _constants(carrier.graph())
     node = carrier.graph().graph.outputs[0].producer()
-    while node is not None and operator(node).name in ("Softmax", "LogSoftmax", "Add"):
-        node = next((i.producer() for i in node.inputs if i is not None and i.producer()), None)
-    return node is not None and layer_of(node) is not None
+    while node is not None and operator(node).name in _BEHIND_SCORES:
+        computed = [i for i in node.inputs if i is not None and _varies(i, constants)]
+        if operator(node).arithmetic in ("*", "/") and len(computed) != 1:
+            return False  # a gate
+        node = computed[0].producer() if computed else None
+    if node is None:
+        return False
+    return operator(node).is_product and not _both_vary(node, constants)
+
+
+def decides(carrier: Carrier) -> bool:
+    """Whether the only output holds numbers of classes: ``ArgMax`` gives them."""
+    if Capability.GRAPH not in carrier.offers or len(carrier.outputs) != 1:
+        return False
+    node = carrier.graph().graph.outputs[0].producer()
+    while node is not None and operator(node).name in _BEHIND_NUMBERS and node.inputs[0]:
+        node = node.inputs[0].producer()
+    return node is not None and operator(node).name == "ArgMax"
 
 
 def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
@@ -164,7 +185,7 @@ def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
     linear = sum(layer.parameters for layer in layers if layer.is_linear)
     if recurrent > max(convolutional, linear):
         return "a recurrent network", (_FUSE, _DYNAMIC)
-    if convolutional > linear or not _attends(carrier.graph()):
+    if convolutional > linear or not _attends(carrier.graph(), softmax=convolutional > 0):
         if convolutional > linear and not recurrent:
             return "a convolutional network", (_FUSE, _STATIC)
         counts = {"convolutional": convolutional, "linear": linear, "recurrent": recurrent}
@@ -175,10 +196,51 @@ def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
     return ENCODER.title, ENCODER.steps
 
 
-def _attends(model: ir.Model) -> bool:
-    """Whether products of activations with each other are computed, as attention does."""
-    nodes = all_nodes(model.graph)
-    return any(operator(n).is_matmul and layer_of(n) is None for n in nodes)
+def _attends(model: ir.Model, *, softmax: bool) -> bool:
+    """Whether products of activations with each other are computed, as attention does.
+
+    Args:
+        softmax: one operand has to be a softmax. The products of convolutional networks that
+            compute their own weights are no attention.
+    """
+    constants = _constants(model)
+    products = [
+        n for n in all_nodes(model.graph) if operator(n).is_matmul and _both_vary(n, constants)
+    ]
+    return any(not softmax or _reads_softmax(n) for n in products)
+
+
+def _constants(model: ir.Model) -> set[ir.Value]:
+    """Return the values that depend on stored ones or on shapes alone, initializers aside."""
+    constants: set[ir.Value] = set()
+    for node in all_nodes(model.graph):
+        shape = operator(node).name in ("Shape", "Size")
+        if shape or not any(_varies(value, constants) for value in values_read(node)):
+            constants.update(node.outputs)
+    return constants
+
+
+def _varies(value: ir.Value | None, constants: Collection[ir.Value]) -> bool:
+    return value is not None and not value.is_initializer() and value not in constants
+
+
+def _both_vary(node: ir.Node, constants: Collection[ir.Value]) -> bool:
+    return all(_varies(value, constants) for value in node.inputs[:2])
+
+
+def _reads_softmax(product: ir.Node) -> bool:
+    """Whether an operand of a product is a softmax, whatever moves or scales it on its way."""
+    left, seen = list(product.inputs), set[ir.Node]()
+    while left:
+        value = left.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in seen or operator(node).is_product:
+            continue
+        if operator(node).name == "Softmax":
+            return True
+        seen.add(node)
+        left += node.inputs
+    return False
 
 
 def _gives_words(model: ir.Model, layers: Sequence[Layer]) -> bool:

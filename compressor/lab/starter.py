@@ -19,6 +19,7 @@ from compressor.lab.recipes import (
     USUAL,
     Recipe,
     check_worth,
+    decides,
     recipe_for,
     scores_classes,
 )
@@ -158,7 +159,8 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
     )
     scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
     numbers = given.answers(inputs, carrier.outputs)
-    metric = AGREEMENT if scores_classes(carrier) and not numbers else COSINE
+    classes = decides(carrier) or (scores_classes(carrier) and not numbers)
+    metric = AGREEMENT if classes else COSINE
     data = given.part(inputs, calibrated=calibrated, scored=scored, metric=metric)
     if not data:
         if not why and given.found is not None and given.found.feeds:
@@ -191,6 +193,8 @@ def _arrays(
     first = inputs[0].shape[:1] if inputs else ()
     batch = first[0] if first and isinstance(first[0], int) else BATCH
     label = given.label(inputs) if metric == AGREEMENT or given.of_classes else ""
+    if metric == AGREEMENT and given.suits(classes=True):  # numbers of classes, as outputs are
+        label = numbers or label
     named = f"target: {scalar(label or numbers or LABEL)}"
     target = named if label else f"# {named}{OF_ANSWERS}"
     own = CALIBRATION.format(mapping=_mapping(given.names(inputs, typical)), batch=batch)

@@ -14,7 +14,7 @@ from compressor.calibration.sources.audio import WavFolderSource, extractor_file
 from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
 from compressor.errors import SpecError, printable, suggestion
-from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, beside, labels, look_at
+from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, as_whole, beside, labels, look_at
 from compressor.lab.starter_parts import ACCURACY, ALONE, BATCH, COSINE, FILES, FILES_FOR_RANGES
 from compressor.lab.text_fields import texts_of
 from compressor.spec.source_text import scalar
@@ -214,7 +214,7 @@ class Given:
         return names
 
     def answers(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
-        """Return the array of floats that has the form of the only output and is no input.
+        """Return the array that has the form of the only output and is no input.
 
         A model whose right answers have the form of its output estimates numbers, and no classes.
         """
@@ -222,7 +222,8 @@ class Given:
         taken = set(self.names(inputs, arrays).values())
         if len(outputs) != 1 or not taken <= arrays.keys():
             return ""
-        like = [n for n, a in arrays.items() if n not in taken and self._fits(outputs[0], a)]
+        left = {n: a for n, a in arrays.items() if n not in taken}
+        like = [n for n, a in left.items() if self._fits(as_whole(outputs[0], a), a)]
         return like[0] if len(like) == 1 else ""
 
     def _fits(self, spec: TensorSpec, header: Header) -> bool:

@@ -15,7 +15,7 @@ from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError, argument
 from compressor.lab.found_data import Found
-from compressor.lab.recipes import scores_classes
+from compressor.lab.recipes import decides, scores_classes
 from compressor.lab.starter import starter_text
 from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.tune.recipe import REMEDIES
@@ -86,7 +86,8 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     carrier = opened.carrier
     if metric is None and value.get("metric") in (None, "accuracy"):  # which needs labels
         numbers = given.answers(carrier.inputs, carrier.outputs)
-        value["metric"] = "agreement" if scores_classes(carrier) and not numbers else "cosine"
+        classes = decides(carrier) or (scores_classes(carrier) and not numbers)
+        value["metric"] = "agreement" if classes else "cosine"
     _map_only_array(value["data"], spec, carrier)
     spec = check_spec(Document(folder / model.name, value))
     _check_labels(spec, metric)
