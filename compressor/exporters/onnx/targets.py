@@ -11,7 +11,7 @@ from onnx_ir import DataType
 
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import all_nodes, computes_scale, constant_of, input_of
+from compressor.graph.values import all_nodes, computes_scale, constant_of, input_of, static_shape
 from compressor.types.layer_rules import TO_FLOATS
 
 _INT8 = frozenset({DataType.INT8, DataType.UINT8})
@@ -31,6 +31,7 @@ class Target:
         asymmetric: zero points other than 0 are accepted.
         integer_bias: biases may be int32 with a scale.
         integer_operators: operators on integers, such as ``QLinearConv``, are accepted.
+        fixed: operators that need a known length of every axis of what they read first.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Target:
     asymmetric: bool = True
     integer_bias: bool = True
     integer_operators: bool = True
+    fixed: frozenset[str] = frozenset()
 
 
 TARGETS: dict[str, Target] = {
@@ -67,6 +69,7 @@ TARGETS: dict[str, Target] = {
         | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E5M2},
         scales=_HALVES | {DataType.FLOAT8E4M3FN, DataType.FLOAT8E8M0},
         computes=_HALVES | {DataType.DOUBLE},
+        fixed=frozenset({"STFT"}),
     ),
     "tensorrt": Target(
         title="TensorRT",
@@ -105,6 +108,23 @@ def first_breach(model: ir.Model, target: Target, *, evaluate: bool) -> tuple[st
     node, reason, remedy = first
     more = f" (and {others} more like it)" if others else ""
     return Owners(model).subject(node), reason + more, remedy
+
+
+def _open_axes(node: ir.Node, target: Target) -> tuple[str, str] | None:
+    if operator(node).name not in target.fixed or node.graph is None:
+        return None
+    value = input_of(node, 0)
+    if value is None or static_shape(value) is not None:
+        return None
+    named = next((v for v in node.graph.inputs if static_shape(v) is None), None)
+    if named is None:  # all lengths follow from those of the inputs
+        return None
+    return (
+        f"{target.title} takes {node.op_type} of a fixed shape only, and axes of input "
+        f"{named.name!r} are open",
+        f"give every axis of {named.name!r} a number, such as batch 1, in model.inputs of a module "
+        "or where the file is made; or leave this export out",
+    )
 
 
 def _integer_operator(node: ir.Node, target: Target) -> tuple[str, str] | None:
@@ -256,7 +276,14 @@ def _names(dtypes: frozenset[DataType]) -> str:
 
 
 _Rule = Callable[[ir.Node, Target], "tuple[str, str] | None"]
-_RULES: tuple[_Rule, ...] = (_integer_operator, _folded, _stored_type, _scale_type, _float_type)
+_RULES: tuple[_Rule, ...] = (
+    _open_axes,
+    _integer_operator,
+    _folded,
+    _stored_type,
+    _scale_type,
+    _float_type,
+)
 
 
 class Owners:

@@ -84,7 +84,7 @@ class OpenvinoExporter(Exporter):
                 raise ArtifactError(
                     "export openvino",
                     f"OpenVINO does not take the graph ({last_line(error)})",
-                    "leave it out, or export onnx with target: openvino",
+                    "leave it out, or export onnx for another target",
                 ) from error
         return (path, directory / _WEIGHTS)
 

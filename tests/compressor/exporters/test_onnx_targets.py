@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from onnx import parser, shape_inference
 
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters import OnnxExporter
-from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.exporters.openvino.exporter import OpenvinoExporter
+from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from tests.compressor.exporters.hand_made import CONTEXT, FEATURES, Builder, codes, entry, quantized
 
 INT8, UINT8 = ir.DataType.INT8, ir.DataType.UINT8
@@ -126,3 +129,26 @@ def test_bfloat16_does_not_run_on_the_cpu() -> None:
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(ValueError, match="ort-cpu"):
         OnnxExporter.model_validate({"target": "abacus"})
+
+
+@pytest.mark.parametrize("batch", ["n", 1])
+def test_a_transform_for_openvino_needs_a_fixed_batch(
+    batch: str | int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan passed it, and the run ended with two remedies that did not work."""
+    graph = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 21]>
+        g (float[{batch}, 64, 1] wave) => (float[{batch}, frames, bins, 2] y)
+        <int64 step = {{8}}, int64 length = {{16}}>
+        {{ y = STFT (wave, step, , length) }}
+    """)
+    onnx.save(shape_inference.infer_shapes(graph), tmp_path / "m.onnx")
+    carrier = open_onnx(tmp_path / "m.onnx", 21)
+    monkeypatch.setattr(OpenvinoExporter, "need_package", lambda *_: None)
+    OnnxExporter().check(carrier)
+    for exporter in (OnnxExporter(target="openvino"), OpenvinoExporter()):
+        if batch == 1:
+            exporter.check(carrier)
+            continue
+        with pytest.raises(SpecError, match=r"STFT.*input 'wave' are open; .*every axis of 'wave'"):
+            exporter.check(carrier)
