@@ -209,8 +209,7 @@ class PruneStructured(GraphPass):
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Remove as many channels, though not the same: no weight is looked at."""
-        graph = carrier.graph()
-        analysis = analyse(graph)
+        graph, analysis = carrier.graph(), analyse(carrier.graph())
         planned = self.selector(carrier, analysis.channels, context).planned()
         smaller, kept = remove_channels(graph, analysis, planned)
         return carrier.with_channels(smaller, kept, planned=True)
