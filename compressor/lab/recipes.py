@@ -23,8 +23,8 @@ _CLASSICAL = "ai.onnx.ml"
 _HALVES = ("float16", "bfloat16")
 _TARGET = "ort-cpu"  # of the export in a starter spec
 _GROUPS = (128, 32)  # that presets of four bits have
-_BEHIND_SCORES = ("Softmax", "LogSoftmax", "Add", "Mul", "Div", "Identity", "Cast")
-_BEHIND_NUMBERS = ("Identity", "Cast", "Squeeze", "Reshape", "Unsqueeze")
+_BEHIND_SCORES = ("Softmax", "LogSoftmax", "Add", "Mul", "Div")
+_KEEPS = ("same", "type")  # how an operator moves what it reads
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def scores_classes(carrier: Carrier) -> bool:
         return False
     constants = _constants(carrier.graph())
     node = carrier.graph().graph.outputs[0].producer()
-    while node is not None and operator(node).name in _BEHIND_SCORES:
+    while node is not None and _behind_scores(node):
         computed = [i for i in node.inputs if i is not None and _varies(i, constants)]
         if operator(node).arithmetic in ("*", "/") and len(computed) != 1:
             return False  # a gate
@@ -167,14 +167,22 @@ def scores_classes(carrier: Carrier) -> bool:
     return operator(node).is_product and not _both_vary(node, constants)
 
 
+def _behind_scores(node: ir.Node) -> bool:
+    row = operator(node)
+    return row.name in _BEHIND_SCORES or row.moves in _KEEPS
+
+
 def decides(carrier: Carrier) -> bool:
     """Whether the only output holds numbers of classes: ``ArgMax`` gives them."""
     if Capability.GRAPH not in carrier.offers or len(carrier.outputs) != 1:
         return False
     node = carrier.graph().graph.outputs[0].producer()
-    while node is not None and operator(node).name in _BEHIND_NUMBERS and node.inputs[0]:
+    while node is not None and operator(node).moves not in ("", "padded") and node.inputs[0]:
         node = node.inputs[0].producer()
-    return node is not None and operator(node).name == "ArgMax"
+    if node is None:
+        return False
+    row = operator(node)  # a reduction that chooses an index
+    return row.family == "reduction" and row.float16 == "choice"
 
 
 def _choice(carrier: Carrier) -> tuple[str, tuple[Step, ...]]:
@@ -214,7 +222,7 @@ def _constants(model: ir.Model) -> set[ir.Value]:
     """Return the values that depend on stored ones or on shapes alone, initializers aside."""
     constants: set[ir.Value] = set()
     for node in all_nodes(model.graph):
-        shape = operator(node).name in ("Shape", "Size")
+        shape = operator(node).family == "shape"
         if shape or not any(_varies(value, constants) for value in values_read(node)):
             constants.update(node.outputs)
     return constants
