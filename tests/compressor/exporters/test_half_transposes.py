@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ import sys
 import onnxruntime
 import onnx_ir as ir
 from compressor.models.onnx.ort_runner import graph_runner
-onnxruntime.InferenceSession(sys.argv[2], providers=["CPUExecutionProvider"])
-graph_runner(ir.load(sys.argv[1]))
+for before, written in zip(sys.argv[1::2], sys.argv[2::2]):
+    onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    graph_runner(ir.load(before))
 """
 
 
@@ -48,26 +50,34 @@ def turned(order: list[int], *, cast: bool, shared: bool) -> ir.Model:
     return model
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("cast", [False, True])
-@pytest.mark.parametrize("order", [[1, 0, 2], [1, 2, 0], [1, 2, 0, 3]])
-def test_they_open_and_give_the_same(
-    order: list[int], cast: bool, shared: bool, tmp_path: Path
-) -> None:
+CASES = list(product(([1, 0, 2], [1, 2, 0], [1, 2, 0, 3]), (False, True), (False, True)))
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Open all in one process, which would not come to its end."""
+    folder, files = tmp_path_factory.mktemp("half"), list[Path]()
+    for order, cast, shared in CASES:
+        model = turned(order, cast=cast, shared=shared)
+        for written in (model, in_form_for("ort-cpu", model, "float32")):
+            files.append(folder / f"{len(files)}.onnx")
+            ir.save(written, files[-1])
+        onnx.checker.check_model(files[-1], full_check=True)
+    subprocess.run([sys.executable, "-c", OPENED, *files], check=True)
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(("order", "cast", "shared"), CASES)
+def test_they_open_and_give_the_same(order: list[int], cast: bool, shared: bool) -> None:
     model = turned(order, cast=cast, shared=shared)
     formed = in_form_for("ort-cpu", model, "float32")
     assert formed is not model
-    files = [tmp_path / name for name in ("model.onnx", "formed.onnx")]
-    for file, written in zip(files, (model, formed), strict=True):
-        ir.save(written, file)
-    onnx.checker.check_model(files[1], full_check=True)
-    subprocess.run([sys.executable, "-c", OPENED, *files], check=True)
     size = tuple(int(d) for d in model.graph.inputs[0].shape or ())
     batch = {"x": np.random.default_rng(1).standard_normal(size).astype(np.float16)}
     found = graph_runner(formed).run(batch)
     exact = batch["x"].transpose(order)
-    product = exact.astype(np.float32) @ model.graph.initializers["w"].const_value.numpy()
-    np.testing.assert_allclose(found["y"].astype(np.float32), product, rtol=0.01, atol=0.01)
+    expected = exact.astype(np.float32) @ model.graph.initializers["w"].const_value.numpy()
+    np.testing.assert_allclose(found["y"].astype(np.float32), expected, rtol=0.01, atol=0.01)
     if shared:
         np.testing.assert_array_equal(found["z"], np.maximum(exact, 0))
 
