@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -65,15 +63,3 @@ def test_channels_of_zeros_and_of_extreme_magnitudes():
     assert found(ChannelClip(), values)[0] == 0
     assert found(ChannelClip(), values).isfinite().all()
     assert torch.equal(found(ChannelClip(), torch.zeros(2, 3)), torch.zeros(3))
-
-
-def test_what_it_refuses():
-    observer = ChannelClip(axis=1)
-    with pytest.raises(ValueError, match="no values"):
-        observer.result(observer.start())
-    with pytest.raises(ValueError, match="not finite"):
-        observer.update(observer.start(), torch.tensor([[0.0, math.nan]]))
-    with pytest.raises(ValueError, match="3 and 4 long"):
-        observer.update(observer.update(observer.start(), torch.ones(1, 3)), torch.ones(1, 4))
-    with pytest.raises(ValueError, match="rank 1"):
-        observer.update(observer.start(), torch.ones(3))

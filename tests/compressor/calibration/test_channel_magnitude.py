@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressor.calibration.collect import collect
+from compressor.calibration.observers.channel_clips import ChannelClip
 from compressor.calibration.observers.channels import ChannelMagnitude
 from compressor.errors import DataError
 from compressor.types.statistics import Request
@@ -48,8 +49,8 @@ def test_half_precision_and_integers_are_summed_in_double():
     assert observer.result(observer.update(observer.start(), whole)) == 2.0**20
 
 
-def test_what_it_refuses():
-    observer = ChannelMagnitude(axis=1)
+@pytest.mark.parametrize("observer", [ChannelMagnitude(axis=1), ChannelClip(axis=1)])
+def test_what_it_refuses(observer: ChannelMagnitude | ChannelClip):
     with pytest.raises(ValueError, match="no values"):
         observer.result(observer.start())
     with pytest.raises(ValueError, match="not finite"):

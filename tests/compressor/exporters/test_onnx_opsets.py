@@ -29,6 +29,7 @@ from tests.compressor.exporters.hand_made import (
     sample,
     stored,
 )
+from tests.compressor.graph.test_inference import with_sequences
 
 
 def test_an_opset_that_nobody_knows() -> None:
@@ -45,19 +46,7 @@ def test_an_opset_too_low_for_4_bits_names_the_layer() -> None:
 
 
 def test_sequences_and_optional_values_have_types_of_their_own(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
-        helper.make_node("SequenceInsert", ["s", "x"], ["longer"]),
-        helper.make_node("Optional", ["longer"], ["maybe"]),
-        helper.make_node("OptionalGetElement", ["maybe"], ["got"]),
-        helper.make_node("ConcatFromSequence", ["got"], ["y"], axis=0),
-    ]
-    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, 3]) for n in "xy")
-    graph = helper.make_graph(nodes, "g", [x], [y])
-    opsets = [helper.make_opsetid("", 21)]
-    path = tmp_path / "source.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
-    carrier, made = open_onnx(path, 21), OnnxExporter()
+    carrier, made = open_onnx(with_sequences(tmp_path / "source.onnx"), 21), OnnxExporter()
     made.check(carrier)
     written = made.write(carrier, tmp_path, CONTEXT)[0]
     given = np.ones((2, 3), np.float32)

@@ -29,7 +29,8 @@ def written(path: Path, nodes: list[onnx.NodeProto], *tensors: onnx.TensorProto)
     return path
 
 
-def test_sequences_and_optional_values_keep_their_types(tmp_path: Path) -> None:
+def with_sequences(path: Path) -> Path:
+    """Write a model whose values are sequences, one of them optional."""
     nodes = [
         helper.make_node("SequenceConstruct", ["x", "x"], ["s"]),
         helper.make_node("SequenceInsert", ["s", "x"], ["longer"]),
@@ -37,7 +38,11 @@ def test_sequences_and_optional_values_keep_their_types(tmp_path: Path) -> None:
         helper.make_node("OptionalGetElement", ["maybe"], ["got"]),
         helper.make_node("ConcatFromSequence", ["got"], ["y"], axis=0),
     ]
-    carrier = open_onnx(written(tmp_path / "m.onnx", nodes), 21)
+    return written(path, nodes)
+
+
+def test_sequences_and_optional_values_keep_their_types(tmp_path: Path) -> None:
+    carrier = open_onnx(with_sequences(tmp_path / "m.onnx"), 21)
     types = {v.name: v.type for node in all_nodes(carrier.graph().graph) for v in node.outputs}
     sequence = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
     assert types["longer"] == types["got"] == sequence
