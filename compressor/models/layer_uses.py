@@ -22,6 +22,8 @@ _LARGE_TABLE = 1 << 16
 """Weights from which a table is worth the nodes that look rows up in its codes."""
 OUTPUT_LAYERS = ("lm_head", "embed_out")
 """Names of layers that make scores of tokens."""
+MIXED = "its readers disagree about what its output channels are"
+"""Why a weight with a scale for each output channel cannot be multiplied as codes."""
 _EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?.+")
 _SINGLE = re.compile(r"\.experts\.\d+\.")
 _FUSED_AXES = 3

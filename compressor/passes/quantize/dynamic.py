@@ -17,7 +17,7 @@ from compressor.graph.codes import Codes, obstacle, read_through, store_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.stored_weights import is_quantized
-from compressor.models.layer_uses import computed_weights, paired_positions, small_table
+from compressor.models.layer_uses import MIXED, computed_weights, paired_positions, small_table
 from compressor.passes.quantize.cast.rewrite import in_single
 from compressor.passes.quantize.dynamic_operators import (
     DynamicWriter,
@@ -165,7 +165,7 @@ class QuantizeDynamic(GraphPass):
             if reason:
                 return reason
             if other.output_axis != layer.output_axis:
-                return "its readers disagree about what its output channels are"
+                return MIXED
         return ""
 
     def _quantized(

@@ -12,11 +12,10 @@ import onnx_ir as ir
 from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
 from compressor.graph.layers import graph_layers, layer_of, layers_with_nodes
-from compressor.graph.values import INTEGER_CODES, constant_of
-from compressor.models.layer_uses import paired_positions, small_table
+from compressor.models.layer_uses import MIXED, paired_positions, small_table
 from compressor.passes.quantize.maths.affine import activation_parameters
-from compressor.passes.quantize.static.ends import end_layers, feeds_steep
 from compressor.passes.quantize.static.islands import Choice, choose
+from compressor.passes.quantize.static.obstacles import end_layers, feeds_steep, no_kernel
 from compressor.passes.quantize.static.options import (
     ActivationOptions,
     QuantizeRule,
@@ -46,7 +45,6 @@ from compressor.types.passes import PassContext
 from compressor.types.statistics import ChannelGrid, Moments, Request
 
 _STEEP = "a root or a logarithm of its output makes what rounding adds to small values large"
-_COMPUTED = "its weight is computed or has other readers"
 _BYTE = 8
 _ROWS = Scheme(_BYTE)  # of tables, whose rows are looked up before they become floats
 _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products that cannot overflow
@@ -156,7 +154,7 @@ class StaticSettings:
             SpecError: a rule matches no layer.
         """
         readers = {node: layer for layer, node in layers_with_nodes(model)}
-        nodes = {layer.name: node for node, layer in readers.items()}
+        nodes = {layer.name: node for node, layer in reversed(readers.items())}
         layers = graph_layers(model)
         placeable = {
             layer.name
@@ -169,7 +167,7 @@ class StaticSettings:
         schemes, reasons = dict[str, Scheme](), dict[str, str]()
         for layer in layers:
             rule = rules[layer.name]
-            reason = skip_reason(rule) or _kept(layer, nodes.get(layer.name), self.profile)
+            reason = skip_reason(rule) or no_kernel(layer, nodes.get(layer.name), self.profile)
             if not reason and layer.name not in placeable:
                 reason = why_not_placed(nodes.get(layer.name))
             if not reason and rule is None and feeds_steep(nodes[layer.name]):
@@ -246,15 +244,15 @@ class Decision:
 
     @cached_property
     def nodes(self) -> dict[str, ir.Node]:
-        """The (last) node that multiplies with each layer's weight, by the layer's name."""
-        return {layer.name: node for node, layer in self.readers.items()}
+        """The first node that multiplies with each layer's weight, by the layer's name."""
+        return {layer.name: node for node, layer in reversed(list(self.readers.items()))}
 
     @cached_property
     def stored(self) -> Mapping[str, Scheme]:
         """Schemes of weights that are stored as codes and computed with as floats, by layer.
 
-        They are large tables, those of recurrent layers, those in branches and bodies, and those
-        that are computed with faster as floats.
+        They are large tables, those of recurrent layers, those in branches and bodies, those that
+        are computed with faster as floats, and those that are also read transposed.
         """
         target = self.settings.profile.target
         if target == "tensorrt":  # its Gather and LSTM read floats
@@ -266,7 +264,8 @@ class Decision:
             rule = rule_of(self.settings.rules, layer.name)
             scheme = _ROWS if layer.is_table else self.settings.weight_scheme(layer, rule)
             fits = recurrent if layer.is_recurrent else layer.weight not in outside
-            fits = (not small_table(layer) if layer.is_table else fits) or layer.name in self.faster
+            fits = not small_table(layer) if layer.is_table else fits
+            fits = fits or layer.name in self.faster or self.reasons.get(layer.name) == MIXED
             if layer.name in self.schemes or skip_reason(rule) or not fits:
                 continue
             scheme = replace(scheme, signed=True, paired=None)  # no product of bytes
@@ -374,26 +373,3 @@ class Decision:
             if grid is not None and (signed or common_code(grid) is None):
                 grids[pixel.layer.name] = levels_of(grid, signed=signed)
         return grids
-
-
-_CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
-
-
-def _kept(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
-    if layer.dtype in _CODE_TYPES:
-        return "it is quantized already"
-    if node is None:
-        return "the weight of a recurrent layer"
-    if node.op_type not in profile.layers:
-        other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
-        return profile.kept.get(node.op_type, other)
-    if layer.is_linear and (
-        node.attributes.get_float("alpha", 1.0) != 1.0
-        or node.attributes.get_float("beta", 1.0) != 1.0
-        or node.attributes.get_int("transA", 0) != 0
-    ):
-        return "its alpha, beta or transA has no integer kernel"
-    weight = node.inputs[1]
-    if weight is None or constant_of(weight) is None or weight.is_graph_output():
-        return _COMPUTED
-    return "" if all(use.idx == 1 for use in weight.uses()) else _COMPUTED

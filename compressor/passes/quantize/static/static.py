@@ -16,7 +16,7 @@ from compressor.graph.codes import attach_codes
 from compressor.graph.editing import Editor
 from compressor.graph.layers import moment_request
 from compressor.graph.stored_weights import is_quantized
-from compressor.models.layer_uses import computed_weights, paired_positions
+from compressor.models.layer_uses import MIXED, computed_weights, paired_positions
 from compressor.passes.fuse.patterns import with_gemms
 from compressor.passes.prepare.balance import span_requests
 from compressor.passes.prepare.groups import scale_map
@@ -241,6 +241,8 @@ class QuantizeStatic(GraphPass):
             here = node.graph is decision.model.graph and layer.columns <= _MOST_COLUMNS
             if layer.name not in coded or looks_up or not here:
                 continue
+            if decision.reasons.get(layer.name) == MIXED:
+                continue  # what suits one reader's inputs may harm the other
             request = moment_request(layer, node)
             if request is not None:
                 requests[layer.name] = request

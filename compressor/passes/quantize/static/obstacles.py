@@ -1,4 +1,4 @@
-"""Where in a network a layer lies: at its ends, or in front of a root or a logarithm."""
+"""What speaks against integers in a layer: where it lies, how it computes, who reads its weight."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Mapping
 import onnx_ir as ir
 
 from compressor.graph.blocks import values_read
+from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
-from compressor.passes.quantize.static.placement import computed_inputs
+from compressor.graph.values import INTEGER_CODES, constant_of
+from compressor.models.layer_uses import MIXED
+from compressor.passes.quantize.static.placement import Profile, computed_inputs
 from compressor.types.layers import Layer
+
+_CODE_TYPES = frozenset(code.numpy().name for code in INTEGER_CODES)
+_COMPUTED = "its weight is computed or has other readers"
 
 
 def end_layers(model: ir.Model, readers: Mapping[ir.Node, Layer]) -> frozenset[str]:
@@ -72,3 +78,27 @@ def feeds_steep(node: ir.Node) -> bool:
 def _is_alone(node: ir.Node) -> bool:
     """Whether a node's inputs are one value."""
     return len(set(node.inputs)) == 1
+
+
+def no_kernel(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
+    """Return why no integer kernel computes a layer at a node; empty if one does."""
+    if layer.dtype in _CODE_TYPES:
+        return "it is quantized already"
+    if node is None:
+        return "the weight of a recurrent layer"
+    if node.op_type not in profile.layers:
+        other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
+        return profile.kept.get(node.op_type, other)
+    if layer.is_linear and (
+        node.attributes.get_float("alpha", 1.0) != 1.0
+        or node.attributes.get_float("beta", 1.0) != 1.0
+        or node.attributes.get_int("transA", 0) != 0
+    ):
+        return "its alpha, beta or transA has no integer kernel"
+    weight = node.inputs[1]
+    if weight is None or constant_of(weight) is None or weight.is_graph_output():
+        return _COMPUTED
+    readers = [layer_of(use.node) for use in weight.uses() if use.idx == 1]
+    if len(readers) < len(weight.uses()):
+        return _COMPUTED
+    return MIXED if any(r and r.output_axis != layer.output_axis for r in readers) else ""
