@@ -7,7 +7,7 @@ across groups, and a prefix of it is removed, but for units that the target does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -201,12 +201,31 @@ class Ranking:
         attention. Then units of other groups stay, those of the greatest values first.
         """
         removed = self.removed(self.cut(cost, target))
-        left = [(q, int(removed[q.units].sum())) for q in self.queues]
+        return self.given_back(removed, self.queues, cost, target)
+
+    @staticmethod
+    def given_back(
+        removed: Flags,
+        queues: Iterable[Queue],
+        cost: Callable[[Flags], float],
+        target: float,
+    ) -> Flags:
+        """Return the units that go once groups have back what the target does not need.
+
+        Those of the greatest values come back first.
+
+        Args:
+            removed: the units that go, which is changed.
+            queues: how many units of each group may remain.
+            cost: of the model without some units.
+            target: what the cost may be.
+        """
+        left = [(q, int(removed[q.units].sum())) for q in queues]
         waiting = [(-q.values[gone - 1], i, gone) for i, (q, gone) in enumerate(left) if gone]
         heapify(waiting)
         while waiting:
             _, index, gone = heappop(waiting)
-            queue = self.queues[index]
+            queue = left[index][0]
             fewer = queue.fewer(gone)
             back = queue.units[fewer:gone]
             removed[back] = False

@@ -101,6 +101,7 @@ class Prunable:
 
     group: ChannelGroup
     remaining: Units  # how many may remain, ascending; the last is all of them
+    free: Units  # the same, where convolutions need not compute in blocks
     ratio: float | None  # the share that a layer's rule removes
 
 
@@ -184,8 +185,8 @@ def choose(
         group_rules = by_group.get(index, [])
         skipped = next((skip_reason(rule) for rule in group_rules if rule.skip), "")
         step = unit_step(channels, group, round_to)
-        counts = allowed_counts(len(group.units), step, minimum)
-        counts = in_blocks(channels, group, counts, readers)
+        free = allowed_counts(len(group.units), step, minimum)
+        counts = in_blocks(channels, group, free, readers)
         reason = group.frozen or skipped or _unranked(channels, group, criterion)
         if not reason and len(counts) == 1:
             size = len(group.units)
@@ -195,7 +196,7 @@ def choose(
             reasons[index] = reason
             continue
         ratios = [rule.ratio for rule in group_rules if rule.ratio is not None]
-        prunable.append(Prunable(group, counts, min(ratios, default=None)))
+        prunable.append(Prunable(group, counts, free, min(ratios, default=None)))
     ruled = frozenset(
         name for name, r in layer_rules.items() if r is not None and (r.skip or r.ratio is not None)
     )

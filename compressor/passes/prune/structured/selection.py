@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compressor.errors import SpecError
+from compressor.errors import SpecError, listed
 from compressor.passes.prune import criteria
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
 from compressor.passes.prune.structured.scores import SHARES, Sensitivity, solved_counts
 from compressor.passes.prune.structured.ties import Tie
-from compressor.types.channels import ChannelGroup, Flags
+from compressor.types.channels import ChannelGroup, Flags, Units
 
 _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "latency"}
+_FAR = 0.1  # as a share, by which blocks of channels may miss what is asked for
 _UNSTATED = ", or export layout: graph alone, for which more can go than config.json can state"
 
 
@@ -120,17 +121,25 @@ class Selector:
     def by_ratio(self, queues: Sequence[criteria.Queue]) -> Flags:
         """Remove the target's share, or that of its own rule, from each group."""
         flags = self.nothing
-        for ratio, queue in self._joined(queues):
-            flags[queue.nearest(self.target.value if ratio is None else ratio)] = True
+        for ratio, queue, free in self._joined(queues):
+            share = self.target.value if ratio is None else ratio
+            flags[_nearest(queue, free, share)] = True
         return flags
 
     def _joined(
         self, queues: Sequence[criteria.Queue]
-    ) -> list[tuple[float | None, criteria.Queue]]:
-        """Return the queues of groups that lose units together, and the share that a rule takes."""
+    ) -> list[tuple[float | None, criteria.Queue, criteria.Queue]]:
+        """Return the queues of groups that lose units together, and the share that a rule takes.
+
+        Each comes with the queue that holds where convolutions need not compute in blocks.
+        """
         if self.ties is None:
-            return [(p.ratio, queue) for p, queue in zip(self.prunable, queues, strict=True)]
-        return [(self.prunable[t.places[0]].ratio, t.queue(queues)) for t in self.ties]
+            return [
+                (p.ratio, queue, replace(queue, remaining=p.free))
+                for p, queue in zip(self.prunable, queues, strict=True)
+            ]
+        tied = [(self.prunable[t.places[0]].ratio, t.queue(queues)) for t in self.ties]
+        return [(ratio, queue, queue) for ratio, queue in tied]
 
     def ranking(
         self,
@@ -150,8 +159,8 @@ class Selector:
             for i, (p, queue) in enumerate(zip(self.prunable, queues, strict=True))
         ]
         joined = self._joined(valued)
-        gone = [queue.nearest(ratio) for ratio, queue in joined if ratio is not None]
-        ranked = [queue for ratio, queue in joined if ratio is None]
+        gone = [_nearest(queue, free, ratio) for ratio, queue, free in joined if ratio is not None]
+        ranked = [queue for ratio, queue, _ in joined if ratio is None]
         fixed = np.concatenate(gone) if gone else np.zeros(0, np.int64)
         return criteria.Ranking(tuple(ranked), self.choice.channels.count, fixed)
 
@@ -174,8 +183,38 @@ class Selector:
         return criteria.by_slope(queue, gone, losses, saved)
 
     def cut(self, ranking: criteria.Ranking) -> Flags:
-        """Remove as little of a ranking as the target allows."""
-        return ranking.needed(self.cost, self.target.value * self.cost(self.nothing))
+        """Remove as little of a ranking as the target allows.
+
+        Where blocks of channels are so coarse that the target is missed by more than a tenth, some
+        groups keep numbers of channels between them.
+        """
+        most = self.target.value * self.cost(self.nothing)
+        removed = ranking.needed(self.cost, most)
+        if self.ties is not None:
+            return removed
+        counts = [p.free for p in self.prunable if p.ratio is None]
+        free = [replace(q, remaining=n) for q, n in zip(ranking.queues, counts, strict=True)]
+
+        def last(queue: criteria.Queue) -> float:
+            return float(queue.values[removed[queue.units]].max(initial=-np.inf))
+
+        for queue in sorted(free, key=last, reverse=True):
+            if self.cost(removed) < (1 - _FAR) * most:
+                removed = ranking.given_back(removed, [queue], self.cost, most)
+        return removed
+
+    def notes(self, removed: Flags) -> tuple[str, ...]:
+        """Return which groups do not keep blocks of channels, in a sentence."""
+        left = [(p, len(p.group.units) - int(removed[p.group.units].sum())) for p in self.prunable]
+        names = [
+            f"{p.group.name} ({n} of {len(p.group.units)})" for p, n in left if n not in p.remaining
+        ]
+        if not names or self.target.kind == "latency":
+            return ()
+        return (
+            f"{listed(names, 3)}: not in blocks of 8 channels, which are faster in ONNX Runtime, "
+            "because blocks miss the target by more than a tenth; set round-to: 8 to keep blocks",
+        )
 
     def planned(self) -> Flags:
         """Return units whose removal gives about the sizes of the result, without any weights.
@@ -187,3 +226,10 @@ class Selector:
         if self.target.kind == "ratio":
             return self.by_ratio(queues)
         return self.cut(self.ranking(queues))
+
+
+def _nearest(queue: criteria.Queue, free: criteria.Queue, share: float) -> Units:
+    """Return the units to remove so that about a share goes; in blocks, if they come near it."""
+    gone = queue.nearest(share)
+    near = abs(len(gone) / len(queue.units) - share) <= _FAR
+    return gone if near else free.nearest(share)

@@ -182,6 +182,7 @@ class PruneStructured(GraphPass):
             *groups.frozen_notes(choice.channels),
             *groups.layout_notes(self.target, carrier, context),
             *self._latency_notes(carrier, selector, context),
+            *selector.notes(planned),
         )
         if self.reconstruct is False or not context.shapes:
             return Survey(rows, requests, notes)
@@ -287,6 +288,7 @@ class _Pruning:
         queues = self._selector.queues(found)
         sensitivities = self._sensitivities(queues)
         variant = self._chosen(queues, sensitivities)
+        self._notes += self._selector.notes(variant.removed)
         smaller, kept = self._removal.smaller(variant)
         probe = calibration_batch(self._samples, PROOF_SAMPLES)
         if variant.dropped:
