@@ -84,13 +84,7 @@ class CheckedTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Check all tensors that a function of torch takes, and call it on their memory."""
         del types
         keywords = dict(kwargs or {})
@@ -172,13 +166,7 @@ class LazyTensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a function of torch on the computed tensors.
 
         Here, and not below in ``__torch_dispatch__``, whose first use has torch import a quarter of
@@ -208,11 +196,7 @@ class LazyTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves func out
-        cls,
-        func: Any,
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
         """Refuse what no function of Python asked for; torch wants this method to exist.
 

@@ -28,13 +28,7 @@ class Known(Tensor):
     """A tensor whose values are read while a module is exported, which only sees them."""
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function outside of whatever records."""
         with _disable_current_modes():
             return super().__torch_function__(  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ parametrization's own ``right_inverse``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -134,13 +134,7 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of PyTorch
         super().__init__()  # type: ignore[no-untyped-call]  # of PyTorch
         self.names: set[str] = set()
 
-    def __torch_dispatch__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.add(str(func).rpartition(".")[0])
         return func(*args, **(kwargs or {}))
 

@@ -61,13 +61,7 @@ class OtherCalls(TorchFunctionMode):
     zeros and sums of products are made of real ones: it has no function for them.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
         if func in _CLAMPS and any(isinstance(x, float) for x in (*args, *given.values())):
             args = (args[0], *map(_as_float, args[1:]))
