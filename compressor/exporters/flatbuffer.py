@@ -44,17 +44,18 @@ class Flatbuffer:
     def __post_init__(self) -> None:
         self._left = _AGAIN * len(self.data) + _MORE
 
-    @property
-    def mark(self) -> bytes:
-        """The four bytes that tell formats apart."""
-        return bytes(self.data[_MARK])
-
-    def root(self) -> Table:
+    def root(self, mark: bytes | None = None) -> Table:
         """Return the table that all else hangs on.
 
+        Args:
+            mark: the four bytes that files of the format have; not compared if not given.
+
         Raises:
-            ValueError: the file is cut or damaged; so do all that read.
+            ValueError: the file is cut, damaged or of another format; so do all that read.
         """
+        found = bytes(self.data[_MARK])
+        if mark is not None and found != mark:
+            raise ValueError(f"it begins with {found!r} and not with {mark!r}")
         return Table(self, self.indirect(0))
 
     def number(self, place: int, kind: str) -> int | float:

@@ -21,10 +21,7 @@ def ort_model(data: memoryview) -> tuple[ModelProto, str]:
     Raises:
         ValueError: it is cut, damaged or of another format.
     """
-    file = Flatbuffer(data)
-    if file.mark != MARK:
-        raise ValueError(f"it begins with {file.mark!r} and not with {MARK!r}")
-    root = file.root()
+    root = Flatbuffer(data).root(MARK)
     held = needed(root, 1, "model")
     model = ModelProto(ir_version=held.number(0, "q"))
     for entry in held.tables(1):

@@ -28,9 +28,7 @@ def with_sorted_kernels(data: bytes) -> bytes:
     """
     try:
         file = Flatbuffer(memoryview(data))
-        if file.mark != MARK:
-            raise ValueError("it has no mark")
-        root = file.root()
+        root = file.root(MARK)
         model, kernels = needed(root, _MODEL, "model"), needed(root, _KERNELS, "list of kernels")
         body, text = model.place, file.indirect(root.at(_VERSION))
         start = min(body, body - int(file.number(body, "i")))  # it may lie behind its own layout

@@ -64,10 +64,7 @@ def inspect_executorch(path: Path) -> ModelContents:
         ModelError: it is none, or cut or damaged.
     """
     with mapped(path, f"an {_KIND}") as data:
-        file = Flatbuffer(data)
-        if file.mark != _MARK:
-            raise ValueError(f"it begins with {file.mark!r} and not with {_MARK!r}")
-        program = _Program(file, file.root())
+        program = _Program(Flatbuffer(data).root(_MARK))
         plans = {plan.text(0): plan for plan in program.root.tables(1)}
         interface = plans.pop(_INTERFACE, None)
         if not plans:
@@ -88,7 +85,6 @@ def inspect_executorch(path: Path) -> ModelContents:
 class _Program:
     """A program, and what its methods hold together."""
 
-    file: Flatbuffer
     root: Table
     operators: list[str] = field(default_factory=list)
     stored: list[Stored] = field(default_factory=list)
@@ -96,7 +92,7 @@ class _Program:
 
     def __post_init__(self) -> None:
         base = 0
-        mark, length, _, start = _HEADER.unpack(self.file.part(8, _HEADER.size))
+        mark, length, _, start = _HEADER.unpack(self.root.file.part(8, _HEADER.size))
         if mark == _HEADER_MARK and length >= _HEADER.size:
             base = start
         self._segments = [
@@ -108,7 +104,7 @@ class _Program:
         """Return the bytes of a segment."""
         if index >= len(self._segments):
             raise ValueError(f"there is no segment {index}")
-        return self.file.part(*self._segments[index])
+        return self.root.file.part(*self._segments[index])
 
     def add(self, plan: Table) -> None:
         """Add what a method computes and holds."""

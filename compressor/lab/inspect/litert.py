@@ -57,10 +57,7 @@ def inspect_litert(path: Path) -> ModelContents:
         ModelError: it is none, or cut or damaged.
     """
     with mapped(path, f"a {_KIND}") as data:
-        file = Flatbuffer(data)
-        if file.mark != _MARK:
-            raise ValueError(f"it begins with {file.mark!r} and not with {_MARK!r}")
-        model = file.root()
+        model = Flatbuffer(data).root(_MARK)
         buffers = list(model.tables(4))
         graphs = list(model.tables(2))
         if not graphs:
@@ -72,7 +69,7 @@ def inspect_litert(path: Path) -> ModelContents:
                 raise ValueError(f"there is no buffer {index}")
             start, size = (buffers[index].number(field, "Q") for field in (1, 2))
             if start > 1 and size:  # large files have them behind all else
-                return file.part(start, size)
+                return model.file.part(start, size)
             return buffers[index].array(0, "u1").data
 
         codes = [_operator(code) for code in model.tables(1)]

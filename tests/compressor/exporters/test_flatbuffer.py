@@ -53,7 +53,10 @@ WHOLE = [-7, "name", [3, -4], ["name"], 9, 0.5, None, ""]
 
 def test_fields_of_all_kinds():
     assert read(written()) == WHOLE
-    assert Flatbuffer(memoryview(written())).mark == b"TEST"
+    file = Flatbuffer(memoryview(written()))
+    assert file.root(b"TEST") == file.root()
+    with pytest.raises(ValueError, match="begins with b'TEST' and not with b'TFL3'"):
+        file.root(b"TFL3")
 
 
 def test_damage_ends_in_one_kind_of_error():
