@@ -9,9 +9,10 @@ from pathlib import Path
 
 from compressor import catalog
 from compressor.errors import ModelError, SpecError
-from compressor.files import settle
+from compressor.lab.verify.files import settled_folder
 from compressor.lab.verify.forms import read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, check_unchanged, unchanged_run
+from compressor.models.onnx.file import TARGET, external_files, target_of
 from compressor.progress import SILENT
 from compressor.run.artifact_file import ONNX, ArtifactFile
 
@@ -52,9 +53,7 @@ def find_artifacts(paths: Sequence[Path]) -> list[ArtifactFile]:
 
 def _at(path: Path) -> list[ArtifactFile]:
     subject = f"path {str(path)!r}"
-    if not path.exists():
-        raise SpecError(subject, "does not exist", "check its spelling")
-    settle(path if path.is_dir() else path.parent)
+    settled_folder(path)
     if path.is_dir() and (path / REPORT).is_file():
         return _of_run(path)
     if path.is_dir():
@@ -75,8 +74,6 @@ def _at(path: Path) -> list[ArtifactFile]:
             f"is not recognized as an artifact by its name; formats are {', '.join(formats)}",
             "name a file that compress run exported, or the folder of the run",
         )
-    from compressor.models.onnx.file import TARGET, target_of
-
     check_unchanged(path.parent, [path], subject)
     target = target_of(path) if kind == ONNX else None
     options = {} if target is None else {TARGET: target}
@@ -115,8 +112,6 @@ def _of_run(folder: Path) -> list[ArtifactFile]:
 
 def _files(path: Path, kind: str) -> tuple[Path, ...]:
     if kind == ONNX:
-        from compressor.models.onnx.file import external_files
-
         return (path, *external_files(path))
     if kind == "openvino":
         weights = path.with_suffix(".bin")

@@ -7,14 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import torch
 
 from compressor.calibration.sources.arrays import NpzSource
 from compressor.errors import DataError, SpecError
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, tensor_spec
+from compressor.models.codec.forms import DESCRIPTION
+from compressor.models.codec.load import packed_format
+from compressor.models.codec.reading import read_description
 from compressor.models.executorch import ExecutorchRunner
 from compressor.models.litert import LitertRunner
+from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.runtimes import OpenVinoRunner
 from compressor.run.artifact_file import ONNX, ArtifactFile, Machinery
@@ -45,20 +50,8 @@ def declared(artifact: ArtifactFile) -> Declared:
     Raises:
         ModelError: a file is damaged.
     """
-    import onnx_ir as ir
-
-    from compressor.models.codec.forms import DESCRIPTION
-    from compressor.models.codec.load import packed_format
-    from compressor.models.codec.reading import read_description
-    from compressor.models.onnx.file import read_onnx
-
-    def of_graph(model: ir.Model) -> Declared:
-        inputs = [v for v in model.graph.inputs if not v.is_initializer()]
-        branches = any(operator(node).branches for node in all_nodes(model.graph))
-        return Declared(tuple(tensor_spec(value) for value in inputs), branches)
-
     if artifact.format == ONNX:
-        return of_graph(read_onnx(artifact.path))
+        return _of_graph(read_onnx(artifact.path))
     if artifact.format in ("ort", "openvino", "litert", "executorch"):
         runner = artifact.opener(Machinery())()
         assert isinstance(runner, OrtRunner | OpenVinoRunner | LitertRunner | ExecutorchRunner)
@@ -66,11 +59,17 @@ def declared(artifact: ArtifactFile) -> Declared:
     packed = packed_format(artifact.path)
     if packed is not None:
         with packed.unpacked(artifact.path) as content:
-            return of_graph(read_description(content / DESCRIPTION).model())
+            return _of_graph(read_description(content / DESCRIPTION).model())
     folder = artifact.path if artifact.path.is_dir() else artifact.path.parent
     if (folder / DESCRIPTION).is_file():
-        return of_graph(read_description(folder / DESCRIPTION).model())
+        return _of_graph(read_description(folder / DESCRIPTION).model())
     return Declared((_TOKENS,) if (folder / "config.json").is_file() else None)
+
+
+def _of_graph(model: ir.Model) -> Declared:
+    inputs = [v for v in model.graph.inputs if not v.is_initializer()]
+    branches = any(operator(node).branches for node in all_nodes(model.graph))
+    return Declared(tuple(tensor_spec(value) for value in inputs), branches)
 
 
 def agreed(takes: Mapping[str, tuple[TensorSpec, ...]]) -> tuple[TensorSpec, ...]:

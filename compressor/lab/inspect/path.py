@@ -6,21 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 
 from compressor.errors import SpecError, argument
-from compressor.files import file_sha256, settle
+from compressor.files import file_sha256
+from compressor.lab.inspect.checkpoint import inspect_checkpoint
 from compressor.lab.inspect.contents import (
     Contents,
     EngineContents,
     ModelContents,
     RunContents,
 )
-from compressor.lab.verify.files import compare
+from compressor.lab.inspect.coreml import inspect_coreml
+from compressor.lab.inspect.executorch import inspect_executorch
+from compressor.lab.inspect.gguf import inspect_gguf
+from compressor.lab.inspect.graph import (
+    compressed_folder,
+    inspect_compressed,
+    inspect_onnx,
+    inspect_ort,
+)
+from compressor.lab.inspect.litert import inspect_litert
+from compressor.lab.inspect.openvino import inspect_openvino
+from compressor.lab.verify.files import compare, settled_folder
 from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import (
-    ENGINE_MANIFESTS,
-    ENGINES,
     MANIFEST,
     REPORT,
     engine_files,
+    is_engine,
     read_engine_manifest,
     read_manifest,
 )
@@ -41,27 +52,18 @@ def inspect_path(path: Path, progress: Progress = SILENT) -> Contents:
         ModelError: a file is cut or not what its name says.
         InputError: an engine lacks its manifest.
     """
-    from compressor.lab.inspect.checkpoint import inspect_checkpoint
-    from compressor.lab.inspect.graph import compressed_folder, inspect_compressed
-
-    subject = f"path {str(path)!r}"
-    if not path.exists():
-        raise SpecError(subject, "does not exist", "check its spelling")
-    folder = path if path.is_dir() else path.parent
-    settle(folder)
+    folder = settled_folder(path)
     of_run = (path.is_dir() or path.name == REPORT) and (folder / MANIFEST).is_file()
     if of_run or path.name == MANIFEST:
-        run = inspect_run(folder, progress)
-        if run.report is not None:
-            check_report(run.report, f"run {str(folder)!r}")
-        return run
+        return _inspect_run(folder, progress)
     program = _inspect_program(path, progress)
     if program is not None:
         return program
     if is_engine(path):
-        return inspect_engine(path)
+        return _inspect_engine(path)
     if path.suffix in _SPECS:
-        raise SpecError(subject, "is a spec", f"compress plan {argument(path)} says what is in it")
+        remedy = f"compress plan {argument(path)} says what is in it"
+        raise SpecError(f"path {str(path)!r}", "is a spec", remedy)
     packed = packed_format(path)
     if packed is not None:
         return _inspect_packed(path, packed, progress)
@@ -74,35 +76,21 @@ def inspect_path(path: Path, progress: Progress = SILENT) -> Contents:
 def _inspect_program(path: Path, progress: Progress) -> ModelContents | None:
     """Describe a file of the format that its name says; ``None`` if that is of none of them."""
     if path.suffix == _PACKAGE and path.is_dir():
-        from compressor.lab.inspect.coreml import inspect_coreml
-
         return inspect_coreml(path)
     if path.is_dir() and path.suffix != ".onnx":
         return None
     match path.suffix:
         case ".onnx":
-            from compressor.lab.inspect.graph import inspect_onnx
-
             return inspect_onnx(path, progress)
         case ".ort":
-            from compressor.lab.inspect.graph import inspect_ort
-
             return inspect_ort(path, progress)
         case ".gguf":
-            from compressor.lab.inspect.gguf import inspect_gguf
-
             return inspect_gguf(path, progress)
         case ".tflite":
-            from compressor.lab.inspect.litert import inspect_litert
-
             return inspect_litert(path)
         case ".pte":
-            from compressor.lab.inspect.executorch import inspect_executorch
-
             return inspect_executorch(path)
         case ".xml" | ".bin" if path.with_suffix(".xml").is_file():
-            from compressor.lab.inspect.openvino import inspect_openvino
-
             return inspect_openvino(path.with_suffix(".xml"))
     return None
 
@@ -113,8 +101,6 @@ def _inspect_packed(path: Path, packed: PackedFormat, progress: Progress) -> Mod
     Raises:
         ModelError: the archive is cut or damaged.
     """
-    from compressor.lab.inspect.graph import inspect_compressed
-
     sizes = packed.stored_bytes(path)
     with packed.unpacked(path) as folder:
         contents = inspect_compressed(folder, progress)
@@ -123,31 +109,29 @@ def _inspect_packed(path: Path, packed: PackedFormat, progress: Progress) -> Mod
     return replace(contents, kind="archive", path=str(path), files=files, tensors=rows)
 
 
-def inspect_run(folder: Path, progress: Progress) -> RunContents:
-    """Compare a run's files with its manifest, and read its report, which is not checked.
+def _inspect_run(folder: Path, progress: Progress) -> RunContents:
+    """Compare a run's files with its manifest, and read its report.
 
     Raises:
-        ModelError: the manifest is not one, or was changed.
+        ModelError: manifest or report is none, or the manifest was changed.
     """
     manifest = read_manifest(folder)
     files = compare(folder, manifest.files, progress)
-    whole = any(file.name == REPORT and file.state == "unchanged" for file in files)
+    report = None
+    if any(file.name == REPORT and file.state == "unchanged" for file in files):
+        report = read_mapping(folder / REPORT)
+        check_report(report, f"run {str(folder)!r}")
     return RunContents(
         path=str(folder),
         name=manifest.name,
         seed=manifest.seed,
         versions=manifest.versions,
         files=files,
-        report=read_mapping(folder / REPORT) if whole else None,
+        report=report,
     )
 
 
-def is_engine(path: Path) -> bool:
-    """Return whether a path is named like an engine or the manifest of one."""
-    return path.name.endswith((*ENGINES, *ENGINE_MANIFESTS))
-
-
-def inspect_engine(path: Path) -> EngineContents:
+def _inspect_engine(path: Path) -> EngineContents:
     """Describe an engine.
 
     Raises:

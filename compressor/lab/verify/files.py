@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from compressor.errors import ModelError
-from compressor.files import STAGING, file_sha256
+from compressor.errors import ModelError, SpecError
+from compressor.files import STAGING, file_sha256, settle
 from compressor.progress import Progress
 from compressor.run.store import STORE
 from compressor.types.proofs import ExpectedFile
@@ -32,6 +32,20 @@ class FileState:
     bytes: int | None
     detail: str = ""
     tensors: tuple[str, ...] = ()
+
+
+def settled_folder(path: Path) -> Path:
+    """Return the folder that is at a path or holds it, with all files in their places.
+
+    Raises:
+        SpecError: nothing is at the path.
+        InputError: see :func:`compressor.files.settle`.
+    """
+    if not path.exists():
+        raise SpecError(f"path {str(path)!r}", "does not exist", "check its spelling")
+    folder = path if path.is_dir() else path.parent
+    settle(folder)
+    return folder
 
 
 def compare(

@@ -21,6 +21,11 @@ ENGINES = (".engine", ".plan", ".trt")
 ENGINE_MANIFESTS = tuple(f"{suffix}.json" for suffix in ENGINES)
 
 
+def is_engine(path: Path) -> bool:
+    """Return whether a path is named like an engine or the manifest of one."""
+    return path.name.endswith((*ENGINES, *ENGINE_MANIFESTS))
+
+
 @dataclass(frozen=True)
 class RunManifest:
     """A run's ``manifest.json``.

@@ -7,16 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import CompressorError, InputError, SpecError
-from compressor.files import settle
+from compressor.errors import CompressorError, InputError
 from compressor.lab.verify.damage import archive_damage, damage, explained
-from compressor.lab.verify.files import FileState, compare, files_in, new_files
+from compressor.lab.verify.files import FileState, compare, files_in, new_files, settled_folder
 from compressor.lab.verify.manifests import (
     ENGINE_MANIFESTS,
-    ENGINES,
     MANIFEST,
     REPORT,
     engine_files,
+    is_engine,
     read_engine_manifest,
     read_manifest,
 )
@@ -73,10 +72,7 @@ def verify(path: Path, key: Path | None = None, progress: Progress = SILENT) -> 
         InputError: nothing says how the bytes must be.
         ModelError: what says so is damaged, or was signed by another key.
     """
-    if not path.exists():
-        raise SpecError(f"path {str(path)!r}", "does not exist", "check its spelling")
-    folder = path if path.is_dir() else path.parent
-    settle(folder)
+    folder = settled_folder(path)
     if key is not None:
         return _signed(path, folder, key, progress)
     if path.is_dir() or path.name in (MANIFEST, REPORT):
@@ -166,7 +162,7 @@ def _file(path: Path, progress: Progress) -> Proof:
     if path.name == DESCRIPTION or path.suffix == _WEIGHTS or path.name == INDEX:
         if (folder / DESCRIPTION).is_file():
             return _pair(folder, path, progress)
-    elif path.name.endswith((*ENGINES, *ENGINE_MANIFESTS)):
+    elif is_engine(path):
         return _engine(path, progress)
     raise _unknown(path)
 
