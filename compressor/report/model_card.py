@@ -11,6 +11,7 @@ from typing import Any
 
 from compressor.models.checkpoint.folder import CARD
 from compressor.models.layer_uses import is_single_expert
+from compressor.models.transformers.classes import loading_class
 from compressor.report.markdown import MARKS, code, listed, table, text
 from compressor.report.tables import facts, missing_reasons, model_table
 from compressor.report.verdict import headline
@@ -141,8 +142,6 @@ def _source_card(source: Path | None) -> tuple[str, str]:
 
 
 def _opener(source: Path | None) -> str:
-    from compressor.models.transformers.classes import loading_class
-
     config = None if source is None else source / "config.json"
     if config is None or not config.is_file():
         return loading_class({})

@@ -9,7 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from compressor.errors import ExitCode, ModelError, SpecError, suggestion
 from compressor.files import (
@@ -23,13 +25,11 @@ from compressor.files import (
     switch,
 )
 from compressor.lab.verify.manifests import MANIFEST
+from compressor.models.codec.load import load
 from compressor.report.html import first_screen
 from compressor.report.terminal import plain_text, run_page
 from compressor.report.verdict import artifact_verdict, headline, main_artifact
 from compressor.run.verdicts.verdicts import Verdict
-
-if TYPE_CHECKING:
-    import torch
 
 _HIGH = 620  # pixels of the frame in a notebook
 _OPENED = ("safetensors", "onnx", "archive")  # formats that PyTorch can run, the best first
@@ -131,8 +131,6 @@ class RunResult:
         Raises:
             SpecError: there is no such artifact, or it cannot be run by PyTorch.
         """
-        from compressor.models.codec.load import load
-
         named = [a for a in self.artifacts if artifact in (None, a.format, a.path.name)]
         if artifact is not None and not named:
             names = [name for a in self.artifacts for name in (a.format, a.path.name)]

@@ -153,15 +153,12 @@ def _block(scheme: Scheme, layer: Layer, group: int) -> int:
 
 
 def float_tensors(
-    name: str,
-    sources: Sequence[StoredTensor],
-    dtype: torch.dtype | None = None,
-    plus: float = 0.0,
+    name: str, sources: Sequence[StoredTensor], dtype: torch.dtype | None, plus: float = 0.0
 ) -> ir.LazyTensor:
     """Return float weights, one above the other, as an initializer that is read as it is written.
 
     Args:
-        dtype: its type in the file; by default that of the first weight.
+        dtype: its type in the file; ``None`` is that of the first weight.
         plus: what is added to them.
 
     Raises:

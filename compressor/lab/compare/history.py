@@ -7,7 +7,7 @@ import binascii
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from compressor.errors import DataError, InputError, ModelError, SpecError
 from compressor.files import disk_errors, strict_json
-from compressor.lab.compare.runs import Side
+from compressor.lab.compare.runs import Allowed, Side
 from compressor.lab.verify.forms import (
     Count,
     Form,
@@ -88,7 +88,7 @@ class Entry(Form):
         return kept_scale(dict(self.metric), kept.factor, exponential=kept.exponential)
 
 
-def entry_of(side: Side, label: str = "") -> Entry:
+def entry_of(side: Side, label: str) -> Entry:
     """Describe a run as a line of a history.
 
     Raises:
@@ -146,11 +146,13 @@ def read_history(path: Path) -> list[Entry]:
     return entries
 
 
-def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model: bool) -> None:
+def check_fits(
+    entries: Sequence[Entry], new: Entry, path: Path, allowed: Collection[Allowed]
+) -> None:
     """Refuse a run that does not belong to a history.
 
     Args:
-        other_model: the float model may be another one.
+        allowed: in what it may differ from the runs before.
 
     Raises:
         SpecError: it says everything that differs.
@@ -164,7 +166,7 @@ def check_fits(entries: Sequence[Entry], new: Entry, path: Path, *, other_model:
         ("metric", last.metric.name, new.metric.name, "begin another file"),
         ("evaluation data", last.data, new.data, "begin another file: samples no longer pair"),
     ]
-    if not other_model:
+    if "model" not in allowed:
         compared.append(
             ("float model", last.model, new.model, "begin another file, or --allow model")
         )

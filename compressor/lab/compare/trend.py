@@ -135,7 +135,7 @@ def record(path: Path, side: Side, label: str, allowed: Collection[Allowed]) -> 
         DataError: the run has no metric.
     """
     entries, new = read_history(path), entry_of(side, label)
-    check_fits(entries, new, path, other_model="model" in allowed)
+    check_fits(entries, new, path, allowed)
     return trend_of(append(path, entries, new))
 
 
@@ -156,6 +156,6 @@ def recall(path: Path, side: Side, allowed: Collection[Allowed]) -> Trend:
         )
     last = entries[-1]
     new = entry_of(side, "this run")
-    check_fits(entries, new, path, other_model="model" in allowed)
+    check_fits(entries, new, path, allowed)
     recorded = (last.sha256, last.spec, last.samples) == (new.sha256, new.spec, new.samples)
     return trend_of(entries if recorded else [*entries, new])

@@ -23,7 +23,7 @@ def dequantized(tensor: StoredTensor) -> torch.Tensor:
     return value if tensor.codes is None else _dequantized(tensor, value)
 
 
-def mapped_dequantized(tensor: StoredTensor, folder: Path | None = None) -> torch.Tensor:
+def mapped_dequantized(tensor: StoredTensor, folder: Path | None) -> torch.Tensor:
     """Return the same; a matrix in a mapped file without a name, found some rows at a time.
 
     Args:
@@ -38,7 +38,7 @@ def mapped_dequantized(tensor: StoredTensor, folder: Path | None = None) -> torc
     return mapped((rows.to(dtype) for rows in _parts(tensor)), tensor.shape, dtype, folder)
 
 
-def mapped_floats(tensor: torch.Tensor, folder: Path | None = None) -> torch.Tensor:
+def mapped_floats(tensor: torch.Tensor, folder: Path | None) -> torch.Tensor:
     """Return a tensor in float32; one of several axes in a mapped file, unless it is float32.
 
     Args:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compressor.lab.compare.gate import drop_words, loss_words, probability
+from compressor.lab.compare.compare import Comparison
+from compressor.lab.compare.gate import Check, GateResult, drop_words, loss_words, probability
+from compressor.lab.compare.runs import Side
 from compressor.lab.compare.trend import LevelChange, Point, Trend
 from compressor.lab.verify.manifests import REPORT
 from compressor.report import formats
@@ -27,15 +28,10 @@ from compressor.report.terminal import VERDICT_STYLES
 from compressor.run.artifacts import FLOAT
 from compressor.run.verdicts.statistics import Difference
 
-if TYPE_CHECKING:
-    from compressor.lab.compare.compare import Comparison
-    from compressor.lab.compare.gate import Check, GateResult
-    from compressor.lab.compare.runs import Side
-
 _MOST_RUNS = 20
 
 
-def comparison_page(comparison: Comparison, trend: Trend | None = None) -> Page:
+def comparison_page(comparison: Comparison, trend: Trend | None) -> Page:
     """Return two models side by side, with remarks on their numbers."""
     page: list[Block] = [_models(comparison), *bullets(remarks(comparison))]
     if trend is not None:
@@ -43,14 +39,14 @@ def comparison_page(comparison: Comparison, trend: Trend | None = None) -> Page:
     return page
 
 
-def gate_page(result: GateResult, trend: Trend | None = None) -> Page:
+def gate_page(result: GateResult, trend: Trend | None) -> Page:
     """Return the comparison and what the gate decided."""
     verdict = Line(("gate: ", Cell(verdict=result.verdict)))
     checks = [_check(check) for check in result.checks]
     return [*comparison_page(result.comparison, trend), GAP, *checks, verdict]
 
 
-def gate_markdown(result: GateResult, trend: Trend | None = None) -> str:
+def gate_markdown(result: GateResult, trend: Trend | None) -> str:
     """Return what the gate decided, and the comparison behind it, in Markdown."""
     candidate = code(heading(result.comparison.candidate))
     sections = [

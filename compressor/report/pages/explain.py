@@ -12,11 +12,11 @@ from compressor.report.page import GAP, Block, Page, Table, bullets, left, line,
 _MEASURED = "leave-one-out"
 
 
-def explanation_page(explanation: Explanation, written: Path | None = None) -> Page:
+def explanation_page(explanation: Explanation, written: Path | None) -> Page:
     """Return the table of layers and the lines to paste.
 
     Args:
-        written: the file that the changed spec was written to.
+        written: the file that the changed spec was written to, if it was.
     """
     parts = [f"{explanation.name} after all passes: {formats.size(explanation.bytes)}"]
     if explanation.metric is not None:

@@ -14,6 +14,7 @@ from compressor.lab.inspect.contents import (
     ModelContents,
     RunContents,
 )
+from compressor.lab.verify.files import FileState
 from compressor.lab.verify.verify import Proof
 from compressor.report import formats
 from compressor.report.page import (
@@ -136,14 +137,7 @@ def _run(contents: RunContents) -> Page:
         page.append(line("report.json is not what the run wrote; it is not shown", "bad"))
     else:
         page += run_page(contents.report)
-    rows: list[list[Entry]] = [
-        [
-            file.name,
-            formats.NOTHING if file.bytes is None else formats.size(file.bytes),
-            Cell(file.state, style="" if file.state == "unchanged" else "bad"),
-        ]
-        for file in contents.files
-    ]
+    rows = [_compared(file) for file in contents.files]
     return [*page, GAP, Table([*left("file"), *right("size"), *left("since the run")], rows)]
 
 
@@ -183,17 +177,15 @@ def _engine_total(manifest: Mapping[str, Any]) -> str:
     return total
 
 
+def _compared(file: FileState) -> list[Entry]:
+    """Return a file's name, its size, and whether it is as it was written."""
+    size = formats.NOTHING if file.bytes is None else formats.size(file.bytes)
+    return [file.name, size, Cell(file.state, style="" if file.state == "unchanged" else "bad")]
+
+
 def proof_page(proof: Proof) -> Page:
     """Return what was compared, and what is not as it was written."""
-    rows: list[list[Entry]] = [
-        [
-            file.name,
-            formats.NOTHING if file.bytes is None else formats.size(file.bytes),
-            Cell(file.state, style="" if file.state == "unchanged" else "bad"),
-            file.detail,
-        ]
-        for file in proof.files
-    ]
+    rows = [[*_compared(file), file.detail] for file in proof.files]
     wrong = sum(file.state != "unchanged" for file in proof.files)
     files = formats.plural(len(proof.files), "file")
     verdict = (
