@@ -51,29 +51,44 @@ def next_step(report: Report, folder: str) -> str:
     Args:
         folder: the run's output folder.
     """
-    verdicts = {row.key: row.verdict for row in limit_rows(report) if row.verdict != "passed"}
+    failed = _failed(report)
+    undecided = {row.key for row in limit_rows(report) if row.verdict == "unknown"}
     if not all(check.ok for check in check_rows(report)):
         return f"read the failed checks in {folder}/report.md"
     # Rules for layers win back what the metric lost; they mend no other limit.
-    of_metric = METRIC_DROP in verdicts or not verdicts
+    of_metric = METRIC_DROP in failed | undecided or not failed | undecided
     if of_metric and (report.get("advice") or {}).get("suggested"):
         # No file holds the spec of a Python program.
         return f"compress explain {argument(folder)}{'' if report.get('objects') else ' --apply'}"
     if costly := _costliest(report) if _lost_too_much(report) else "":
         return costly
-    if "failed" in verdicts.values():
-        failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
-        if METRIC_DROP in failed:
-            return f"compress explain {argument(folder)}"
-        if failed == {_LATENCY}:
-            if graph_file(report):
-                return f"compress inspect --roofline {argument(folder)}"
-            return (
-                "add the export onnx, whose layers compress inspect --roofline measures, or allow "
-                "more with limits.latency-ratio"
-            )
+    if failed:
+        return _mend(report, folder, failed)
+    return _decide(report, folder, undecided) if undecided else ""
+
+
+def _failed(report: Report) -> set[str]:
+    """Return the names of the limits that fail."""
+    return {row.key for row in limit_rows(report) if row.verdict == "failed"}
+
+
+def _mend(report: Report, folder: str, failed: set[str]) -> str:
+    """Return how to keep limits that fail: first that of the metric, then of the size."""
+    if METRIC_DROP in failed:
+        return f"compress explain {argument(folder)}"
+    if failed != {_LATENCY}:
         return f"{_smaller(report)}, or allow more with limits.size-ratio"
-    if report["baseline"]["metric"] is None and METRIC_DROP in verdicts:
+    if graph_file(report):
+        return f"compress inspect --roofline {argument(folder)}"
+    return (
+        "add the export onnx, whose layers compress inspect --roofline measures, or allow more "
+        "with limits.latency-ratio"
+    )
+
+
+def _decide(report: Report, folder: str, undecided: set[str]) -> str:
+    """Return how to learn whether limits hold that nothing has decided."""
+    if report["baseline"]["metric"] is None and METRIC_DROP in undecided:
         if report.get("objects"):
             return "to measure quality, pass data to evaluate on"
         spec = "name data.evaluation in a spec of the float model (compress init)"
@@ -93,13 +108,11 @@ def next_step(report: Report, folder: str) -> str:
         )
     if any(e.get("verdict") == "unknown" and e["measured"] is None for e in report["limits"]):
         return "run it on a machine that can run every artifact"
-    if METRIC_DROP in verdicts:
-        if _is_bare(report):
-            return "evaluate on more text, take more bits or method gptq, or set limits in a spec"
-        return "evaluate more samples, or allow more with limits.metric-drop"
-    if verdicts:
+    if METRIC_DROP not in undecided:
         return f"measure longer: compress bench {argument(folder)}"
-    return ""
+    if _is_bare(report):
+        return "evaluate on more text, take more bits or method gptq, or set limits in a spec"
+    return "evaluate more samples, or allow more with limits.metric-drop"
 
 
 def graph_file(report: Report) -> str:
@@ -154,6 +167,5 @@ def _is_bare(report: Report) -> bool:
 
 def can_be_tuned(report: Report) -> bool:
     """Whether another recipe may keep the limit that fails: of the metric, or of the size."""
-    failed = {row.key for row in limit_rows(report) if row.verdict == "failed"}
     tunable = any(entry["pass"] in REMEDIES for entry in report["passes"])
-    return tunable and bool(failed & {METRIC_DROP, _SIZE})
+    return tunable and bool(_failed(report) & {METRIC_DROP, _SIZE})

@@ -157,6 +157,16 @@ def test_rules_for_layers_are_no_remedy_for_time_and_bytes(
     assert next_step(failed_report, "out/a") == step
 
 
+def test_what_failed_comes_before_what_is_not_decided(failed_report: Report):
+    failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    del failed_report["advice"]
+    of_metric = [e for e in failed_report["limits"] if e["name"] == "metric-drop"]
+    failed_report["limits"] = [*of_metric[:1], {**of_metric[0], "artifact": "other"}]
+    for entry, outcome in zip(failed_report["limits"], ("failed", "unknown"), strict=True):
+        entry["verdict"] = outcome
+    assert next_step(failed_report, "out/a") == "compress explain out/a"
+
+
 def test_fewer_bits_do_not_shrink_a_graph(failed_report: Report):
     failed_report["artifacts"][1]["checks"][1]["ok"] = True
     (artifact,) = (a for a in failed_report["artifacts"] if a.get("contents"))
