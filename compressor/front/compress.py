@@ -36,7 +36,7 @@ from compressor.types.passes import Pass
 _SAMPLES = 512  # of a program's data, for calibration
 _STATIC: tuple[Mapping[str, Any], ...] = ({"pass": "fuse"}, {"pass": "quantize-static"})
 _DYNAMIC: tuple[Mapping[str, Any], ...] = ({"pass": "fuse"}, {"pass": "quantize-dynamic"})
-_ONNX = {"format": "onnx", "target": "ort-cpu"}
+ONNX = {"format": "onnx", "target": "ort-cpu"}
 
 
 def quantize(
@@ -80,7 +80,7 @@ def quantize(
         data={role: given for role, given in sources.items() if given is not None},
         metric=metric,
         passes=usual if passes is None else passes,
-        exports=[_ONNX],
+        exports=[ONNX],
         output=output,
     )
     if output is not None:

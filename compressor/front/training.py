@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.errors import SpecError, listed
 from compressor.front.compress import (
+    ONNX,
     OutputForm,
     TemporaryFolder,
     first_samples,
@@ -40,7 +41,6 @@ from compressor.types.passes import Pass, TrainPass
 from compressor.types.training import Handed, OwnLoop
 
 _STEP = "step"
-_ONNX = {"format": "onnx", "target": "ort-cpu"}
 
 
 class PreparedModule(nn.Module):
@@ -258,7 +258,7 @@ def prepare(
             data={role: source for role, source in sources.items() if source is not None},
             metric=metric,
             passes=passes,
-            exports=[_ONNX],
+            exports=[ONNX],
         )
     folder = None
     spec = checked(replace(passes, model=module))
