@@ -375,7 +375,7 @@ def errors_at(path: KeyPath) -> Iterator[None]:
 
 
 def _file(spec: Spec, text: str | None, path: KeyPath) -> Path | None:
-    return resolve_path(text, spec.folder, path, spec.document)
+    return None if text is None else resolve_path(text, path, spec.document)
 
 
 def _input_keys(spec: TensorSpec) -> InputKeys:

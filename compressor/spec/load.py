@@ -23,7 +23,7 @@ from compressor.spec.keys import (
 )
 from compressor.spec.source_text import Document, KeyPath, override, read_document
 from compressor.spec.user_code import importable, load_symbol
-from compressor.spec.validate import SpecErrors, validate
+from compressor.spec.validate import SpecErrors, keys_of, validate
 from compressor.types.exporter import Exporter
 from compressor.types.options import Options
 from compressor.types.passes import Pass, TrainPass
@@ -71,7 +71,7 @@ class Spec:
     @property
     def folder(self) -> Path:
         """The folder that relative paths start from."""
-        return self.document.path.resolve().parent
+        return self.document.folder
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -121,7 +121,6 @@ def check_spec(document: Document, objects: Mapping[str, Any] | None = None) -> 
     Raises:
         SpecError: as :func:`load_spec`.
     """
-    folder = document.path.resolve().parent
     errors: list[SpecError] = []
 
     def attempt(function: Callable[..., ResultT], *args: Any) -> ResultT | None:
@@ -140,16 +139,17 @@ def check_spec(document: Document, objects: Mapping[str, Any] | None = None) -> 
         for section, kind in (("passes", "pass"), ("exports", "exporter"))
     ]
     data = {
-        role: attempt(_data_entry, role, value, document, folder)
+        role: attempt(_data_entry, role, value, document)
         for role, value in _data_values(document).items()
     }
     if keys is None:
         raise _together(errors)
-    checkpoint = attempt(
-        resolve_path, keys.model.checkpoint, folder, ("model", "checkpoint"), document
-    )
-    onnx = attempt(resolve_path, keys.model.onnx, folder, ("model", "onnx"), document)
-    output = attempt(resolve_path, keys.output or f"out/{keys.name}", folder, ("output",), document)
+    files = {
+        key: attempt(resolve_path, text, ("model", key), document)
+        for key, text in (("checkpoint", keys.model.checkpoint), ("onnx", keys.model.onnx))
+        if text is not None
+    }
+    output = attempt(resolve_path, keys.output or f"out/{keys.name}", ("output",), document)
     if errors:
         raise _together(errors)
     passes = tuple(p for p in declare[0] if isinstance(p, Pass))
@@ -160,8 +160,8 @@ def check_spec(document: Document, objects: Mapping[str, Any] | None = None) -> 
         name=keys.name,
         seed=keys.seed,
         model=keys.model,
-        checkpoint=checkpoint,
-        onnx=onnx,
+        checkpoint=files.get("checkpoint"),
+        onnx=files.get("onnx"),
         data={role: entry for role, entry in data.items() if entry is not None},
         metric=keys.metric,
         passes=passes,
@@ -208,17 +208,10 @@ def _data_values(document: Document) -> dict[str, dict[str, Any]]:
     return {r: values[r] for r in DataSection.model_fields if isinstance(values.get(r), dict)}
 
 
-def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Path) -> DataEntry:
+def _data_entry(role: str, value: dict[str, Any], document: Document) -> DataEntry:
     path: KeyPath = ("data", role)
-    kinds = (*catalog.names("source"), FACTORY)
-    named = [k for k in kinds if k in value]
-    if len(named) != 1:
-        what = f"names {listed(named)} together" if named else "names no source"
-        unknown = [k for k in value if k not in (*kinds, *_aliases(DataKeys))]
-        hint = suggestion(unknown[0], kinds) if unknown else f"give one of {', '.join(kinds)}"
-        raise document.error(path, what, hint)
-    kind = named[0]
-    common = {k: v for k, v in value.items() if k in _aliases(DataKeys)}
+    kind = _source_kind(value, document, path)
+    common = {k: v for k, v in value.items() if k in keys_of(DataKeys)}
     options = {k: v for k, v in value.items() if k not in common and k != kind}
     keys = validate(DataKeys, common, document, path)
     where = document.where((*path, kind))
@@ -228,49 +221,69 @@ def _data_entry(role: str, value: dict[str, Any], document: Document, folder: Pa
     if not isinstance(value[kind], str):
         raise document.error((*path, kind), f"is {value[kind]!r}", "give a string")
     if kind == FACTORY:
-        _refuse_unknown(options, _aliases(DataKeys), document, path)
+        _refuse_unknown(options, keys_of(DataKeys), document, path)
         return DataEntry(role, kind, None, value[kind], keys, where)
-    location = resolve_path(value[kind], folder, (*path, kind), document)
-    if kind == "npz" and keys.samples != FEEDS and location is not None and location.is_dir():
+    location = resolve_path(value[kind], (*path, kind), document)
+    if kind == "npz" and keys.samples != FEEDS and location.is_dir():
         remedy = f"name an npz file, or add samples: {FEEDS} to take each file in it as one sample"
         raise document.error((*path, kind), f"{str(location)!r} is a folder", remedy)
-    if location is None or not location.exists():
+    if not location.exists():
         problem = f"{str(location)!r} does not exist"
         raise document.error((*path, kind), problem, "correct the path")
     cls = catalog.load("source", kind)
-    _refuse_unknown(options, [*_aliases(cls), *_aliases(DataKeys)], document, path)
-    # Resolve those of a source's further options that are paths.
-    names = [
-        field.alias or name
-        for name, field in cls.model_fields.items()
-        if Path in (field.annotation, *get_args(field.annotation))
-    ]
-    options |= {
-        key: str(resolve_path(options[key], folder, (*path, key), document))
-        for key in names
-        if isinstance(options.get(key), str)
+    _refuse_unknown(options, [*keys_of(cls), *keys_of(DataKeys)], document, path)
+    filled = {
+        "path": str(location),
+        "fields": _fields(keys),
+        **_resolved_options(cls, options, document, path),
     }
-    model = _model_folder(document, folder)
-    if model is not None and issubclass(cls, PathSource):
-        options = cls.completed(options, model)
-    # Map names in a batch to names in the source; the target keeps its own name.
-    fields = dict(keys.inputs)
-    if keys.target is not None and fields:  # without any, all arrays are read
-        fields[keys.target] = keys.target
-    filled = {"path": str(location), "fields": fields, **options}
     if isinstance(keys.samples, int) and keys.fold is None:  # which counts its own
         filled["samples"] = keys.samples
     return DataEntry(role, kind, validate(cls, filled, document, path), None, keys, where)
 
 
-def _model_folder(document: Document, folder: Path) -> Path | None:
+def _source_kind(value: Mapping[str, Any], document: Document, path: KeyPath) -> str:
+    """Return the one key of a data section that names its source."""
+    kinds = (*catalog.names("source"), FACTORY)
+    named = [k for k in kinds if k in value]
+    if len(named) == 1:
+        return named[0]
+    what = f"names {listed(named)} together" if named else "names no source"
+    unknown = [k for k in value if k not in (*kinds, *keys_of(DataKeys))]
+    hint = suggestion(unknown[0], kinds) if unknown else f"give one of {', '.join(kinds)}"
+    raise document.error(path, what, hint)
+
+
+def _fields(keys: DataKeys) -> dict[str, str]:
+    """Return names in the source by names in a batch; the target keeps its own name."""
+    fields = dict(keys.inputs)
+    if keys.target is not None and fields:  # without any, all arrays are read
+        fields[keys.target] = keys.target
+    return fields
+
+
+def _resolved_options(
+    cls: type[Options], options: Mapping[str, Any], document: Document, path: KeyPath
+) -> Mapping[str, Any]:
+    """Return a source's further options, with paths resolved and what the model's folder adds."""
+    paths = {
+        key: str(resolve_path(options[key], (*path, key), document))
+        for key, field in zip(keys_of(cls), cls.model_fields.values(), strict=True)
+        if Path in (field.annotation, *get_args(field.annotation))
+        and isinstance(options.get(key), str)
+    }
+    resolved = {**options, **paths}
+    model = _model_folder(document)
+    return cls.completed(resolved, model) if model and issubclass(cls, PathSource) else resolved
+
+
+def _model_folder(document: Document) -> Path | None:
     """Return the folder that holds the model's files; ``None`` if the spec names none."""
     section = document.value.get("model")
     for key in ("checkpoint", "onnx"):
         text = section.get(key) if isinstance(section, dict) else None
         if isinstance(text, str):
-            place = resolve_path(text, folder, ("model", key), document)
-            assert place is not None
+            place = resolve_path(text, ("model", key), document)
             return place if place.is_dir() else place.parent
     return None
 
@@ -285,18 +298,12 @@ def _refuse_unknown(
             raise document.error((*path, key), "is not a known key", suggestion(key, shown))
 
 
-def _aliases(cls: type[Options]) -> list[str]:
-    return [f.alias or name for name, f in cls.model_fields.items()]
-
-
-def resolve_path(text: str | None, folder: Path, key: KeyPath, document: Document) -> Path | None:
+def resolve_path(text: str, key: KeyPath, document: Document) -> Path:
     """Resolve a path of the spec: environment variables (``$$`` is a dollar), ``~``, relative.
 
     Raises:
         SpecError: a variable is not set; the error names the key.
     """
-    if text is None:
-        return None
 
     def value_of(match: re.Match[str]) -> str:
         name = match.group(1) or match.group(2)
@@ -308,7 +315,7 @@ def resolve_path(text: str | None, folder: Path, key: KeyPath, document: Documen
         return os.environ[name]
 
     expanded = Path(_VARIABLE.sub(value_of, text)).expanduser()
-    return Path(os.path.normpath(folder / expanded))
+    return Path(os.path.normpath(document.folder / expanded))
 
 
 def _resolved(

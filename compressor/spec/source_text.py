@@ -46,6 +46,11 @@ class Document:
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
     settings: Mapping[KeyPath, str] = field(default_factory=dict)
 
+    @property
+    def folder(self) -> Path:
+        """The folder that relative paths start from."""
+        return self.path.resolve().parent
+
     def where(self, path: KeyPath) -> str:
         """Return ``file:line`` of the nearest enclosing value that has a line, or its setting."""
         while path and path not in self.lines and path not in self.settings:
@@ -73,9 +78,22 @@ def read_document(path: Path) -> Document:
     Raises:
         SpecError: it is missing, not text, or not YAML.
     """
+    tree = _tree(_text(path), path)
+    lines: dict[KeyPath, int] = {}
+    try:
+        value = _plain(tree, (), lines)
+    except SpecError as error:  # its line is the last that was read
+        raise error.at(f"{path}:{next(reversed(lines.values()), 1)}") from None
+    if not isinstance(value, dict):
+        subject = f"spec {str(path)!r}"
+        raise SpecError(subject, "is not a mapping of keys", "see compress init", where=f"{path}:1")
+    return Document(path, value, lines)
+
+
+def _text(path: Path) -> str:
     subject = f"spec {str(path)!r}"
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except IsADirectoryError as error:
         raise SpecError(
             subject,
@@ -99,8 +117,12 @@ def read_document(path: Path) -> Document:
             f"cannot be read ({error})",
             "give a YAML text file; compress init writes one for a model",
         ) from error
+
+
+def _tree(text: str, path: Path) -> Any:
+    """Return what a YAML text holds, with the places of keys."""
     try:
-        tree = YAML(typ="rt").load(StringIO(text))
+        return YAML(typ="rt").load(StringIO(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark
         line = mark.line + 1 if mark is not None else 1
@@ -117,20 +139,8 @@ def read_document(path: Path) -> Document:
         raise SpecError("YAML", reason, "check the file", where=str(path)) from error
     except _LIBRARY as error:
         reason = f"{type(error).__name__}: {str(error)[:80]}"
-        raise SpecError(subject, f"cannot be read ({reason})", "check its brackets") from error
-    lines: dict[KeyPath, int] = {}
-    try:
-        value = _plain(tree, (), lines)
-    except SpecError as error:  # its line is the last that was read
-        raise error.at(f"{path}:{next(reversed(lines.values()), 1)}") from None
-    if not isinstance(value, dict):
-        raise SpecError(
-            subject,
-            "is not a mapping of keys",
-            "see compress init",
-            where=f"{path}:1",
-        )
-    return Document(path, value, lines)
+        problem = f"cannot be read ({reason})"
+        raise SpecError(f"spec {str(path)!r}", problem, "check its brackets") from error
 
 
 def override(document: Document, settings: Sequence[str]) -> Document:

@@ -145,7 +145,12 @@ def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
         current = None if field is None else nested_options(field.annotation)
     if current is None:
         return []
-    return [f.alias or name for name, f in current.model_fields.items()]
+    return keys_of(current)
+
+
+def keys_of(cls: type[Options]) -> list[str]:
+    """Return the keys of a declaration, as a spec has them."""
+    return [f.alias or name for name, f in cls.model_fields.items()]
 
 
 def nested_options(annotation: Any) -> type[Options] | None:
