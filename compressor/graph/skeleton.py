@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, defs, helper
 
-from compressor.errors import ModelError
+from compressor.errors import ModelError, first_line
 from compressor.graph.codebooks import code_widths, narrow
 from compressor.graph.messages import broken_node, cyclic_function, expansion, tensors_in
 from compressor.graph.operators import RESIZE
@@ -149,10 +149,9 @@ def graph_from_json(document: Mapping[str, Any], subject: str) -> ir.Model:
         OverflowError,
         SystemError,  # of protobuf, for names that are no text
     ) as error:
-        reason = str(error).strip().partition("\n")[0][:200]
         raise ModelError(
             subject,
-            f"does not hold an ONNX graph ({reason})",
+            f"does not hold an ONNX graph ({first_line(error)})",
             "it was edited or damaged; export the model again",
         ) from error
     return model

@@ -21,18 +21,11 @@ INTERFACE = "interface"
 """The method of a program that returns the names of inputs and outputs, as JSON."""
 
 _METHOD = "forward"
-_NAMES = {
-    0: "uint8",
-    1: "int8",
-    2: "int16",
-    3: "int32",
-    4: "int64",
-    5: "float16",
-    6: "float32",
-    7: "float64",
-    11: "bool",
-}
-"""Of element types, by their number in PyTorch."""
+ELEMENT_TYPES = {
+    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32",
+    7: "float64", 11: "bool", 15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
+}  # fmt: skip
+"""Names of element types by their number in PyTorch."""
 
 
 class ExecutorchRunner:
@@ -94,7 +87,7 @@ class ExecutorchRunner:
             tensor = meta.input_tensor_meta(place)
             shape: tuple[int | None, ...] = tuple(tensor.sizes())
             shape = (None, *shape[1:]) if samples else shape
-            specs.append(TensorSpec(name, shape, _NAMES[tensor.dtype()]))
+            specs.append(TensorSpec(name, shape, ELEMENT_TYPES[tensor.dtype()]))
         return tuple(specs)
 
     def _one(self, batch: Batch, index: int) -> list[np.ndarray]:

@@ -18,19 +18,15 @@ from typing import Any
 from compressor.exporters.flatbuffer import Flatbuffer, Table
 from compressor.lab.inspect.contents import ModelContents
 from compressor.lab.inspect.stored import Stored, described, elements, facts, mapped
+from compressor.models.executorch import ELEMENT_TYPES, INTERFACE
 from compressor.types.tensors import TensorSpec
 
 _KIND = "ExecuTorch program"
 _MARK = b"ET12"
 _HEADER = struct.Struct("<4sIQQ")  # behind the mark: a mark, its length, and where segments begin
 _HEADER_MARK = b"eh00"
-_INTERFACE = "interface"  # our method that returns the names of inputs and outputs
 _TENSOR, _STRING, _KERNEL, _DELEGATE = 5, 6, 1, 2  # kinds of values and of instructions
 _SEGMENT = 1  # where a part lies
-_TYPES = {
-    0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32",
-    7: "float64", 11: "bool", 15: "bfloat16", 27: "uint16", 28: "uint32", 29: "uint64",
-}  # fmt: skip
 _XNNPACK = b"XH00"
 _XNNPACK_HEADER = struct.Struct("<4x4sHIIIQ")  # a mark, its length, the graph's and data's places
 _XNNPACK_TYPES = {
@@ -66,7 +62,7 @@ def inspect_executorch(path: Path) -> ModelContents:
     with mapped(path, f"an {_KIND}") as data:
         program = _Program(Flatbuffer(data).root(_MARK))
         plans = {plan.text(0): plan for plan in program.root.tables(1)}
-        interface = plans.pop(_INTERFACE, None)
+        interface = plans.pop(INTERFACE, None)
         if not plans:
             raise ValueError("it has no method")
         for plan in plans.values():
@@ -193,9 +189,9 @@ def _lengths(tensor: Table, field: int, dtype: str) -> tuple[int, ...]:
 
 def _type(tensor: Table) -> str:
     number = tensor.number(0, "b")
-    if number not in _TYPES:
+    if number not in ELEMENT_TYPES:
         raise ValueError(f"a tensor is of the unknown type {number}")
-    return _TYPES[number]
+    return ELEMENT_TYPES[number]
 
 
 def _names(interface: Table | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from onnx_ir import tensor_adapters
 from torch import Tensor
 
 from compressor import catalog
-from compressor.errors import SpecError
+from compressor.errors import SpecError, first_line
 from compressor.files import settle
 from compressor.graph.values import all_nodes
 from compressor.models.codec.forms import DESCRIPTION
@@ -135,8 +135,8 @@ def _moved(module: torch.nn.Module, device: str) -> torch.nn.Module:
     try:
         return module.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise SpecError(f"device {device!r}", f"is not usable ({reason})", "use cpu") from error
+        problem = f"is not usable ({first_line(error)})"
+        raise SpecError(f"device {device!r}", problem, "use cpu") from error
 
 
 def check(path: str | Path) -> None:

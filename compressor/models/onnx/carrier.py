@@ -12,7 +12,7 @@ import onnx_ir.passes.common as common
 import torch
 from onnx_ir import tensor_adapters
 
-from compressor.errors import ModelError, SpecError
+from compressor.errors import ModelError, SpecError, first_line
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
 from compressor.graph.editing import Editor
@@ -302,8 +302,7 @@ def upgraded(model: ir.Model, opset: int, subject: str) -> ir.Model:
             with quiet_libraries():
                 version_converter.convert_version(model, opset, fallback=False)
     except (RuntimeError, ValueError, NotImplementedError, ir.serde.SerdeError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise _refused(subject, have, opset, lines[0].strip()[:200]) from error
+        raise _refused(subject, have, opset, first_line(error)) from error
     if result.opset_imports.get("") != opset:
         raise _refused(subject, have, opset, "the converter left it as it was")
     result.producer_name, result.producer_version = model.producer_name, model.producer_version

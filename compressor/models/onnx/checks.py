@@ -10,10 +10,8 @@ import onnx_ir.passes.common as common
 from compressor.errors import ModelError
 from compressor.graph.inference import infer_shapes
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, given_shape, static_shape
-from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.onnx.ort_runner import KEPT, graph_runner
 from compressor.models.onnx.ort_session import OrtRunner
-
-_CONSTANTS = 1 << 14  # bytes: shapes, axes, zero points: a runtime reads them as it starts
 
 
 def check_operators(model: ir.Model, subject: str) -> None:
@@ -79,7 +77,7 @@ def _without_weights(model: ir.Model) -> bytes:
     graph = plain.graph
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or tensor.nbytes <= _CONSTANTS:
+        if tensor is None or tensor.nbytes <= KEPT:
             continue
         del graph.initializers[name]
         value.const_value = None

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
-from compressor.errors import ModelError, SpecError
+from compressor.errors import ModelError, SpecError, first_line
 from compressor.graph.messages import (
     broken_node,
     cyclic_function,
@@ -75,8 +75,8 @@ def checked_model(proto: onnx.ModelProto, folder: Path, subject: str) -> ir.Mode
     try:
         model = ir.from_proto(proto)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
-        reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
-        raise ModelError(subject, f"is not a graph that can be read ({reason})", _AGAIN) from error
+        problem = f"is not a graph that can be read ({first_line(error.__cause__ or error)})"
+        raise ModelError(subject, problem, _AGAIN) from error
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         ir.external_data.set_base_dir(graph, folder)
     _decode_origin(model)

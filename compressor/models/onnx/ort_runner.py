@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from compressor.errors import ModelError
+from compressor.errors import ModelError, first_line
 from compressor.files import scratch
 from compressor.graph.blocks import sink_constants
 from compressor.graph.half_transposes import transpose_as_floats
@@ -25,7 +25,7 @@ from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
 from compressor.types.tensors import Array
 
-_KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
+KEPT = 1 << 14  # bytes: shapes, axes, zero points: constants that a runtime reads as it starts
 OLDEST_RUN = 7  # opset from which on ONNX Runtime has kernels
 _INLINE_LIMIT = 1_500_000_000  # protobuf refuses messages of 2 GB
 
@@ -54,7 +54,7 @@ def _graph_opener(
     model = _tapped(model, taps)
     read_as_floats(model)
     transpose_as_floats(model)
-    shared = detached_weights(model, _KEPT)
+    shared = detached_weights(model, KEPT)
     transpose_weights(model, shared)
     size = sum(
         v.const_value.nbytes
@@ -76,8 +76,8 @@ def _graph_opener(
     try:
         proto = ir.to_proto(model)
     except ir.serde.SerdeError as error:
-        reason = str(error.__cause__ or error).strip().partition("\n")[0][:200]
-        raise ModelError(subject, f"is not a graph ({reason})", "export it again") from error
+        problem = f"is not a graph ({first_line(error.__cause__ or error)})"
+        raise ModelError(subject, problem, "export it again") from error
     sink_constants(proto.graph)
     return _opener(proto.SerializeToString(), started, shared)
 
