@@ -28,6 +28,7 @@ from compressor.front.compress import (
 from compressor.front.run import run
 from compressor.front.spec import Spec, checked
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.models.torch.program_module import content_of
 from compressor.progress import SILENT
 from compressor.report.result import RunResult
 from compressor.run.options import RunOptions
@@ -303,9 +304,8 @@ def convert(prepared: PreparedModule) -> RunResult:
     state = prepared.network.state_dict()
     trained = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
     digest = sha256()
-    for name, tensor in sorted(trained.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for part in content_of(trained):
+        digest.update(part)
 
     def given(handed: Handed) -> Mapping[str, Tensor]:
         del handed  # it is the same network once more

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 
 from compressor.errors import ModelError
-from compressor.files import read_json
 from compressor.lab.inspect.contents import (
     Counts,
     ModelContents,
     TensorRow,
     count_elements,
     not_finite_note,
+    parts_of,
     percent,
 )
-from compressor.models.checkpoint.folder import read_shards
+from compressor.models.checkpoint.carrier import numpy_name
+from compressor.models.checkpoint.folder import CONFIG, read_config, read_shards
 from compressor.models.checkpoint.reading import FileTensor, MappedFile, ReadAhead
 from compressor.models.checkpoint.weight_files import read_weights, weight_file_paths
 from compressor.models.codec.headers import DTYPES, PAIRS, ShardHeader
-from compressor.models.element_types import natural_type
 from compressor.progress import Progress
 
 # How the weights of quantized Hugging Face checkpoints and their helpers are called.
@@ -108,10 +108,9 @@ def role_of(name: str) -> str:
 def read_quantization(folder: Path) -> Quantization:
     """Read ``quantization_config`` of a folder; one that cannot be read says nothing."""
     try:
-        config = read_json(folder / "config.json", "", "", constants=True)
+        quantization = read_config(folder / CONFIG).get("quantization_config")
     except ModelError:
         return Quantization()
-    quantization = config.get("quantization_config") if isinstance(config, dict) else None
     if not isinstance(quantization, dict):
         return Quantization()
     groups = quantization.get("config_groups")
@@ -143,9 +142,6 @@ def _group(group: dict[str, Any]) -> Group:
     span = f"group {size}" if size else str(weights.get("strategy") or "channel")
     asymmetric = " asym" if weights.get("symmetric") is False else ""
     return Group(names, bits, f"{kind}{bits}/{span}{asymmetric}" if bits else "", size)
-
-
-_BLOCK = 8 << 20  # bytes looked at together, so that memory does not grow with the tensor
 
 
 @dataclass(frozen=True)
@@ -226,11 +222,9 @@ def mostly_bfloat16(path: Path) -> bool:
 def _in_pickle(path: Path) -> Iterator[_Counted]:
     for name, tensor in read_weights(path).items():
         flat = tensor.detach().reshape(-1)
-        step = max(1, _BLOCK // tensor.itemsize)
-        counts = sum(
-            (count_elements(flat[at : at + step]) for at in range(0, flat.numel(), step)), Counts()
-        )
-        yield _Counted(name, tuple(tensor.shape), _dtype_name(tensor.dtype), tensor.nbytes, counts)
+        parts = parts_of(flat.numel(), tensor.itemsize)
+        counts = sum((count_elements(flat[start:stop]) for start, stop in parts), Counts())
+        yield _Counted(name, tuple(tensor.shape), numpy_name(tensor.dtype), tensor.nbytes, counts)
 
 
 def _in_shard(shard: ShardHeader) -> Iterator[_Counted]:
@@ -246,7 +240,10 @@ def _in_shard(shard: ShardHeader) -> Iterator[_Counted]:
         )
         for name, header in shard.tensors.items()
     }
-    cuts = {name: _cuts(tensor) for name, tensor in flat.items()}
+    cuts = {
+        name: parts_of(tensor.header.shape[0], tensor.dtype.itemsize)
+        for name, tensor in flat.items()
+    }
     spans = [flat[name].span(*cut) for name, pieces in cuts.items() for cut in pieces]
     with ReadAhead(spans) as ahead:
         for name, header in shard.tensors.items():
@@ -256,18 +253,8 @@ def _in_shard(shard: ShardHeader) -> Iterator[_Counted]:
             for start, stop in cuts[name]:
                 with ahead.using(flat[name].span(start, stop)):
                     counts += count(flat[name].rows(start, stop))
-            dtype = "float4_e2m1fn" if pairs else _dtype_name(DTYPES[header.dtype])
+            dtype = "float4_e2m1fn" if pairs else numpy_name(DTYPES[header.dtype])
             yield _Counted(name, header.shape, dtype, header.nbytes, counts)
-
-
-def _cuts(tensor: FileTensor) -> list[tuple[int, int]]:
-    (count,) = tensor.header.shape
-    step = _BLOCK // tensor.dtype.itemsize
-    return [(start, min(start + step, count)) for start in range(0, count, step)]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return natural_type(dtype).numpy().name
 
 
 def _row(tensor: _Counted, quantization: Quantization) -> TensorRow:

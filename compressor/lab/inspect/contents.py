@@ -159,8 +159,7 @@ def contents_json(contents: Contents) -> dict[str, Any]:
     }
 
 
-_CHUNK = 1 << 22  # elements looked at together, so that memory does not grow with the tensor
-
+_PART = 8 << 20  # bytes looked at together, so that memory does not grow with the tensor
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
@@ -176,6 +175,12 @@ class Counts:
         return Counts(self.zeros + other.zeros, self.not_finite + other.not_finite)
 
 
+def parts_of(count: int, itemsize: int) -> list[tuple[int, int]]:
+    """Return begin and end of the parts in which elements of so many bytes are looked at."""
+    step = _PART // itemsize
+    return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
 def count_array(values: Array, zero: int = 0) -> Counts:
     """Count the elements of an array that stand for zero, and floats that are NaN or infinite.
 
@@ -184,8 +189,8 @@ def count_array(values: Array, zero: int = 0) -> Counts:
     """
     flat, total = values.reshape(-1), Counts()
     real = np.issubdtype(flat.dtype, np.floating) or "float" in flat.dtype.name
-    for start in range(0, flat.size, _CHUNK):
-        part = flat[start : start + _CHUNK]
+    for start, stop in parts_of(flat.size, flat.itemsize):
+        part = flat[start:stop]
         bad = int(np.count_nonzero(~np.isfinite(part))) if real else 0
         total += Counts(int(np.count_nonzero(part == part.dtype.type(zero))), bad)
     return total

@@ -16,6 +16,7 @@ from compressor.lab.inspect.contents import (
     TensorRow,
     count_elements,
     not_finite_note,
+    parts_of,
     percent,
 )
 from compressor.models.checkpoint.reading import MappedFile
@@ -31,7 +32,6 @@ _PLAIN: Mapping[str, torch.dtype] = {
     "I16": torch.int16,
     "I8": torch.int8,
 }
-_BLOCK = 8 << 20  # bytes looked at together, so that memory does not grow with the tensor
 
 
 def inspect_gguf(path: Path, progress: Progress) -> ModelContents:
@@ -79,10 +79,10 @@ def _counted(file: MappedFile, tensor: TensorEntry) -> Counts | None:
     dtype = _PLAIN.get(tensor.kind)
     if dtype is None:
         return None
-    step, counts = _BLOCK // dtype.itemsize, Counts()
-    for start in range(0, prod(tensor.shape), step):
-        size = min(step, prod(tensor.shape) - start)
-        counts += count_elements(file.tensor(dtype, (size,), tensor.start + start * dtype.itemsize))
+    counts = Counts()
+    for start, stop in parts_of(prod(tensor.shape), dtype.itemsize):
+        place = tensor.start + start * dtype.itemsize
+        counts += count_elements(file.tensor(dtype, (stop - start,), place))
     return counts
 
 

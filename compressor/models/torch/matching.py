@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir import tensor_adapters
 
-from compressor.errors import ModelError, close_names, listed
+from compressor.errors import ModelError, close_names, listed, not_finite
 from compressor.graph.values import mark_of_code
 from compressor.models.checkpoint.weight_files import read_weights
 from compressor.models.element_types import from_numpy, to_numpy
@@ -181,11 +181,7 @@ def check_finite(
             wrong = part.isnan() if name in may_be_infinite else ~part.isfinite()
             bad += int(wrong.sum())
         if bad:
-            raise ModelError(
-                subject,
-                f"tensor {name!r} holds {bad} values that are NaN or infinite",
-                "the training diverged or the file is damaged; use an earlier checkpoint",
-            )
+            raise not_finite(subject, f"tensor {name!r} holds {bad} values")
 
 
 class TorchRunner:

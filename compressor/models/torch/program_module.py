@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
 import onnx_ir as ir
@@ -55,6 +55,14 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     return moved
 
 
+def content_of(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield names, types, shapes and elements of tensors, by name, for a hash."""
+    for name, tensor in sorted(tensors.items()):
+        value = tensor.detach().contiguous()
+        yield f"{name} {value.dtype} {tuple(value.shape)}".encode()
+        yield value.reshape(-1).view(torch.uint8).numpy().data
+
+
 def program_module_digest(carrier: TorchCarrier) -> str:
     """Return a SHA-256 of a module: its structure, its weights, and the graph that it computes.
 
@@ -64,10 +72,8 @@ def program_module_digest(carrier: TorchCarrier) -> str:
         ModelError: it cannot be lowered to a graph.
     """
     digest = hashlib.sha256(str(carrier.module).encode())
-    for name, tensor in sorted(held_tensors(carrier.module).items()):
-        value = tensor.detach().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    for part in content_of(held_tensors(carrier.module)):
+        digest.update(part)
     graph = without_weights(carrier.lowered, carrier.module)
     for node in (*graph.graph, *(n for f in graph.functions.values() for n in f)):
         node.metadata_props.clear()  # where in the program's files it comes from

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from compressor.errors import system_error
 from compressor.models.onnx.carrier import OnnxCarrier, restore_graph
 from compressor.models.torch.matching import attach_weights, held_tensors
 from compressor.models.torch.size_attributes import Attributes, stated
@@ -44,8 +44,7 @@ def system_errors() -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, str(error)) from error
+        raise OSError(system_error(error) or errno.EIO, str(error)) from error
 
 
 @dataclass(frozen=True)

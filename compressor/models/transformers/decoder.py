@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compressor.errors import ModelError, SpecError
+from compressor.errors import SpecError, not_finite
 from compressor.models.checkpoint.dequantized import mapped_floats
 from compressor.models.transformers.around_blocks import widen
 from compressor.models.transformers.block_stages import (
@@ -159,11 +159,7 @@ class Decoder:
             opened = deepcopy(module, floats)
         for name, parameter in opened.named_parameters():
             if not bool(parameter.sum().isfinite()) and not bool(parameter.isfinite().all()):
-                raise ModelError(
-                    f"tensor {f'{self.blocks[index].path}.{name}'!r}",
-                    "holds values that are NaN or infinite",
-                    "the training diverged or the file is damaged; use an earlier checkpoint",
-                )
+                raise not_finite(f"tensor {f'{self.blocks[index].path}.{name}'!r}")
         return opened
 
     def weightless(self, index: int) -> StandaloneBlock:
