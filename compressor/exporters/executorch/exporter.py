@@ -66,7 +66,7 @@ class ExecutorchExporter(DeviceExporter):
         self.need_package(self.package)
         from compressor.models.executorch import ExecutorchRunner
 
-        return ExecutorchRunner(path if path.is_file() else path / NAME, f"artifact {path.name!r}")
+        return ExecutorchRunner(path, f"artifact {path.name!r}")
 
 
 def _lowering() -> ModuleType:

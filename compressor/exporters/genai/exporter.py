@@ -26,7 +26,7 @@ from compressor.exporters.onnx.file import (
 )
 from compressor.exporters.onnx.matmul_nbits import Compute
 from compressor.exporters.safetensors.code_layouts import caches_of
-from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS
+from compressor.exporters.safetensors.proof import OUTPUTS, too_large
 from compressor.files import disk_errors
 from compressor.models.checkpoint.carrier import CheckpointCarrier
 from compressor.models.checkpoint.dequantized import dequantized
@@ -128,10 +128,9 @@ class GenaiExporter(Exporter):
 
     def prove(self, carrier: Carrier, path: Path) -> tuple[Check, ...]:
         """Return whether the graph gives the outputs that are meant, with a cache and without."""
-        size = sum(tensor.float_nbytes for tensor in carrier.tensors().values())
-        if size > MOST_BYTES:
-            why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
-            return (Check(OUTPUTS, why, known=False),)
+        large = too_large(carrier.tensors().values())
+        if large is not None:
+            return (large,)
         _, network = describe(carrier)
         weights = {
             name: dequantized(tensor).to(torch.float32)

@@ -13,7 +13,7 @@ from pydantic import Field
 from compressor.errors import ArtifactError, SpecError
 from compressor.exporters.gguf.file import FilePlan, Floats, PlannedTensor, plan_file
 from compressor.exporters.gguf.reading import GgufFile, GgufRunner, network_of
-from compressor.exporters.safetensors.proof import MOST_BYTES, OUTPUTS, compare
+from compressor.exporters.safetensors.proof import OUTPUTS, compare, too_large
 from compressor.files import disk_errors
 from compressor.models.checkpoint.dequantized import dequantized
 from compressor.models.transformers.reading import float_class_of
@@ -114,10 +114,9 @@ class GgufExporter(Exporter):
 
     def prove(self, carrier: Carrier, path: Path) -> tuple[Check, ...]:
         """Return whether the network that the file describes gives the outputs that are meant."""
-        size = sum(tensor.float_nbytes for tensor in carrier.tensors().values())
-        if size > MOST_BYTES:
-            why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
-            return (Check(OUTPUTS, why, known=False),)
+        large = too_large(carrier.tensors().values())
+        if large is not None:
+            return (large,)
         network, why = float_class_of(carrier)
         if network is None:
             return (Check(OUTPUTS, f"not compared: {why}", known=False),)
@@ -141,7 +140,7 @@ class GgufExporter(Exporter):
         """Open the network that the file describes; the library decodes its tensors."""
         self.need_package("gguf")
         self.need_package("transformers")
-        return GgufRunner(path if path.is_file() else path / NAME)
+        return GgufRunner(path)
 
     def _plan(self, carrier: Carrier) -> FilePlan:
         self.need_package("gguf")

@@ -55,7 +55,7 @@ class LitertExporter(DeviceExporter):
         self.need_package(self.package, self.module)
         from compressor.models.litert import LitertRunner
 
-        return LitertRunner(path if path.is_file() else path / NAME, f"artifact {path.name!r}")
+        return LitertRunner(path, f"artifact {path.name!r}")
 
 
 def _content(model: ir.Model, context: ExportContext, *, planned: bool) -> bytes:

@@ -91,7 +91,6 @@ class OpenvinoExporter(Exporter):
     def open(self, path: Path) -> Runner:
         """Open the files in OpenVINO's CPU plugin."""
         self.need_package("openvino")
-        path = path if path.is_file() else path / NAME
         with artifact_errors():
             return OpenVinoRunner(path, f"artifact {path.name!r}")
 

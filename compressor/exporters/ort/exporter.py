@@ -91,7 +91,6 @@ class OrtExporter(Exporter):
 
     def open(self, path: Path) -> Runner:
         """Open the file in ONNX Runtime's CPU provider."""
-        path = path if path.is_file() else path / NAME
         with artifact_errors():
             return OrtRunner(path, f"artifact {path.name!r}")
 

@@ -37,9 +37,7 @@ from compressor.types.exporter import Check
 from compressor.types.layers import StoredTensor
 from compressor.types.rounded_inputs import CacheScheme, InputScheme
 
-MOST_BYTES = 1 << 30
-"""Bytes of float weights of a model that is opened at most; it is then in memory twice."""
-
+_MOST_BYTES = 1 << 30  # of float weights of a model that is opened; it is then in memory twice
 _EXACT_DB = 50.0  # by trial: a right directory gives equal outputs, a wrong layer 0 to 40 dB
 _TOKENS = 12
 _SAMPLES = 8000  # of a sound: half a second at 16 kHz
@@ -74,12 +72,20 @@ def prove(carrier: Carrier, plan: StreamPlan, directory: Path) -> tuple[Check, .
     scales = frozenset(scale.name for scale in cache_scales(caches, tensors))
     known, detail = _check_places(plan, kept, scales, directory, reading)
     places = Check(_PLACES, detail)
-    size = sum(tensor.float_nbytes for tensor in tensors.values())
-    if size > MOST_BYTES:
-        why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
-        return places, Check(OUTPUTS, why, known=False)
+    large = too_large(tensors.values())
+    if large is not None:
+        return places, large
     rounding = Rounding(_rounded(tensors, reading), caches if known else {})
     return places, _compare_outputs(tensors, network, directory, rounding)
+
+
+def too_large(tensors: Iterable[StoredTensor]) -> Check | None:
+    """Return the check that says that a model is too large to be opened; ``None`` if it is not."""
+    size = sum(tensor.float_nbytes for tensor in tensors)
+    if size <= _MOST_BYTES:
+        return None
+    why = f"not compared: {size / 1e9:.1f} GB of float weights are more than 1 GiB"
+    return Check(OUTPUTS, why, known=False)
 
 
 @dataclass(frozen=True)

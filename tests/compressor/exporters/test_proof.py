@@ -120,7 +120,7 @@ def test_a_package_that_is_missing_leaves_it_unknown(
 def test_larger_models_are_not_opened(
     experts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "MOST_BYTES", 1 << 10)
+    monkeypatch.setattr(proof, "_MOST_BYTES", 1 << 10)
     monkeypatch.setattr(proof, "load_directory", lambda *_: pytest.fail("it is opened"))
     assert quantize(experts, tmp_path / "out").exit_code == 0
     places, outputs = checks(tmp_path / "out")
