@@ -274,28 +274,24 @@ def quantize(
     result and the float model; without it, the report states no accuracy. A killed command resumes
     when it is run again. Under torchrun, the processes share the shards.
     """
-    from compressor.lab.quantizing import (
-        QuantizeOptions,
-        in_terms_of_options,
-        quantization_spec,
-    )
+    from compressor.lab.quantizing import QuantizeOptions, in_terms_of_options, quantization_spec
     from compressor.run.options import RunOptions
 
     options = QuantizeOptions(
-        preset,
-        method,
-        search,
-        skip,
-        embeddings,
-        max_shard_size,
-        text,
-        samples,
-        length,
-        evaluation,
-        output_format,
-        consumer,
-        smooth,
-        cache,
+        preset=preset,
+        method=method,
+        range=search,
+        skip=skip,
+        embeddings=embeddings,
+        max_shard_size=max_shard_size,
+        text=text,
+        samples=samples,
+        length=length,
+        evaluation=evaluation,
+        format=output_format,
+        consumer=consumer,
+        smooth=smooth,
+        cache=cache,
     )
     with in_terms_of_options():
         code = run_and_show(
