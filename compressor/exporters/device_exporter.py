@@ -30,11 +30,10 @@ class DeviceExporter(Exporter):
     runtime: ClassVar[str]
     package: ClassVar[str]
     module: ClassVar[str]
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """LiteRT, whose rules the others share: operators between codes read and write int8."""
-        return frozenset({"litert"})
+    # All share LiteRT's rules: operators between codes read and write int8.
+    targets: ClassVar[frozenset[str]] = frozenset({"litert"})
+    exact: ClassVar[bool] = True
+    estimated: ClassVar[bool] = True  # what a compiler takes, or equal scales save, is known later
 
     @property
     def tools(self) -> Mapping[str, str]:
@@ -46,16 +45,6 @@ class DeviceExporter(Exporter):
     def run_by(self) -> Mapping[str, str]:
         """The version of the package."""
         return self.tools
-
-    @property
-    def exact(self) -> bool:
-        """Kernels of phones add in 32 bits."""
-        return True
-
-    @property
-    def estimated(self) -> bool:
-        """What the runtime's compiler takes, or equal scales save, is known later."""
-        return True
 
     @property
     def not_judged(self) -> str:

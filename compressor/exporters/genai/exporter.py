@@ -62,6 +62,7 @@ class GenaiExporter(Exporter):
 
     format: ClassVar[str] = "genai"
     version: ClassVar[int] = 3
+    targets: ClassVar[frozenset[str]] = frozenset({TARGET})
     not_judged: ClassVar[str] = _STEPS
     one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 
@@ -71,11 +72,6 @@ class GenaiExporter(Exporter):
         "numbers at a time, and is several times faster token by token; float32 rounds nothing, "
         "and takes codes of 3 and 4 bits",
     )
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """Its products: weights alone are codes."""
-        return frozenset({TARGET})
 
     def check(self, carrier: Carrier) -> None:
         """Check that there is a graph for the model, and kernels for its codes.

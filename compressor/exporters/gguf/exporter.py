@@ -39,6 +39,7 @@ class GgufExporter(Exporter):
     """
 
     format: ClassVar[str] = "gguf"
+    targets: ClassVar[frozenset[str]] = frozenset({TARGET})
     not_judged: ClassVar[str] = _LLAMA
 
     floats: Floats = Field(
@@ -53,11 +54,6 @@ class GgufExporter(Exporter):
         description="llama.cpp's name for the pre-tokenizer, for tokenizers that are not known "
         "here",
     )
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """Its block formats: scales are numbers of float16."""
-        return frozenset({TARGET})
 
     @property
     def tools(self) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
 
-from compressor.errors import ArtifactError
+from compressor.errors import ArtifactError, message_lines
 from compressor.exporters.onnx.wire import parts_of, read_outline
 from compressor.graph.blocks import all_initializers, inner_graphs, names_read
 from compressor.graph.operators import operator_named
@@ -227,8 +227,7 @@ def _checked(model: Path | onnx.ModelProto) -> str | None:
         RuntimeError,
         ValueError,
     ) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        return " ".join(lines)[:400] if lines else type(error).__name__
+        return " ".join(message_lines(error))[:400] or type(error).__name__
     return None
 
 

@@ -33,16 +33,8 @@ class OpenvinoExporter(Exporter):
     """
 
     format: ClassVar[str] = "openvino"
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """OpenVINO, whose rules passes should follow."""
-        return _ONNX.targets
-
-    @property
-    def estimated(self) -> bool:
-        """OpenVINO decides what the files take."""
-        return True
+    targets: ClassVar[frozenset[str]] = _ONNX.targets
+    estimated: ClassVar[bool] = True  # OpenVINO decides what the files take
 
     @property
     def run_by(self) -> Mapping[str, str]:

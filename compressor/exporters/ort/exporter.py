@@ -38,6 +38,7 @@ class OrtExporter(Exporter):
 
     format: ClassVar[str] = "ort"
     version: ClassVar[int] = 3
+    estimated: ClassVar[bool] = True  # ONNX Runtime decides what the file takes
 
     matmul_compute: Compute = Field(
         default="float32", description="as in the format onnx: float32 is exact, int8 is faster"
@@ -47,11 +48,6 @@ class OrtExporter(Exporter):
     def targets(self) -> frozenset[str]:
         """ONNX Runtime's CPU kernels."""
         return self._onnx.targets
-
-    @property
-    def estimated(self) -> bool:
-        """ONNX Runtime decides what the file takes."""
-        return True
 
     @property
     def tools(self) -> Mapping[str, str]:

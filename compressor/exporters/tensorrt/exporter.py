@@ -85,6 +85,8 @@ class TensorrtExporter(Exporter):
 
     format: ClassVar[str] = "tensorrt"
     version: ClassVar[int] = 2
+    targets: ClassVar[frozenset[str]] = frozenset({TARGET})
+    exact: ClassVar[bool] = True
     estimated: ClassVar[bool] = True  # an engine holds kernels that the builder chooses
     on_gpu: ClassVar[bool] = True
 
@@ -124,16 +126,6 @@ class TensorrtExporter(Exporter):
         description="for gpu, a file, relative to the spec, that keeps measurements for later "
         "builds",
     )
-
-    @property
-    def targets(self) -> frozenset[str]:
-        """TensorRT's rules."""
-        return frozenset({TARGET})
-
-    @property
-    def exact(self) -> bool:
-        """TensorRT adds in 32 bits."""
-        return True
 
     @property
     def not_judged(self) -> str:
