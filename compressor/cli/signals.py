@@ -73,13 +73,13 @@ class Termination:
         signal.signal(signal.SIGTERM, self._interrupt)
         send.setblocking(False)
         signal.set_wakeup_fd(send.detach(), warn_on_full_buffer=False)
-        # A child's signals are none of ours.
+        # A child's signals are not ours.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         Thread(target=self._wait, args=(arrived,), daemon=True).start()
 
     def release(self) -> None:
         """End the guard, so that no trace of it is left after the process."""
-        if signal.getsignal(signal.SIGINT) is _on_interrupt:  # a second one ends us without a word
+        if signal.getsignal(signal.SIGINT) is _on_interrupt:  # a second one ends us silently
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
         with suppress(ProcessLookupError, ChildProcessError):  # another one has waited for it

@@ -68,7 +68,7 @@ class DeviceExporter(Exporter):
 
 
 def note_of(context: ExportContext) -> str:
-    """Return what a file says of where it comes from."""
+    """Return the note in a file that tells where it comes from."""
     return f"compressor {version('compressor')}, {context.name}, spec {context.spec_digest}"
 
 

@@ -192,7 +192,7 @@ class OutputForm:
 
     Attributes:
         tree: the structure of its outputs.
-        others: outputs that are no tensors, such as ``None``, by position.
+        others: outputs that are not tensors, such as ``None``, by position.
     """
 
     tree: TreeSpec

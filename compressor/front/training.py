@@ -120,7 +120,7 @@ class PreparedModule(nn.Module):
         Loops save states with ``torch.save`` or, as the Trainer of ``transformers`` does, with
         safetensors, which takes nothing but tensors.
         """
-        self.settle()  # what is saved behind a step has its masks
+        self.settle()  # what is saved after a step has its masks
         state = {name: tensor.contiguous() for name, tensor in self._handed.state().items()}
         content = save({_STEP: torch.tensor(self._step), **state})
         return torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -213,7 +213,7 @@ def _save_once(prepared: PreparedModule) -> None:
     prepared.register_load_state_dict_pre_hook(put_back)  # type: ignore[no-untyped-call]
 
 
-class _HandedOver(Exception):  # it ends a run at its training, and is no error
+class _HandedOver(Exception):  # it ends a run at its training, and is not an error
     def __init__(self, handed: Handed):
         super().__init__()
         self.handed = handed

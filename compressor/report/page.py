@@ -50,7 +50,7 @@ class Cell:
 
     Attributes:
         note: goes with it in brackets, such as an interval; a terminal leaves it out.
-        tag: a word behind a name.
+        tag: a word after a name.
         small: further words, for HTML only, such as why there is no number.
         code: it is the name of a file, a layer or a pass.
         verdict: whether something passed; empty where that is not the question.

@@ -104,7 +104,7 @@ def points(report: Report, related: Related) -> list[Point]:
 
 
 def with_beaten(points: Sequence[Point], *, higher_is_better: bool) -> list[Point]:
-    """Return points that say of themselves which cost another one beats them in."""
+    """Return the points with a note of the costs in which another point beats them."""
     sign = -1.0 if higher_is_better else 1.0
     sizes = [(p.size_ratio, sign * p.metric) for p in points]
     times = [(p.latency_ratio, sign * p.metric) for p in points if p.latency_ratio is not None]

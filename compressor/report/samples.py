@@ -33,8 +33,8 @@ class Sample:
 
     Attributes:
         picture: an address that holds the whole image, which is text of our own however long it
-            is; empty where it is none.
-        text: what stands in front of the decision; empty where it is no text.
+            is; empty where the sample is not an image.
+        text: what comes before the decision; empty where that is not text.
         wrong: the artifact's answer is not the target's.
     """
 
@@ -126,7 +126,7 @@ def _answer(value: int | None, reader: _Reader | None) -> str:
 
 
 def _picture(array: Array) -> Markup:
-    """Return an image as an address that holds it; empty for what is no image.
+    """Return an image as an address that holds it; empty for what is not an image.
 
     Args:
         array: ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``; floats are spread over the range that

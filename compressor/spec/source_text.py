@@ -205,7 +205,7 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
         items = []
         for index, child in enumerate(node):
             here = (*path, index)
-            if index in (node.lc.data or ()):  # not behind a tag
+            if index in (node.lc.data or ()):  # not after a tag
                 lines[here] = node.lc.item(index)[0] + 1
             items.append(_plain(child, here, lines))
         return items

@@ -229,7 +229,7 @@ def _files_of(folder: Path, name: str, folders: dict[str, bool]) -> Iterator[Pat
             folders[dotted] = place.is_dir()
             files = (place.with_name(place.name + ".py"), place / "__init__.py")
             yield from (path for path in files if path.is_file())
-        if not folders[dotted]:  # what follows is no module
+        if not folders[dotted]:  # what follows is not a module
             return
 
 

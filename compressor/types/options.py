@@ -61,7 +61,7 @@ class Like:
     remedy: str
 
     def __get_pydantic_core_schema__(self, kind: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Check the text behind the type's own checks."""
+        """Check the text after the type's own checks."""
         return core_schema.no_info_after_validator_function(self._checked, handler(kind))
 
     def __get_pydantic_json_schema__(

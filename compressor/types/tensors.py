@@ -13,8 +13,8 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Batch: TypeAlias = dict[str, Array]
 """Arrays by name, each with the batch as its first axis, unless it is a :class:`Feed`."""
 _TOLERANCES = {2: 2e-2}
-"""By the bytes of an output's element, of the largest output; else 1e-4."""
-_TOLERANCE = 1e-4
+"""Share of the largest output that is tolerated, by the bytes of an output's element."""
+_TOLERANCE = 1e-4  # for other sizes
 
 
 class Feed(dict[str, Array]):
@@ -124,7 +124,7 @@ def made_batch(inputs: Sequence[TensorSpec], arrays: Batch) -> Batch:
 def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> TensorSpec | None:
     """Return the first input whose first axis cannot be that of samples; ``None`` if all can.
 
-    An axis that is called a batch, behind one that is not, has the samples: recurrent networks
+    An axis named batch, after one that is not, has the samples: recurrent networks
     often take ``[time, batch, features]``. Without such a name, an axis that begins one input and
     stands later in another is not the first of both: ``[N, units]`` and ``[time, N, units]``.
 
@@ -140,7 +140,7 @@ def unstackable(inputs: Sequence[TensorSpec], batch: int | None = None) -> Tenso
 
 
 def samples_apart(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether samples stack in the inputs, and stand behind another axis in each output.
+    """Whether samples stack in the inputs, and come after another axis in each output.
 
     Recognizers of text often give ``[time, batch, classes]``.
     """
@@ -151,7 +151,7 @@ def samples_apart(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -
 
 
 def _begins_otherwise(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> bool:
-    """Return whether names of axes say that the first one is not that of samples."""
+    """Return whether the names of axes show that the first one is not that of samples."""
     if not spec.shape or _is_batch(first := spec.shape[0]):
         return False
     starts = {other.shape[0] for other in inputs if other.shape}

@@ -49,7 +49,7 @@ class Form:
         sparse: how the most common symbol is left out: by a ``mask`` with one bit a symbol, set
             where another one is, or by the ``gaps`` between the others; empty where it is not.
         packed: whether symbols of 4 bits and fewer share bytes; otherwise each has its own.
-        turned: the sign of each element is moved behind its mantissa, so that all bits of a
+        turned: the sign of each element is moved after its mantissa, so that all bits of a
             float's exponent lie in one byte.
         mixed: it is one stream, coded bit by bit in the contexts that
             :mod:`compressor.exporters.archive.contexts` has: symbols of up to 7 bits as a matrix,

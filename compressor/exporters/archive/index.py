@@ -60,7 +60,7 @@ class Section:
     """A part of a file: a tensor, or all of a file that is not safetensors.
 
     Attributes:
-        dtype: its element type, as safetensors calls it; empty where it is no tensor.
+        dtype: its element type, as safetensors calls it; empty where it is not a tensor.
         start: its first byte in the file.
         members: tensors that are coded together, as that takes fewer bytes; empty for one tensor.
             Name and type are then the first one's.
@@ -121,7 +121,7 @@ def tensors_of(head: str, size: int) -> tuple[Section, ...]:
     """Return the tensors of a safetensors file of so many bytes.
 
     Raises:
-        ValueError: it is no such header, or tensors do not follow each other to the file's end.
+        ValueError: it is not such a header, or tensors do not follow each other to the file's end.
     """
     try:
         header = parse_header(Path(), head.encode(), size)
@@ -155,7 +155,7 @@ def with_offsets(head: str) -> str:
     """Invert :func:`without_offsets`.
 
     Raises:
-        ValueError: it is no header, or one with elements of unknown size.
+        ValueError: it is not a header, or one with elements of unknown size.
     """
     if _LEFT_OUT not in head:
         return head
@@ -263,7 +263,7 @@ def read_index(path: Path) -> tuple[PackedFile, ...]:
 
     Raises:
         SpecError: there is no such file.
-        ModelError: it is no archive, cut or damaged.
+        ModelError: it is not an archive, or is cut or damaged.
     """
     subject = f"archive {str(path)!r}"
     if not path.is_file():

@@ -187,7 +187,7 @@ def _decoded(handle: int, path: Path, piece: _Piece) -> Array:
     """Read and decode a chunk.
 
     Raises:
-        ModelError: its checksum differs, or it is none.
+        ModelError: its checksum differs, or it is not an archive.
     """
     section, chunk = piece.part.section, piece.chunk
     data = _stored(handle, chunk)

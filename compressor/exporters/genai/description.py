@@ -55,7 +55,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Family(norms_add_one=True, scaled_table=True),
     "phi3": Family(fused=True),
 }
-"""By the ``model_type`` of ``config.json``, which is also the type that onnxruntime-genai knows."""
+"""Families by ``model_type`` of ``config.json``, which onnxruntime-genai knows them by too."""
 
 ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",

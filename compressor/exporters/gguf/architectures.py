@@ -200,7 +200,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma3_text": _GEMMA3,
     "gemma3": replace(_GEMMA3, text="language_model."),
 }
-"""By the ``model_type`` of ``config.json``."""
+"""What llama.cpp needs to know, by the ``model_type`` of ``config.json``."""
 
 
 def architecture_of(config: Mapping[str, Any]) -> Architecture:

@@ -35,7 +35,7 @@ _ROUNDED: Mapping[str, BlockFormat] = {"q8_0": "Q8_0", "q5_0": "Q5_0", "q4_0": "
 _ALIGNED = 32  # bytes between which tensors begin
 _CHUNK = 1 << 22  # elements that are computed at once
 ENDINGS = (".weight", ".bias")
-"""Of names of tensors, which have no part in what they are called in a file."""
+"""The ends of tensors' names, which a file keeps whatever comes before them."""
 _BUFFERS = "rotary_emb.inv_freq"  # computed anew by llama.cpp
 
 

@@ -52,7 +52,7 @@ TYPES: dict[int, tuple[str, int, int]] = {
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
 }
-"""By number, a type's name, and the elements and bytes of a block of it."""
+"""Types by number: the name, and the elements and bytes of a block."""
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -78,7 +78,7 @@ class GgufFile:
             index: in its first axis, if not all of it is wanted.
 
         Raises:
-            ArtifactError: its type is none that can be decoded.
+            ArtifactError: its type cannot be decoded.
         """
         from gguf.quants import dequantize
 

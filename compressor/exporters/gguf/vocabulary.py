@@ -148,7 +148,7 @@ def _converted(content: Mapping[str, Any], size: int, cut: str | None, subject: 
     return Vocabulary("gpt2", cut or "default", tuple(plain), tuple(types), merges=_NEVER)
 
 
-# llama.cpp wants one merge at least. The result of this one is no token, and so it is undone.
+# llama.cpp wants one merge at least. The result of this one is not a token, so it is undone.
 _NEVER = ("Ġ Ġ",)
 
 

@@ -124,7 +124,7 @@ class FileBuilder:
         outputs: Sequence[Tensor],
         options: Any = None,
     ) -> None:
-        """Add an operator behind those before it.
+        """Add an operator after those that are there.
 
         Args:
             name: as in the schema, such as ``CONV_2D``.

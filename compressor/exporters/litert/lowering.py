@@ -32,7 +32,7 @@ class Rule:
     Attributes:
         lower: emits what computes it.
         integer: it can read and write codes.
-        fuses: it takes in the activation behind it.
+        fuses: it takes in the activation that follows it.
     """
 
     lower: Lowered
@@ -46,7 +46,7 @@ class Call:
 
     Attributes:
         codes: what its result is quantized with, if it computes with integers.
-        activation: what it takes in of the operator behind it, in the schema's words.
+        activation: what it takes in of the operator that follows it, in the schema's words.
         result: the value that is there in the end.
     """
 
@@ -224,7 +224,7 @@ class Lowering:
         return plain
 
     def _activation(self, node: ir.Node | None) -> str:
-        """Return the name of an activation that operators can take in; empty if it is none."""
+        """Return the name of an activation that operators can take in; empty for other nodes."""
         if node is None or operator(node).name not in ("Relu", "Clip"):
             return ""
         if node.op_type == "Relu":
@@ -232,7 +232,7 @@ class Lowering:
         return _BOUNDS.get(bounds(self.store, node), "")
 
     def _implied(self, clip: ir.Node, codes: Quantization) -> bool:
-        """Whether codes cannot say what a Clip takes away."""
+        """Whether codes cannot represent the values that a Clip removes."""
         low, high = bounds(self.store, clip)
         step = float(codes.scale.reshape(-1)[0])
         least, greatest = (

@@ -200,7 +200,7 @@ def gather(call: Call) -> None:
     if places is None or not np.any(places.array < 0):
         indices = call.operand(1, last=False)
     elif length < 0:
-        raise call.refusal("counts samples from behind, and their number is chosen later")
+        raise call.refusal("counts samples from the end, and their number is chosen later")
     else:
         indices = call.graph.stored(places.array % length, value.name or "places")
     call.give("GATHER", [source, indices], options)

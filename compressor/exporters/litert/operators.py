@@ -201,4 +201,4 @@ RULES: Mapping[str, Rule] = {
     "LayerNormalization": Rule(reductions.layer_norm),
     "RMSNormalization": Rule(reductions.rms_norm),
 }  # fmt: skip
-"""By the name of the operator in ONNX; what is not here is refused by name."""
+"""Rules by the name of the operator in ONNX; other operators are refused by name."""

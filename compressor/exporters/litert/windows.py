@@ -278,7 +278,7 @@ def _pads(
     strides: Sequence[int],
     dilations: Sequence[int],
 ) -> list[int]:
-    """Return the zeros in front of each axis, and then those behind."""
+    """Return the zeros before each axis, and then those after it."""
     automatic = call.node.attributes.get_string("auto_pad", "NOTSET")
     if automatic in ("NOTSET", "VALID"):
         return call.ints("pads", (0,) * (2 * len(plane)))

@@ -10,7 +10,7 @@ from compressor.graph.values import maker_behind, sole_reader
 
 
 def keep_floats(editor: Editor) -> bool:
-    """Put a copy behind each layer of floats between codes; return whether there was any.
+    """Put a copy after each layer of floats between codes; return whether there was any.
 
     Where a product with a bias of its own (Conv, ConvTranspose, Gemm) reads a ``DequantizeLinear``
     and feeds a ``QuantizeLinear``, ONNX Runtime (1.31) quantizes its float weight to eight bits,

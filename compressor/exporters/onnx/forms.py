@@ -244,7 +244,7 @@ def fuse_around_codes(editor: Editor) -> bool:
     It reads ``x * sigmoid(x)`` as one operator, but not of codes, since each reader of codes gets
     a ``DequantizeLinear`` of its own. It merges a sum into the product before it where all axes
     are known, which then is none of integers any more. It quantizes in front of a pool of floats
-    what is to be quantized behind it. And in version 1.31 it has kernels for a bias with a GELU,
+    what is to be quantized after it. And in version 1.31 it has kernels for a bias with a GELU,
     and for a sum with a layer norm, that take longer than the two operators one by one: 1.3 times
     the former, seven times the latter.
     """

@@ -140,7 +140,7 @@ class _Images:
         self._weights.add(stored)
 
     def _restore(self, node: ir.Node) -> None:
-        """Take the row out behind the activations that are computed along with a node."""
+        """Take the row out after the activations that are computed along with a node."""
         value = node.outputs[0]
         _add_row(value)
         reader = sole_reader(value)

@@ -29,7 +29,7 @@ ACCURACY: dict[Compute, int] = {"float32": 1, "int8": 4}
 """The attribute ``accuracy_level``: what activations are rounded to."""
 
 _KERNELS: dict[str, dict[int, int]] = {"float32": {4: 16}, "int8": {2: 32, 4: 16, 8: 16}}
-"""By arithmetic and width of codes, the smallest block that ONNX Runtime 1.31 has a kernel for.
+"""The smallest block that ONNX Runtime 1.31 has a kernel for, by arithmetic and width of codes.
 
 It accepts other combinations too, but expands all codes to floats in every run: for one token and a
 weight of 1024 by 2816, that took 14 ms in place of 0.3 ms.
@@ -129,7 +129,7 @@ def _is_float(node: ir.Node, index: int, target: str) -> bool:
         return not any(operator(use.node).quantizes for use in node.outputs[0].uses())
     if not row.is_product or index != 1:
         return False
-    # ONNX Runtime moves quantization over what only moves elements, so that behind that a product
+    # ONNX Runtime moves quantization over what only moves elements, so that after that a product
     # may still be of integers.
     if maker_behind(node.inputs[0], lambda row: row.dequantizes) is None:
         return True

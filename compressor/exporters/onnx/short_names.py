@@ -1,4 +1,4 @@
-"""Graphs in few bytes: names of a few letters, and no attributes that say what holds anyway.
+"""Graphs in few bytes: names of a few letters, and no attributes at their default values.
 
 In a file of some hundred kB, names alone are a tenth.
 """

@@ -27,7 +27,7 @@ _TO_TENSORS = {
     ("AttributeProto", 6): "GraphProto",
     ("AttributeProto", 11): "GraphProto",
 }
-"""From a kind of message and a field's number to the message in it that may hold initializers."""
+"""The messages that may hold initializers, by the message that they are in and their field."""
 
 _LONGEST = 10  # bytes of a number
 
@@ -71,7 +71,7 @@ def _parts_inside(message: Message, sizes: Mapping[str, int]) -> tuple[list[Part
 
 
 def _field(number: int, size: int) -> bytes:
-    """Return what stands before the content of a field that says its length."""
+    """Return the bytes before the content of a field that states its length."""
     return _written(number << 3 | _LENGTH) + _written(size)
 
 

@@ -1,7 +1,7 @@
 """The same bytes for the same model: ONNX Runtime writes a table of its format in random order.
 
 The table names the types of each operator's kernels. It lies in front of all else in the file, so
-it can be written anew, sorted, and the rest moved behind it. The schema is that of
+it can be written anew, sorted, and the rest moved after it. The schema is that of
 ``onnxruntime/core/flatbuffers/schema/ort.fbs`` in ONNX Runtime's repository.
 """
 
@@ -31,7 +31,7 @@ def with_sorted_kernels(data: bytes) -> bytes:
         root = file.root(MARK)
         model, kernels = needed(root, _MODEL, "model"), needed(root, _KERNELS, "list of kernels")
         body, text = model.place, file.indirect(root.at(_VERSION))
-        start = min(body, body - int(file.number(body, "i")))  # it may lie behind its own layout
+        start = min(body, body - int(file.number(body, "i")))  # its own layout may come first
         if not root.place < start < text:
             raise ValueError("its parts are in another order")
         table = _table(kernels)
@@ -58,7 +58,7 @@ def _table(resolver: Table) -> tuple[_Kernel, ...]:
 def _written(
     table: tuple[_Kernel, ...], rest: bytes, before: int, model: int, version: int
 ) -> bytes:
-    """Return a file: its root, the table of kernels, and what was behind them.
+    """Return a file: its root, the table of kernels, and what followed them.
 
     Args:
         rest: what holds the model and the version.

@@ -122,7 +122,7 @@ def _ignored(
 
 
 def float_shares(carrier: Carrier) -> tuple[str, ...]:
-    """Return which share of the written bytes belongs to modules that are no linear layers.
+    """Return which share of the written bytes belongs to modules that are not linear layers.
 
     Such are experts in one tensor of three axes. Convolutions and tables are not mentioned.
     """

@@ -259,7 +259,7 @@ def finished(shard: PlannedShard, directory: Path, plan: str) -> WrittenFile | N
 
 
 def noted(shard: PlannedShard, directory: Path, plan: str) -> WrittenFile | None:
-    """Return what the note beside a shard says of it, without reading the shard."""
+    """Return what the note beside a shard tells about it, without reading the shard."""
     path = directory / shard.name
     try:
         note = json.loads(journal_of(path).read_text(encoding="utf-8"))

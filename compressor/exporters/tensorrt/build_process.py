@@ -31,7 +31,7 @@ def main() -> None:
     """Answer the request; start again without randomized addresses first."""
     if _FIXED not in sys.argv:
         if sys.platform == "linux":
-            ctypes.CDLL(None).personality(_NO_RANDOMIZE)  # a refusal is no error
+            ctypes.CDLL(None).personality(_NO_RANDOMIZE)  # a refusal is not an error
         os.execv(sys.executable, [*sys.orig_argv, _FIXED])
     request = json.loads(Path(REQUEST).read_text(encoding="utf-8"))
     sys.path.insert(0, request["folder"])

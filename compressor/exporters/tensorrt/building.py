@@ -189,7 +189,7 @@ def read_cache(folder: Path, name: str | None) -> bytes | None:
         name: the file, relative to it; ``None`` where no cache is wanted.
 
     Raises:
-        SpecError: it is no file.
+        SpecError: it is not a file.
     """
     if name is None:
         return None

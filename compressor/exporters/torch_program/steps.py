@@ -1,4 +1,4 @@
-"""What the steps of a graph say of operators and codes."""
+"""The operators and codes of a graph's steps."""
 
 from __future__ import annotations
 

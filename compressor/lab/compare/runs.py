@@ -181,7 +181,7 @@ def _as_file(side: Side, other: Side) -> Side:
 
 
 def check_comparable(base: Side, candidate: Side, allowed: Collection[Allowed]) -> None:
-    """Refuse two models whose results are no pairs.
+    """Refuse two models whose results do not pair.
 
     Raises:
         SpecError: it says everything that differs.

@@ -151,7 +151,7 @@ def _stored(operation: Any, held: _Weights) -> Iterator[Stored]:
 def _tensor(
     name: str, value: Any, held: _Weights, label: str = "", least: int = _SMALL
 ) -> Iterator[Stored]:
-    """Yield a value if it is a tensor, and no argument: integers have ``least`` elements."""
+    """Yield a value if it is a tensor, not an argument: those of integers are below ``least``."""
     if value.type.WhichOneof("type") != "tensorType":
         return
     shape = tuple(int(d.constant.size) for d in value.type.tensorType.dimensions)

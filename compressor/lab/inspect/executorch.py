@@ -23,7 +23,7 @@ from compressor.types.tensors import TensorSpec
 
 _KIND = "ExecuTorch program"
 _MARK = b"ET12"
-_HEADER = struct.Struct("<4sIQQ")  # behind the mark: a mark, its length, and where segments begin
+_HEADER = struct.Struct("<4sIQQ")  # after the mark: a mark, its length, and where segments begin
 _HEADER_MARK = b"eh00"
 _TENSOR, _STRING, _KERNEL, _DELEGATE = 5, 6, 1, 2  # kinds of values and of instructions
 _SEGMENT = 1  # where a part lies
@@ -34,7 +34,7 @@ _XNNPACK_TYPES = {
     5: ("int32", "tensor"), 6: ("int8", "channel"), 7: ("int32", "channel"),
     8: ("int4", "channel"), 10: ("int4", "group"), 12: ("int32", ""), 14: ("bfloat16", ""),
 }  # fmt: skip
-"""Of values that may be constant: their type, and what shares a scale."""
+"""The type of values that may be constant, and what shares a scale, by kind."""
 
 _WIDTHS = {
     "uint8": 1, "int8": 1, "bool": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
@@ -57,7 +57,7 @@ def inspect_executorch(path: Path) -> ModelContents:
     """Describe an ExecuTorch program: its weights, where it or XNNPACK's parts hold them.
 
     Raises:
-        ModelError: it is none, or cut or damaged.
+        ModelError: it is not an ExecuTorch program, or is cut or damaged.
     """
     with mapped(path, f"an {_KIND}") as data:
         program = _Program(Flatbuffer(data).root(_MARK))
@@ -153,7 +153,7 @@ class _Program:
             found = data[start : start + size]
         kind, shape = tensor.number(0, "h"), _lengths(tensor, 2, "u4")
         dtype, label = _XNNPACK_TYPES.get(kind, (f"type {kind}", ""))
-        size = prod(shape) * _WIDTHS.get(dtype, 0)  # there is padding behind
+        size = prod(shape) * _WIDTHS.get(dtype, 0)  # padding follows
         yield Stored(
             name=f"part {sum(self.backends.values())}, value {tensor.number(6, 'I')}",
             shape=shape,

@@ -38,7 +38,7 @@ def inspect_gguf(path: Path, progress: Progress) -> ModelContents:
     """Describe a GGUF file; zeros are counted in plain numbers, and not in blocks of codes.
 
     Raises:
-        ModelError: it is no GGUF file, or cut or damaged.
+        ModelError: it is not a GGUF file, or is cut or damaged.
     """
     header = read_header(path)
     file = MappedFile(path, header.nbytes)

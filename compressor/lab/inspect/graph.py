@@ -224,7 +224,7 @@ def inspect_ort(path: Path, progress: Progress) -> ModelContents:
     """Describe a file of ONNX Runtime's own format; its nodes are those of the optimized graph.
 
     Raises:
-        ModelError: it is none, cut or damaged, or breaks ONNX's rules.
+        ModelError: it is not such a file, is cut or damaged, or breaks ONNX's rules.
     """
     with mapped(path, f"an {_ORT}") as data:
         proto, _ = ort_model(data)

@@ -54,7 +54,7 @@ def inspect_litert(path: Path) -> ModelContents:
     """Describe a LiteRT file.
 
     Raises:
-        ModelError: it is none, or cut or damaged.
+        ModelError: it is not a LiteRT file, or is cut or damaged.
     """
     with mapped(path, f"a {_KIND}") as data:
         model = Flatbuffer(data).root(_MARK)
@@ -68,7 +68,7 @@ def inspect_litert(path: Path) -> ModelContents:
             if not 0 <= index < len(buffers):
                 raise ValueError(f"there is no buffer {index}")
             start, size = (buffers[index].number(field, "Q") for field in (1, 2))
-            if start > 1 and size:  # large files have them behind all else
+            if start > 1 and size:  # large files have them after all else
                 return model.file.part(start, size)
             return buffers[index].array(0, "u1").data
 

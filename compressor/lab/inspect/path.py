@@ -113,7 +113,7 @@ def _inspect_run(folder: Path, progress: Progress) -> RunContents:
     """Compare a run's files with its manifest, and read its report.
 
     Raises:
-        ModelError: manifest or report is none, or the manifest was changed.
+        ModelError: manifest or report is not that of a run, or the manifest was changed.
     """
     manifest = read_manifest(folder)
     files = compare(folder, manifest.files, progress)

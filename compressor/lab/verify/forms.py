@@ -311,7 +311,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     """Read a JSON file that a run left.
 
     Raises:
-        ModelError: it cannot be read, or is no mapping.
+        ModelError: it cannot be read, or is not a mapping.
     """
     subject = f"file {str(path)!r}"
     try:

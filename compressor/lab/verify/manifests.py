@@ -163,7 +163,7 @@ def unchanged_run(
 
     Raises:
         InputError: a file was changed, or the report is missing.
-        ModelError: the manifest is none, or was changed.
+        ModelError: the manifest is not that of a run, or was changed.
     """
     manifest = read_manifest(folder)
     files = [file for file in manifest.files if only is None or file.name in only]

@@ -68,7 +68,7 @@ def verify(path: Path, key: Path | None = None, progress: Progress = SILENT) -> 
         key: a public key, in PEM; what is compared with is then the list that it has signed.
 
     Raises:
-        SpecError: there is nothing, or the key is none.
+        SpecError: there is nothing, or the key is not a public key.
         InputError: nothing says how the bytes must be.
         ModelError: what says so is damaged, or was signed by another key.
     """
@@ -87,7 +87,7 @@ def sign(path: Path, key: Path, progress: Progress = SILENT) -> Proof:
         key: a private key, in PEM.
 
     Raises:
-        SpecError: the key is none, or a file cannot be signed.
+        SpecError: the key is not a private key, or a file cannot be signed.
         InputError: see :func:`verify`.
     """
     proof = verify(path, progress=progress)

@@ -1,4 +1,4 @@
-"""Adapters, such as LoRA's: what they add to a model's weights is no model."""
+"""Adapters, such as LoRA's: what they add to a model's weights is not a model."""
 
 from __future__ import annotations
 

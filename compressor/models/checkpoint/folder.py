@@ -282,8 +282,8 @@ def companions(folder: Path) -> dict[str, Path]:
     """Return the files that belong to a checkpoint besides its weights, by their place in it.
 
     Configuration, tokenizer, templates, licence: small files at the top of the folder. Weights of
-    other formats (``pytorch_model.bin``, ``original/``) are none of them. What follows the network
-    in a directory of sentence-transformers (``1_Pooling/``) has its own folders, with weights.
+    other formats (``pytorch_model.bin``, ``original/``) are left out. What follows the network in a
+    directory of sentence-transformers (``1_Pooling/``) has its own folders, with weights.
     """
     top = [
         path
@@ -299,7 +299,7 @@ def companions(folder: Path) -> dict[str, Path]:
 
 
 def _modules_behind(folder: Path) -> list[Path]:
-    """Return the folders of what ``modules.json`` lists behind the network."""
+    """Return the folders of what ``modules.json`` lists after the network."""
     if not (folder / MODULES).is_file():
         return []
     entries = read_json(folder / MODULES, f"file {str(folder / MODULES)!r}", "is malformed")

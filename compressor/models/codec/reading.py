@@ -81,7 +81,7 @@ class Description:
         """Return the graph; its initializers have no data.
 
         Raises:
-            ModelError: it is no graph, or has other tensors than are listed.
+            ModelError: it is not a graph, or has other tensors than are listed.
         """
         model = graph_from_json(self.graph, self.subject)
         initializers = model.graph.initializers

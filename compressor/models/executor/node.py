@@ -167,7 +167,7 @@ class Node:
         return as_function(node, self.opset)
 
     def refuse(self, problem: str) -> ModelError:
-        """Return the error that says what of this node is not supported."""
+        """Return the error for something about this node that is not supported."""
         remedy = "run the model in ONNX Runtime, or export it without this"
         return ModelError(self.label, problem, remedy)
 
@@ -185,7 +185,7 @@ class Node:
                 raise self.refuse(f"output {position} ('{value.name}') is not supported")
 
     def _is_default(self, name: str) -> bool:
-        """Return whether an attribute says what holds without it too."""
+        """Return whether an attribute has its default value."""
         node = self._node
         if not onnx.defs.has(node.op_type, domain=node.domain):
             return False

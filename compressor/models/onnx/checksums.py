@@ -19,10 +19,10 @@ from compressor.types.proofs import checksum
 def onnx_checksums(path: Path) -> dict[str, dict[str, str]]:
     """Return the checksum of each tensor, by the name of the file that holds its elements.
 
-    A further tensor of the same name, such as one in another branch, has its number behind it.
+    A further tensor of the same name, such as one in another branch, gets a number after it.
 
     Raises:
-        ModelError: it is no ONNX file.
+        ModelError: it is not an ONNX file.
     """
     try:
         proto = onnx.ModelProto.FromString(path.read_bytes())

@@ -87,7 +87,7 @@ def checked_model(proto: onnx.ModelProto, folder: Path, subject: str) -> ir.Mode
 
 
 def _decode_origin(model: ir.Model) -> None:
-    """Make text of what a file says of its origin: what is no UTF-8 comes as bytes."""
+    """Make text of the notes on a file's origin: what is not UTF-8 comes as bytes."""
     for field in ("producer_name", "producer_version", "domain", "doc_string"):
         given: object = getattr(model, field)
         if isinstance(given, bytes):

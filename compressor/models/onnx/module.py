@@ -113,7 +113,7 @@ def onnx_module(
 
     Raises:
         SpecError: the path is missing, or ONNX Runtime is to run on another device than the CPU.
-        ModelError: the file is no sound ONNX file, takes or gives text, or neither PyTorch nor
+        ModelError: the file is not a sound ONNX file, takes or gives text, or neither PyTorch nor
             ONNX Runtime runs it.
     """
     subject = f"model {str(path)!r}"

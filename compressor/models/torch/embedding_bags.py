@@ -23,7 +23,7 @@ def embedding_bag(
     """Return what :func:`torch.nn.functional.embedding_bag` does, ``[bags, features]``.
 
     Args:
-        input: row numbers, ``[bags, length]``, or ``[numbers]`` of all bags behind each other.
+        input: row numbers, ``[bags, length]``, or ``[numbers]`` of all bags one after the other.
         weight: the table, ``[rows, features]``.
         offsets: where each bag begins, ``[bags]``, if the input has one axis.
         mode: ``sum``, ``mean`` or ``max``; a bag without rows is zeros.

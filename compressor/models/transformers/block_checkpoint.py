@@ -223,7 +223,7 @@ def open_blocks(path: Path) -> BlockCheckpoint:
     """Open a Hugging Face directory of a causal language model; its weights stay in their files.
 
     Raises:
-        SpecError: the path is no such directory, ``transformers`` is not installed, or the class
+        SpecError: it is not such a directory, ``transformers`` is not installed, or the class
             has no blocks that can be followed.
         ModelError: something is damaged, or weights and configuration disagree.
     """

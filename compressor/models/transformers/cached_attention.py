@@ -64,7 +64,7 @@ def round_cache_of(attention: nn.Module, scheme: CacheScheme) -> None:
 
 
 class _Changing:
-    """In place of a cache: gives back the keys and values that it is given, changed."""
+    """Stands in for a cache: returns the keys and values that it is given, changed."""
 
     def __init__(self, change: ChangeCache):
         self._change = change

@@ -37,7 +37,7 @@ from compressor.models.transformers.networks import reason_of
 KEYS, VALUES = ".keys", ".values"
 """What the names of the values end in that attention keeps; before it is the attention's path."""
 
-_UNKNOWN = object()  # what a block returns behind its hidden values, such as attention's weights
+_UNKNOWN = object()  # what a block returns after its hidden values, such as attention's weights
 
 _PROBED = 8  # tokens that are traced through the blocks without any computing
 _REMEDY = "write a spec with model.factory, which runs the whole model in memory"

@@ -1,7 +1,7 @@
 """What a class of ``transformers`` makes of a checkpoint's tensors when they are stored as codes.
 
 ``transformers`` replaces linear layers and tables by such that hold codes. Everything else keeps
-the parameters that its class has: a router that is no linear layer, or experts in one tensor of
+the parameters that its class has: a router that is not a linear layer, or experts in one tensor of
 three axes. What is stored as codes in their place is not read, and their values would be random.
 So the class is built on the ``meta`` device, and each tensor's name followed to its module as the
 library itself does it.

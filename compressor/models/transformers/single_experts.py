@@ -88,7 +88,7 @@ class SortedExperts(Experts):
 
     def __init__(self, stacked: Any):
         super().__init__()
-        self._act = (stacked.act_fn,)  # a module, which is no expert
+        self._act = (stacked.act_fn,)  # a module, which is not an expert
         for rows, down in zip(stacked.gate_up_proj, stacked.down_proj, strict=True):
             expert = nn.Module()
             gate, up = rows.T.chunk(_GATED)
@@ -119,7 +119,7 @@ class _Elsewhere(nn.Module):
 
     def __init__(self, experts: SingleExperts):
         super().__init__()
-        self._experts = (experts,)  # in a tuple, it is no part of this module
+        self._experts = (experts,)  # in a tuple, it is not a part of this module
 
     def forward(self, *given: Tensor) -> Tensor:
         """Return the experts' outputs."""

@@ -87,7 +87,7 @@ def test_scalars_have_no_axis(tmp_path: Path):
 
 def test_the_last_of_any_number_of_samples_is_refused():
     last = opened(Function(lambda x: x[-1]), *SHAPE)
-    with pytest.raises(SpecError, match=r"\(Gather\): counts samples from behind"):
+    with pytest.raises(SpecError, match=r"\(Gather\): counts samples from the end"):
         LitertExporter().check(last)
 
 

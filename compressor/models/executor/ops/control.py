@@ -157,7 +157,7 @@ def _bound(
 
 
 def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Reverse each sequence, the padding behind it left where it is."""
+    """Reverse each sequence; the padding after it stays where it is."""
     if lengths is None:
         return x.flip(0)
     time = torch.arange(x.shape[0], device=x.device)[:, None]
