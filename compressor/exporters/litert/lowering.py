@@ -12,7 +12,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from compressor.errors import SpecError
 from compressor.exporters.litert.file import Quantization, Tensor
-from compressor.exporters.litert.store import Store, own_type, shape_of, turned, type_of
+from compressor.exporters.litert.store import Store, Weight, own_type, shape_of, turned, type_of
 from compressor.graph.operators import operator
 from compressor.graph.values import input_of, sole_reader
 from compressor.types.tensors import Array
@@ -84,14 +84,16 @@ class Call:
         Raises:
             SpecError: it is computed.
         """
-        if not self.has(index):
-            return None
+        return self.weight(index).floats if self.has(index) else None
+
+    def weight(self, index: int) -> Weight:
+        """Return a constant input, with its codes if it has any; raises as :meth:`constant`."""
         value = self.node.inputs[index]
         assert value is not None
         weight = self.graph.weight(value)
         if weight is None:
             raise self.refusal(f"its input {value.name!r} is computed, and LiteRT wants a constant")
-        return weight.floats
+        return weight
 
     def ints(self, name: str, default: Sequence[int] = ()) -> list[int]:
         """Return an attribute of several integers."""

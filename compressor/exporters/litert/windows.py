@@ -22,7 +22,7 @@ _PLANE = 2  # axes of an image
 
 def conv(call: Call) -> None:
     """Write a Conv of one or two axes; more are refused."""
-    weight = _weight(call, 1)
+    weight = call.weight(1)
     source, weight, strides, dilations, pads = _as_image(call, weight)
     group = call.node.attributes.get_int("group", 1)
     inputs = source.shape[-1]
@@ -48,7 +48,7 @@ def conv(call: Call) -> None:
 
 def conv_transpose(call: Call) -> None:
     """Write a ConvTranspose as one without padding, of which the border is cut off."""
-    weight = _weight(call, 1)  # [in, out, height, width]
+    weight = call.weight(1)  # [in, out, height, width]
     if call.node.attributes.get_int("group", 1) != 1 or weight.array.ndim != _PLANE + 2:
         raise call.refusal("has groups, or not two axes, which LiteRT's has not")
     if any(d != 1 for d in call.ints("dilations", (1, 1))):
@@ -182,15 +182,6 @@ def resize(call: Call) -> None:
             f"its mode {mode} with {place} and {rounding} is not supported by LiteRT"
         )
     _give(call, name, operands, options, source.quantization)
-
-
-def _weight(call: Call, index: int) -> Weight:
-    value = call.node.inputs[index]
-    assert value is not None
-    weight = call.graph.weight(value)
-    if weight is None:
-        raise call.refusal(f"its weight {value.name!r} is computed, and LiteRT wants a constant")
-    return weight
 
 
 def _operand(call: Call, weight: Weight, index: int) -> Tensor:

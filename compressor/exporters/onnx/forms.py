@@ -13,12 +13,12 @@ from compressor.exporters.onnx.float_layers import keep_floats
 from compressor.exporters.onnx.images import as_images
 from compressor.exporters.onnx.integer_products import keep_apart, merge_biases, write_squares
 from compressor.exporters.onnx.matmul_nbits import (
-    DOMAIN,
     Compute,
     WeightOnly,
     pack,
     packed,
     packing_of,
+    put_in_place,
     replaced,
     weight_only,
 )
@@ -262,7 +262,8 @@ def fuse_around_codes(editor: Editor) -> bool:
         if reader is None or reader.graph is not node.graph:
             continue
         if is_op(node, "Sigmoid") and operator(reader).arithmetic == "*" and first in reader.inputs:
-            _gate(editor, node, reader, first)
+            gate = {"alpha": 1.0}  # x * sigmoid(x) as one node
+            put_in_place(editor, (node, reader), "QuickGelu", [first], gate, reader.name)
         elif operator(node).is_matmul and operator(reader).arithmetic == "+":
             if not keep_apart(editor, node, reader):
                 continue
@@ -325,20 +326,6 @@ def _keep_behind(editor: Editor, quantize: ir.Node, pooled: ir.Value) -> None:
     copy.shape = pooled.shape
     quantize.prepend(chain.nodes)
     quantize.replace_input_with(0, copy)
-
-
-def _gate(editor: Editor, sigmoid: ir.Node, product: ir.Node, source: ir.Value) -> None:
-    """Replace ``x * sigmoid(x)`` by one node."""
-    assert sigmoid.graph is not None
-    output = product.outputs[0]
-    value = ir.Value(name=output.name, shape=output.shape, type=output.type)
-    gated = ir.node(
-        "QuickGelu", [source], {"alpha": 1.0}, domain=DOMAIN, outputs=[value], name=product.name
-    )
-    editor.model.opset_imports[DOMAIN] = 1
-    ir.convenience.replace_nodes_and_values(
-        sigmoid.graph, product, [sigmoid, product], [gated], [output], [value]
-    )
 
 
 def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:

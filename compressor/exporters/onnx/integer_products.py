@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from compressor.exporters.onnx.matmul_nbits import DOMAIN
+from compressor.exporters.onnx.matmul_nbits import put_in_place
 from compressor.exporters.onnx.targets import quantized_type
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.layers import layer_of, with_bias
@@ -47,20 +47,8 @@ def _merge(editor: Editor, node: ir.Node) -> bool:
     if not _is_single(activation.scale):
         return False
     sides = (activation.scale, weight.scale, activation.zero_point, weight.zero_point)
-    output = last.outputs[0]
-    value = ir.Value(name=output.name, shape=output.shape, type=output.type)
-    made = ir.node(
-        "MatMulIntegerToFloat",
-        [activation.codes, weight.codes, *sides, bias],
-        domain=DOMAIN,
-        outputs=[value],
-        name=node.name,
-    )
-    editor.model.opset_imports[DOMAIN] = 1
-    assert node.graph is not None
-    ir.convenience.replace_nodes_and_values(
-        node.graph, last, [node, last], [made], [output], [value]
-    )
+    inputs = [activation.codes, weight.codes, *sides, bias]
+    put_in_place(editor, (node, last), "MatMulIntegerToFloat", inputs, {}, node.name)
     return True
 
 

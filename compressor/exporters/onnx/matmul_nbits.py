@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -244,7 +244,6 @@ def pack(editor: Editor, weight: WeightOnly, packing: Packing, compute: Compute)
     if weight.zero_point is not None:
         zeros = packing.zero_points, uint8, packing.zero_shape
         stored.append(replaced(editor, weight.zero_point, *zeros))
-    editor.model.opset_imports[DOMAIN] = 1
     for node, layer in weight.products:
         assert layer is not None
         last, bias = with_bias(node, layer)
@@ -258,14 +257,31 @@ def pack(editor: Editor, weight: WeightOnly, packing: Packing, compute: Compute)
             "block_size": packing.block,
             "accuracy_level": ACCURACY[compute],
         }
-        old = last.outputs[0]
-        new = ir.Value(name=old.name, type=old.type or node.outputs[0].type, shape=old.shape)
-        made = ir.node("MatMulNBits", inputs, fields, domain=DOMAIN, outputs=[new], name=node.name)
-        gone = [node] if last is node else [last, node]
-        assert node.graph is not None
-        ir.convenience.replace_nodes_and_values(
-            node.graph, last, gone, [made], last.outputs, made.outputs
-        )
+        last.outputs[0].type = last.outputs[0].type or node.outputs[0].type
+        put_in_place(editor, (node, last), "MatMulNBits", inputs, fields, node.name)
+
+
+def put_in_place(
+    editor: Editor,
+    nodes: tuple[ir.Node, ir.Node],
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, int | float],
+    name: str | None,
+) -> None:
+    """Put an operator of ONNX Runtime's own in place of two nodes, or of one that is both.
+
+    Args:
+        nodes: the second gives the output.
+    """
+    first, last = nodes
+    old = last.outputs[0]
+    new = ir.Value(name=old.name, type=old.type, shape=old.shape)
+    made = ir.node(op_type, inputs, attributes, domain=DOMAIN, outputs=[new], name=name)
+    editor.model.opset_imports[DOMAIN] = 1
+    gone = [last] if first is last else [last, first]
+    assert last.graph is not None
+    ir.convenience.replace_nodes_and_values(last.graph, last, gone, [made], [old], [new])
 
 
 def _is_stored(weight: WeightOnly) -> bool:
