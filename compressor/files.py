@@ -24,6 +24,7 @@ _NAME_SHOWN = 80  # characters in a message
 _LONGEST_NAME = 255  # bytes
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 _JSON_BYTES = 100_000_000  # that any JSON may take in memory
+_CUT = "the file is truncated or damaged"
 
 
 @contextmanager
@@ -322,7 +323,9 @@ def json_sha256(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_json(path: Path, subject: str, problem: str, *, constants: bool = False) -> Any:
+def read_json(
+    path: Path, subject: str, problem: str, remedy: str = _CUT, *, constants: bool = False
+) -> Any:
     """Parse a JSON file; the arguments and errors are those of :func:`strict_json`.
 
     Raises:
@@ -334,7 +337,7 @@ def read_json(path: Path, subject: str, problem: str, *, constants: bool = False
         raise ModelError(
             subject, f"cannot be read ({error.strerror})", "check its permissions"
         ) from error
-    return strict_json(text, subject, problem, constants=constants)
+    return strict_json(text, subject, problem, remedy, constants=constants)
 
 
 def check_json_size(text: bytes, source: int | None = None) -> None:
@@ -355,7 +358,9 @@ def check_json_size(text: bytes, source: int | None = None) -> None:
         raise ValueError(f"it would take {takes >> 20:,} MiB of memory")
 
 
-def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = False) -> Any:
+def strict_json(
+    text: bytes, subject: str, problem: str, remedy: str = _CUT, *, constants: bool = False
+) -> Any:
     """Parse JSON that names nothing twice.
 
     >>> strict_json(b'{"a": 1}', "file 'x.json'", "cannot be read")
@@ -365,6 +370,7 @@ def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = Fa
         text: UTF-8.
         subject: what the message is about.
         problem: what the message says of it, such as ``cannot be read``; the reason follows.
+        remedy: what the message advises.
         constants: allow NaN and Infinity, which are not JSON.
 
     Raises:
@@ -382,9 +388,7 @@ def strict_json(text: bytes, subject: str, problem: str, *, constants: bool = Fa
         return value
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0][:160]
-        raise ModelError(
-            subject, f"{problem} (as JSON: {reason})", "the file is truncated or damaged"
-        ) from error
+        raise ModelError(subject, f"{problem} (as JSON: {reason})", remedy) from error
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -132,8 +132,8 @@ def _identity(report: Report) -> tuple[Any, ...]:
 
 
 def _problem(error: Exception) -> str:
-    if isinstance(error.__cause__, ModelError) and isinstance(error.__cause__.__cause__, OSError):
-        return f"its {REPORT} {error.__cause__.problem}"
+    if isinstance(error, ModelError) and isinstance(error.__cause__, OSError):
+        return f"its {REPORT} {error.problem}"
     return f"its {REPORT} is damaged, or of another version"
 
 

@@ -17,6 +17,7 @@ from compressor.files import read_json
 from compressor.lab.inspect.contents import ModelContents
 from compressor.lab.inspect.stored import (
     SCALE,
+    SMALL,
     Stored,
     described,
     elements,
@@ -35,7 +36,6 @@ _CODED = "constexpr_affine_dequantize"
 _VERSION = "com.github.apple.coremltools.version"
 _RECORD = struct.Struct("<IIQQ")  # of a weight: a mark, its type, how many bytes, and where
 _MARK = 0xDEADBEEF
-_SMALL = 16  # elements: shorter constants are arguments, no weights
 
 
 def inspect_coreml(folder: Path) -> ModelContents:
@@ -149,7 +149,7 @@ def _stored(operation: Any, held: _Weights) -> Iterator[Stored]:
 
 
 def _tensor(
-    name: str, value: Any, held: _Weights, label: str = "", least: int = _SMALL
+    name: str, value: Any, held: _Weights, label: str = "", least: int = SMALL
 ) -> Iterator[Stored]:
     """Yield a value if it is a tensor, not an argument: those of integers are below ``least``."""
     if value.type.WhichOneof("type") != "tensorType":

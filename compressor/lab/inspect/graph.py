@@ -33,7 +33,7 @@ from compressor.lab.inspect.contents import (
     not_finite_note,
     percent,
 )
-from compressor.lab.inspect.stored import SCALE, ZERO_POINT, facts, mapped
+from compressor.lab.inspect.stored import SIDE, SMALL, facts, mapped
 from compressor.models.codec.forms import DESCRIPTION, FORMAT
 from compressor.models.codec.headers import INDEX
 from compressor.models.codec.load import check
@@ -53,10 +53,8 @@ if TYPE_CHECKING:
 
 
 _ORT = "ONNX Runtime model"
-_SMALL = 16  # elements: shorter constants of nodes are arguments, no weights
 _DEFAULT_DOMAIN = "ai.onnx"
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
-_SIDE = (SCALE, ZERO_POINT)  # what quantization reads beside the numbers
 
 
 def inspect_graph(
@@ -67,7 +65,7 @@ def inspect_graph(
     stored = model.clone()
     steps: list[InPlacePass] = [
         common.InlinePass(),
-        common.LiftConstantsToInitializersPass(size_limit=_SMALL),
+        common.LiftConstantsToInitializersPass(size_limit=SMALL),
         common.LiftSubgraphInitializersToMainGraphPass(),
     ]
     for step in steps:
@@ -133,7 +131,7 @@ def _row(
     if not scheme and name in weights and value.dtype in _SIGNED:  # dequantized by other operators
         scheme = value.dtype.numpy().name
     counts = _counted(tensor, zero_point)
-    zeros = None if counts is None or scheme in _SIDE else percent(counts.zeros, tensor.size)
+    zeros = None if counts is None or scheme in SIDE else percent(counts.zeros, tensor.size)
     row = TensorRow(
         name=name,
         shape=shape,
@@ -171,8 +169,8 @@ def _coding(value: ir.Value, shape: tuple[int, ...]) -> tuple[str, Array | None]
         if row.packed and index == 1:
             group = node.attributes.get_int("block_size", 0)
             return f"int{node.attributes.get_int('bits', 4)}/group {group}", None
-        if row.family == "quantization" and 0 < index <= len(_SIDE):
-            return _SIDE[index - 1], None
+        if row.family == "quantization" and 0 < index <= len(SIDE):
+            return SIDE[index - 1], None
         if row.codes is None or row.codes.codes != index or value.dtype is None:
             continue
         positions = (row.codes.scale, row.codes.zero_point)

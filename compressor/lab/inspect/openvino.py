@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from compressor.lab.inspect.contents import ModelContents
 from compressor.lab.inspect.stored import (
     SCALE,
+    SMALL,
     ZERO_POINT,
     Stored,
     described,
@@ -30,7 +31,6 @@ _TYPES = {
     "f8e5m2": "float8_e5m2",
 }  # fmt: skip
 _ARGUMENTS = ("int64", "int32")
-_SMALL = 16  # elements: shorter integers are arguments, no weights; so are single numbers
 _KEPT = ("Convert", "Reshape", "Unsqueeze")  # between a scale and the product
 _ENDS = ("Parameter", "Result", "Const")
 
@@ -135,7 +135,8 @@ def _constant(layer: ElementTree.Element, data: memoryview, role: str) -> Iterat
     if data_of is None:
         raise ValueError(f"constant {layer.get('name')!r} has no data")
     dtype, shape = _type(layer), _lengths(layer)
-    if not role and prod(shape) < (_SMALL if dtype in _ARGUMENTS else 2):
+    # Single numbers are arguments, too.
+    if not role and prod(shape) < (SMALL if dtype in _ARGUMENTS else 2):
         return
     start, size = int(data_of.get("offset", "")), int(data_of.get("size", ""))
     if not 0 <= start <= start + size <= len(data):

@@ -28,7 +28,8 @@ from compressor.types.tensors import Array, TensorSpec
 SCALE, ZERO_POINT = "scale", "zero point"
 """What belongs to another tensor."""
 
-_SIDE = (SCALE, ZERO_POINT)
+SIDE = (SCALE, ZERO_POINT)
+SMALL = 16  # elements: shorter integers are arguments of operators, not weights
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Stored:
     @property
     def side(self) -> bool:
         """Whether it belongs to another tensor."""
-        return self.quantization in _SIDE
+        return self.quantization in SIDE
 
 
 def elements(data: memoryview, dtype: str, shape: tuple[int, ...]) -> Array | None:

@@ -314,10 +314,7 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
         ModelError: it cannot be read, or is not a mapping.
     """
     subject = f"file {str(path)!r}"
-    try:
-        value = read_json(path, subject, "cannot be read")
-    except ModelError as error:
-        raise ModelError(subject, error.problem, EDITED) from error
+    value = read_json(path, subject, "cannot be read", EDITED)
     if not isinstance(value, dict):
         raise ModelError(subject, "is not a mapping", EDITED)
     return value

@@ -70,10 +70,7 @@ def _sealed(path: Path, subject: str, problem: str) -> dict[str, Any]:
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ModelError(subject, problem, "check its permissions") from error
-    try:
-        content = strict_json(text, subject, "cannot be read")
-    except ModelError as error:
-        raise ModelError(subject, error.problem, EDITED) from error
+    content = strict_json(text, subject, "cannot be read", EDITED)
     if not isinstance(content, dict) or SEAL not in content:
         raise ModelError(subject, problem, EDITED)
     if not is_sealed(text):
