@@ -39,22 +39,19 @@ def depth_to_space(call: Call) -> None:
     """Write a DepthToSpace of either mode."""
     source = call.operand(0, last=True)
     if _by_channel(call.node) and call.node not in call.graph.orders:
-        gathers = schema.GatherOptionsT()
-        gathers.axis = len(source.shape) - 1
+        gathers = schema.GatherOptionsT(axis=len(source.shape) - 1)
         order = call.graph.numbers(_order(call.node, source.shape[-1]).tolist())
         source = call.graph.emit(
             "GATHER", [source, order], source.shape, source.dtype, gathers, True, None,
             source.quantization,
         )  # fmt: skip
-    options = schema.DepthToSpaceOptionsT()
-    options.blockSize = _size(call.node)
+    options = schema.DepthToSpaceOptionsT(blockSize=_size(call.node))
     call.give("DEPTH_TO_SPACE", [source], options, last=True)
 
 
 def space_to_depth(call: Call) -> None:
     """Write a SpaceToDepth, whose order of channels is LiteRT's."""
-    options = schema.SpaceToDepthOptionsT()
-    options.blockSize = _size(call.node)
+    options = schema.SpaceToDepthOptionsT(blockSize=_size(call.node))
     call.give("SPACE_TO_DEPTH", [call.operand(0, last=True)], options, last=True)
 
 

@@ -52,8 +52,7 @@ def axis_at(axis: int, rank: int, last: bool) -> int:
 def reshape(call: Call) -> None:
     """Write what leaves the order of elements as it is."""
     source = call.operand(0, last=False)
-    options = schema.ReshapeOptionsT()
-    options.newShape = np.array(call.shape, np.int32)
+    options = schema.ReshapeOptionsT(newShape=np.array(call.shape, np.int32))
     call.give("RESHAPE", [source, call.graph.numbers(call.shape)], options)
 
 
@@ -76,8 +75,9 @@ def concat(call: Call) -> None:
     if call.codes is not None:
         operands = [call.graph.requantized(x, call.codes) for x in operands]
     rank = len(call.shape)
-    options = schema.ConcatenationOptionsT()
-    options.axis = axis_at(call.node.attributes.get_int("axis", 0) % rank, rank, last)
+    options = schema.ConcatenationOptionsT(
+        axis=axis_at(call.node.attributes.get_int("axis", 0) % rank, rank, last)
+    )
     call.give("CONCATENATION", operands, options, last=last)
 
 
@@ -89,8 +89,7 @@ def split(call: Call) -> None:
     parts = [shape_of(value) for value in call.node.outputs]
     lengths = call.graph.numbers([shape[axis] for shape in parts])
     place = call.graph.stored(np.array(axis_at(axis, rank, last), np.int32), "axis")
-    options = schema.SplitVOptionsT()
-    options.numSplits = len(parts)
+    options = schema.SplitVOptionsT(numSplits=len(parts))
     made = [
         call.graph.file.tensor(
             value.name or "", turned(shape) if last else shape, source.dtype,
@@ -173,8 +172,7 @@ def _repeat_border(
     for axis, front, behind in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
         if not front and not behind:
             continue
-        options = schema.GatherOptionsT()
-        options.axis = axis_at(axis, len(source.shape), source.last)
+        options = schema.GatherOptionsT(axis=axis_at(axis, len(source.shape), source.last))
         length = source.shape[options.axis]
         if length < 0:
             raise call.refusal("adds samples, whose number is chosen later")

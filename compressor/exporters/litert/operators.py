@@ -67,15 +67,15 @@ def _same(call: Call) -> None:
 
 
 def _leaky_relu(call: Call) -> None:
-    options = schema.LeakyReluOptionsT()
-    options.alpha = call.node.attributes.get_float("alpha", 0.01)
+    options = schema.LeakyReluOptionsT(alpha=call.node.attributes.get_float("alpha", 0.01))
     source = call.operand(0)
     call.give("LEAKY_RELU", [source], options, last=source.last)
 
 
 def _gelu(call: Call) -> None:
-    options = schema.GeluOptionsT()
-    options.approximate = call.node.attributes.get_string("approximate", "none") == "tanh"
+    options = schema.GeluOptionsT(
+        approximate=call.node.attributes.get_string("approximate", "none") == "tanh"
+    )
     source = call.operand(0)
     call.give("GELU", [source], options, last=source.last)
 
@@ -105,8 +105,7 @@ def _softmax(name: str, call: Call) -> None:
     last = rank >= _TURNED and axis == 1
     options = None
     if name == "SOFTMAX":
-        options = schema.SoftmaxOptionsT()
-        options.beta = 1.0
+        options = schema.SoftmaxOptionsT(beta=1.0)
     if last or axis == rank - 1:
         call.give(name, [call.operand(0, last)], options, last=last, written=_OF_SHARES)
         return

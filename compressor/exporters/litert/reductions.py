@@ -47,8 +47,7 @@ def reduce(name: str, call: Call, before: str = "", after: str = "") -> None:
     source = call.operand(0, last)
     if before:
         source = graph.emit(before, [source], source.shape, source.dtype, None, source.last)
-    options = schema.ReducerOptionsT()
-    options.keepDims = kept
+    options = schema.ReducerOptionsT(keepDims=kept)
     places = graph.numbers(sorted(moves.axis_at(axis, rank, last) for axis in axes))
     last = last and kept
     if not after:
@@ -79,8 +78,7 @@ def log_sum_exp(call: Call) -> None:
 
 def _over(call: Call, name: str, source: Tensor, places: Sequence[int]) -> Tensor:
     """Return a reduction that keeps its axes."""
-    options = schema.ReducerOptionsT()
-    options.keepDims = True
+    options = schema.ReducerOptionsT(keepDims=True)
     shape = [1 if axis in places else length for axis, length in enumerate(source.shape)]
     operands = [source, call.graph.numbers(sorted(places))]
     return call.graph.emit(name, operands, shape, "float32", options, source.last)
@@ -114,9 +112,10 @@ def accumulate(call: Call) -> None:
     given = call.constant(1)
     assert given is not None
     place = moves.axis_at(int(given.reshape(-1)[0]) % rank, rank, source.last)
-    options = schema.CumsumOptionsT()
-    options.exclusive = bool(attributes.get_int("exclusive", 0))
-    options.reverse = bool(attributes.get_int("reverse", 0))
+    options = schema.CumsumOptionsT(
+        exclusive=bool(attributes.get_int("exclusive", 0)),
+        reverse=bool(attributes.get_int("reverse", 0)),
+    )
     axis = call.graph.stored(np.array(place, np.int32), "axis")
     call.give("CUMSUM", [source, axis], options, last=source.last)
 
@@ -124,8 +123,7 @@ def accumulate(call: Call) -> None:
 def reduce_plane(name: str, call: Call) -> None:
     """Write a reduction of all axes but those of samples and channels."""
     source = call.operand(0, last=True)
-    options = schema.ReducerOptionsT()
-    options.keepDims = True
+    options = schema.ReducerOptionsT(keepDims=True)
     places = call.graph.numbers(range(1, len(source.shape) - 1))
     call.give(name, [source, places], options, last=True)
 

@@ -260,8 +260,7 @@ class Store:
         value = self.counted
         assert value is not None
         source = self.typed(self.tensor(value, last=False), "float32")
-        cut = schema.StridedSliceOptionsT()
-        cut.beginMask = cut.endMask = 1
+        cut = schema.StridedSliceOptionsT(beginMask=1, endMask=1)
         axes = len(source.shape)
         ends = [self.numbers(x) for x in ([0] * axes, [1] * axes, [1] * axes)]
         first = self.emit(
@@ -313,15 +312,15 @@ class Store:
         """Return a tensor's elements in a type."""
         if tensor.dtype == dtype:
             return tensor
-        options = schema.CastOptionsT()
-        options.inDataType = getattr(schema.TensorType, tensor.dtype.upper())
-        options.outDataType = getattr(schema.TensorType, dtype.upper())
+        options = schema.CastOptionsT(
+            inDataType=getattr(schema.TensorType, tensor.dtype.upper()),
+            outDataType=getattr(schema.TensorType, dtype.upper()),
+        )
         return self.emit("CAST", [tensor], tensor.shape, dtype, options, tensor.last)
 
     def reshaped(self, tensor: Tensor, shape: Sequence[int], last: bool = False) -> Tensor:
         """Return the same elements in another shape."""
-        options = schema.ReshapeOptionsT()
-        options.newShape = np.array(shape, np.int32)
+        options = schema.ReshapeOptionsT(newShape=np.array(shape, np.int32))
         operands = [tensor, self.numbers(shape)]
         return self.emit(
             "RESHAPE", operands, shape, tensor.dtype, options, last, "reshaped", tensor.quantization

@@ -34,8 +34,7 @@ def conv(call: Call) -> None:
     padding, source = _padded(call, source, kernel, strides, dilations, pads, result)
     bias = _bias(call, source, weight, out_channels, 2)
     if group == inputs and weight.array.shape[1] == 1 and group > 1:
-        options: Any = schema.DepthwiseConv2DOptionsT()
-        options.depthMultiplier = out_channels // inputs
+        options: Any = schema.DepthwiseConv2DOptionsT(depthMultiplier=out_channels // inputs)
         name, weight = "DEPTHWISE_CONV_2D", weight.turned((1, 2, 3, 0))
     else:
         options, name = schema.Conv2DOptionsT(), "CONV_2D"
@@ -117,9 +116,9 @@ def dense(call: Call) -> None:
     if not attributes.get_int("transB", 0):
         weight = weight.turned((1, 0))
     source = call.operand(0, last=False)
-    options = schema.FullyConnectedOptionsT()
-    options.fusedActivationFunction = call.fused
-    options.keepNumDims = len(call.shape) > 2
+    options = schema.FullyConnectedOptionsT(
+        fusedActivationFunction=call.fused, keepNumDims=len(call.shape) > 2
+    )
     bias = _bias(call, source, weight, weight.array.shape[0], 2)
     call.give("FULLY_CONNECTED", [source, _operand(call, weight, 1), bias], options)
 
