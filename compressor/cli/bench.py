@@ -101,6 +101,7 @@ def bench(
     peak memory, and energy if the machine counts it. Artifacts that cannot run here are listed with
     the reason.
     """
+    from compressor.errors import SpecError
     from compressor.lab.bench.bench import BenchOptions, parse_shapes
     from compressor.lab.bench.bench import bench as measured
     from compressor.lab.bench.device import Device
@@ -108,9 +109,9 @@ def bench(
     from compressor.run.artifact_file import Machinery
 
     if ssh is not None and adb is not None:
-        raise click.UsageError("--ssh and --adb name two devices: give one of them")
+        raise SpecError("--ssh and --adb", "name two devices", "give one of them")
     if (ssh or adb) and provider not in (None, "cpu"):
-        raise click.UsageError("--provider is for this machine: leave it out with --ssh and --adb")
+        raise SpecError("--provider", "is for this machine", "leave it out with --ssh and --adb")
     device = None
     if ssh is not None:
         device = Device("ssh", ssh, device_python)

@@ -45,7 +45,7 @@ def verify(path: Path, private: Path | None, public: Path | None, as_json: bool)
     from compressor.report.pages.inspect import proof_page
 
     if private is not None and public is not None:
-        raise SpecError("--sign", "and --key exclude each other", "give one of them")
+        raise SpecError("--sign and --key", "exclude each other", "give one of them")
     with shown_progress() as progress:
         if private is not None:
             proof = sign(path, private, progress)

@@ -30,7 +30,7 @@ class GgufFile:
     """An open file, whose tensors stay in it.
 
     Raises:
-        ArtifactError: it is no GGUF file, or cut or damaged.
+        ArtifactError: it is not a GGUF file, or is cut or damaged.
     """
 
     def __init__(self, path: Path):

@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from compressor.errors import ArtifactError, ModelError, SpecError, first_line
+from compressor.errors import ArtifactError, SpecError, first_line, listed, run_failure
 from compressor.models.element_types import from_numpy, to_numpy
 from compressor.models.transformers.classes import saved_class, silent
 from compressor.types.tensors import Batch
@@ -28,7 +28,6 @@ FAILURES = (  # what loading raises where a file is damaged or a config disagree
     TypeError,
     ValueError,
 )
-_REPORTED = 3
 
 
 class NetworkRunner:
@@ -73,11 +72,7 @@ class NetworkRunner:
             with silence, by_itself(), torch.inference_mode():
                 result = self._model(**taken, **options, return_dict=True)
         except FAILURES as error:
-            raise ModelError(
-                self._subject,
-                f"does not run ({first_line(error)})",
-                "check the inputs' names, shapes and dtypes in the spec",
-            ) from error
+            raise run_failure(self._subject, first_line(error)) from error
         self._has_run = True
         tensors = [value for value in result.to_tuple() if isinstance(value, torch.Tensor)]
         names = ["output"] if len(tensors) == 1 else [f"output_{i}" for i in range(len(tensors))]
@@ -111,10 +106,9 @@ def _check_whole(loading: dict[str, Any], subject: str) -> None:
     names = sorted(str(key) for key in loading["missing_keys"])
     names += sorted(str(key[0]) for key in loading["mismatched_keys"])
     if names:
-        listed = ", ".join(names[:_REPORTED]) + (" ..." if len(names) > _REPORTED else "")
         raise ArtifactError(
             subject,
-            f"transformers finds no values for {len(names)} of its tensors: {listed}",
+            f"transformers finds no values for {len(names)} of its tensors: {listed(names)}",
             "it stores a layer in a way that the model's class does not know; skip the layer "
             "by a rule",
         )
