@@ -334,9 +334,8 @@ def read_json(
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise ModelError(
-            subject, f"cannot be read ({error.strerror})", "check its permissions"
-        ) from error
+        unread = f"cannot be read ({error.strerror})"
+        raise ModelError(subject, unread, "check its permissions") from error
     return strict_json(text, subject, problem, remedy, constants=constants)
 
 
@@ -378,11 +377,8 @@ def strict_json(
     """
     try:
         check_json_size(text)
-        value = json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=_once,
-            parse_constant=float if constants else _no_constant,
-        )
+        constant = float if constants else _no_constant
+        value = json.loads(text.decode(), object_pairs_hook=_once, parse_constant=constant)
         if b"\\u" in text:  # half of a surrogate pair would fail later, where it is written
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         return value
