@@ -131,10 +131,12 @@ def init(
 
     MODEL is an ONNX file, or a checkpoint: a .pt, .pth or .safetensors file, or a folder of
     safetensors. The passes depend on the content of an ONNX file, or on the purpose of a folder of
-    transformers; an encoder of text needs only lines of text. No file is overwritten. At a
-    terminal, the command asks for data, target and metric unless they are set.
+    transformers; an encoder of text needs only lines of text. Where arrays need a transform, the
+    command writes it into a file beside the spec. No file is overwritten. At a terminal, the
+    command asks for data, target and metric unless they are set.
     """
     from compressor.lab.starter import write_starter
+    from compressor.lab.starter_arrays import code_of
     from compressor.lab.starter_data import Choices, questions
 
     choices = Choices(data, target, metric)
@@ -144,7 +146,13 @@ def init(
             answer = click.prompt(question.text, default=question.default, type=kind, err=True)
             choices = choices.with_answer(question.key, answer)
     rest = "fill it in" if write_starter(model, output, choices) else "check it"
-    lines = (line.strip() for line in output.read_text(encoding="utf-8").splitlines())
-    for line in dict.fromkeys(line for line in lines if "CHECK" in line):
-        click.echo(f"{output}: {line}", err=True)
-    click.echo(f"wrote {output}; {rest}, then: compress plan {argument(output)}", err=True)
+    code = code_of(output)
+    files = [output, code] if f"{code.stem}:" in output.read_text(encoding="utf-8") else [output]
+    for file in files:
+        lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+        for line in dict.fromkeys(line for line in lines if "CHECK" in line):
+            click.echo(f"{file}: {line}", err=True)
+    click.echo(
+        f"wrote {' and '.join(map(str, files))}; {rest}, then: compress plan {argument(output)}",
+        err=True,
+    )

@@ -23,20 +23,15 @@ from compressor.lab.recipes import (
     recipe_for,
     scores_classes,
 )
+from compressor.lab.starter_arrays import likely_input, mapping_of, of_arrays, preparation
 from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.starter_heads import CHOICES, choices_of, head_metric
 from compressor.lab.starter_parts import (
-    ACCURACY,
     AGREEMENT,
-    ALONE,
-    BATCH,
-    CALIBRATION,
     COSINE,
-    DATA,
     FEEDS,
     FEEDS_FOR_RANGES,
     HEAD,
-    IMAGES,
     LABEL,
     OF_ANSWERS,
     ONNX,
@@ -93,8 +88,13 @@ def write_starter(model: Path, output: Path, choices: Choices = _NOTHING) -> boo
     relative = Path(os.path.relpath(model.resolve(), folder)).as_posix()
     first = f"# yaml-language-server: $schema={schema_seen_from(folder)}\n"
     given = Given(model, folder, *settled(model, choices))
-    text = starter_text(model, relative, output.name, given)
+    text, inputs = _starter(model, relative, output.name, given)
     given.check_answers(text)
+    prepared = preparation(given, inputs, output)
+    if prepared is not None:
+        prepared.check()
+        text = prepared.named_in(text)
+        write_text(prepared.path, prepared.code)
     write_text(output, first + text)
     return "FILL IN" in text
 
@@ -111,28 +111,48 @@ def starter_text(model: Path, relative: str, spec: str, given: Given | None = No
         ModelError: the model is not usable.
     """
     given = given or Given(model, Path(), _NOTHING, None)
-    return given.chosen(_starter_text(model, relative, spec, given))
+    return _starter(model, relative, spec, given)[0]
 
 
-def _starter_text(model: Path, relative: str, spec: str, given: Given) -> str:
+def _starter(
+    model: Path, relative: str, spec: str, given: Given
+) -> tuple[str, Sequence[TensorSpec]]:
+    """Return the starter spec, and the inputs that arrays are for."""
+    text, inputs = _parts(model, relative, spec, given)
+    return given.chosen(text), inputs
+
+
+def _parts(model: Path, relative: str, spec: str, given: Given) -> tuple[str, Sequence[TensorSpec]]:
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().stem).strip("-._") or "model"
+    head = _head(model, spec, name)
+    inputs: Sequence[TensorSpec]
     if model.suffix == ".onnx":
-        return _head(model, spec, name) + _of_onnx(model, relative, name, given)
+        text, inputs = _of_onnx(model, relative, name, given)
+        return head + text, inputs
     if (model / "config.json").is_file():
-        return _head(model, spec, name) + _pretrained(model, relative, name, given)
-    inputs = (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
+        text, inputs = _pretrained(model, relative, name, given)
+        return head + text, inputs
+    inputs = (likely_input(given),)
     from compressor.lab.inspect.checkpoint import headers
     from compressor.models.checkpoint.adapters import check_no_adapter
 
     check_no_adapter(model)
     tensors, parameters = headers(model)
-    middle = TORCH.format(model=scalar(relative), tensors=tensors, parameters=parameters)
-    data = given.part(inputs, calibrated=True, scored=True) or _arrays(inputs, given)
-    return _head(model, spec, name) + middle + data + _passes(USUAL) + _rest(name)
+    middle = TORCH.format(
+        model=scalar(relative),
+        tensors=tensors,
+        parameters=parameters,
+        axes=", ".join(map(str, inputs[0].shape)),
+        dtype=inputs[0].dtype,
+    )
+    data = given.part(inputs, calibrated=True, scored=True) or of_arrays(inputs, given)
+    return head + middle + data + _passes(USUAL) + _rest(name), inputs
 
 
-def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
-    """Return the starter spec for an ONNX file, all but its head."""
+def _of_onnx(
+    model: Path, relative: str, name: str, given: Given
+) -> tuple[str, Sequence[TensorSpec]]:
+    """Return the starter spec for an ONNX file, all but its head, and its inputs."""
     import onnx
     from google.protobuf.message import DecodeError
 
@@ -166,8 +186,8 @@ def _of_onnx(model: Path, relative: str, name: str, given: Given) -> str:
         if not why and given.found is not None and given.found.feeds:
             why = "Each file is a sample"
         fed = why and _feeds(inputs, carrier.outputs, given, calibrated, why, metric)
-        data = fed or _arrays(inputs, given, calibrated, metric, numbers)
-    return first + data + _passes(recipe) + _rest(name, recipe.size_ratio)
+        data = fed or of_arrays(inputs, given, calibrated, metric, numbers)
+    return first + data + _passes(recipe) + _rest(name, recipe.size_ratio), inputs
 
 
 def _passes(recipe: Recipe) -> str:
@@ -180,53 +200,6 @@ def _head(model: Path, spec: str, name: str) -> str:
     return HEAD.format(
         model=printable(model.resolve().name), spec=printable(spec), name=scalar(name)
     )
-
-
-def _arrays(
-    inputs: Sequence[TensorSpec],
-    given: Given,
-    calibrated: bool = True,
-    metric: str = COSINE,
-    numbers: str = "",
-) -> str:
-    typical, judging = given.arrays
-    first = inputs[0].shape[:1] if inputs else ()
-    batch = first[0] if first and isinstance(first[0], int) else BATCH
-    label = given.label(inputs) if metric == AGREEMENT or given.of_classes else ""
-    if metric == AGREEMENT and given.suits(classes=True):  # numbers of classes, as outputs are
-        label = numbers or label
-    named = f"target: {scalar(label or numbers or LABEL)}"
-    target = named if label else f"# {named}{OF_ANSWERS}"
-    own = CALIBRATION.format(mapping=_mapping(given.names(inputs, typical)), batch=batch)
-    return DATA.format(
-        calibration=own if calibrated else "",
-        images=_images(inputs),
-        mapping=_mapping(given.names(inputs, judging)),
-        judged=f"{given.batch}{ALONE}" if given.batch != BATCH else batch,
-        target=target,
-        metric=ACCURACY if label else metric,
-    )
-
-
-def _mapping(names: Mapping[str, str]) -> str:
-    return "\n".join(f"      {scalar(name)}: {scalar(array)}" for name, array in names.items())
-
-
-def _images(inputs: Sequence[TensorSpec]) -> str:
-    """Return how to read images from files, if an input looks like them."""
-    for spec in inputs:
-        for channels, size in ((3, spec.shape[1:3]), (1, spec.shape[2:4])):
-            plain = len(spec.shape) == _IMAGE_AXES and spec.shape[channels] in (1, 3)
-            height, width = size if plain else ("", "")
-            if not isinstance(height, int) or not isinstance(width, int):
-                continue
-            keys = [f"`size: [{height}, {width}]`"]
-            keys += ["`colour: grey`"] if spec.shape[channels] == 1 else []
-            keys += ["`layout: channels-first`"] if channels == 1 else []
-            keys += ["`mean` and `std` as in training"] if spec.dtype != "uint8" else []
-            name = printable(spec.name)
-            return IMAGES.format(name=name, height=height, width=width, keys=", ".join(keys))
-    return ""
 
 
 def _why_feeds(
@@ -266,7 +239,7 @@ def _feeds(
     label = given.label(inputs) if given.of_classes else ""
     absent = {spec.name for spec in inputs if held and spec.name not in held}
     states = _states(inputs, outputs, absent)
-    mapping = _mapping(given.names([i for i in inputs if i.name not in states], held))
+    mapping = mapping_of(given.names([i for i in inputs if i.name not in states], held))
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
     values = {"mapping": mapping, "state": f"\n    state: {{{state}}}" if states else ""}
     return FEEDS.format(
@@ -315,8 +288,10 @@ def _rest(name: str, size_ratio: float = 1.0, storage: str = STORAGE) -> str:
     return REST.format(output=scalar(f"out/{name}"), size_ratio=size_ratio, storage=storage)
 
 
-def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
-    """Return the starter spec for a Hugging Face directory, all but its head."""
+def _pretrained(
+    model: Path, relative: str, name: str, given: Given
+) -> tuple[str, Sequence[TensorSpec]]:
+    """Return the starter spec for a Hugging Face directory, all but its head, and its inputs."""
     from compressor.lab.inspect.checkpoint import headers, mostly_bfloat16
     from compressor.models.transformers.carrier import text_inputs
     from compressor.models.transformers.classes import auto_class_for, saved_from
@@ -336,7 +311,7 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
         first += WIDENED
     if auto_class == "AutoModelForCausalLM":
         length = piece_length(config)
-        return first + TEXT.format(model=place, length=length) + _rest(name)
+        return first + TEXT.format(model=place, length=length) + _rest(name), ()
     part, others, network, inputs = _usual(model, auto_class, config, given)
     if part:
         first += (SIDE if others else PART).format(part=part, others=others)
@@ -347,7 +322,7 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
         first += written_inputs(inputs)
     elif texts and has_tokenizer(model):
         text = text_data(place, auto_class, network, given, part=part, side=bool(others))
-        return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage="")
+        return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage=""), ()
     if not inputs:
         first += UNKNOWN_INPUTS
         image = "image_size" in config
@@ -356,8 +331,8 @@ def _pretrained(model: Path, relative: str, name: str, given: Given) -> str:
     described = SimpleNamespace(**config) if network is None else network.config
     metric, scored = head_metric(built, described)
     data = given.part(inputs, calibrated=recipe.calibrated, scored=scored, metric=metric)
-    data = data or _arrays(inputs, given, recipe.calibrated, metric)
-    return first + data + _passes(recipe) + _rest(name)
+    data = data or of_arrays(inputs, given, recipe.calibrated, metric)
+    return first + data + _passes(recipe) + _rest(name), inputs
 
 
 def _usual(

@@ -27,7 +27,7 @@ _SAMPLES = 512  # that calibrate
 _SIDE = 224  # of images, where the model does not say
 _RATE = 16_000  # samples a second, where nothing says
 _NONE = "-"  # an answer
-_IMAGENET = "[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]"
+IMAGENET = "[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]"
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ class Given:
             return ""
         labelled = found.classes > 1 and (scored or self.needs_labels) and self.suits(classes=True)
         metric = ACCURACY if labelled else metric
-        text = _of_folder(found, self, inputs, calibrated=calibrated, metric=metric)
+        text = _of_folder(found, self, inputs, calibrated, metric)
         if not text and self.choices.data is not None:
-            listed = ", ".join(map(str, inputs))
-            problem = f"holds {found.words()}, and no input of the model is like them: {listed}"
+            none = "no input of the model is like them"
+            problem = f"holds {found.words()}, and {none}: {', '.join(map(str, inputs))}"
             remedy = "leave --data out, and write a factory (your own function) into the spec"
             raise SpecError(f"data {str(self.choices.data)!r}", problem, remedy)
         return text
@@ -174,10 +174,8 @@ class Given:
         """
         arrays = self.arrays[1]
         named = labels(arrays) if self.suits(classes=True) else ""
-        if named or not self.needs_labels:
-            return named
         left = arrays.keys() - self.names(inputs, arrays).values()
-        return next(iter(left)) if len(left) == 1 else ""
+        return next(iter(left)) if not named and self.needs_labels and len(left) == 1 else named
 
     def check_answers(self, text: str) -> None:
         """Check that a spec names the answers that the chosen metric needs.
@@ -186,7 +184,7 @@ class Given:
             SpecError: the data have none.
         """
         data = text.partition("\npasses:")[0]
-        if self.needs_labels and self.found and not re.search(r"^    target: ", data, re.MULTILINE):
+        if self.needs_labels and self.found and not re.search(r"^    target: ", data, re.M):
             raise SpecError(
                 f"option --metric {self.choices.metric!r}",
                 f"needs right answers, and none were seen in {str(self.found.evaluation)!r}",
@@ -205,7 +203,7 @@ class Given:
         for spec in inputs:
             if spec.name in arrays:
                 continue
-            like = [name for name, header in left.items() if self._fits(spec, header)]
+            like = [name for name, header in left.items() if self.fits(spec, header)]
             if not like and len(inputs) == 1:
                 like = list(left)
             if len(like) == 1:
@@ -223,15 +221,18 @@ class Given:
         if len(outputs) != 1 or not taken <= arrays.keys():
             return ""
         left = {n: a for n, a in arrays.items() if n not in taken}
-        like = [n for n, a in left.items() if self._fits(as_whole(outputs[0], a), a)]
+        like = [n for n, a in left.items() if self.fits(as_whole(outputs[0], a), a)]
         return like[0] if len(like) == 1 else ""
 
-    def _fits(self, spec: TensorSpec, header: Header) -> bool:
-        shape = header.shape
-        if self.found is not None and not self.found.feeds and spec.shape and shape:
-            first = spec.shape[0]
-            shape = (first if isinstance(first, int) else shape[0], *shape[1:])
-        return spec.mismatch(shape, header.dtype.name) is None
+    def fits(self, spec: TensorSpec, header: Header) -> bool:
+        """Whether an input takes samples of this form as they are."""
+        return spec.mismatch(self.taken(spec, header), header.dtype.name) is None
+
+    def taken(self, spec: TensorSpec, header: Header) -> tuple[int, ...]:
+        """Return an array's shape as an input gets it: with as many samples as it takes."""
+        first = [n for n in spec.shape[:1] if isinstance(n, int)]
+        fed = self.found is None or self.found.feeds or not header.shape
+        return header.shape if fed or not first else (*first, *header.shape[1:])
 
     def chosen(self, text: str) -> str:
         """Return a spec with the file, target and metric that were chosen in place of its own."""
@@ -295,9 +296,8 @@ class Given:
 
 
 def _of_folder(
-    found: Found, given: Given, inputs: Sequence[TensorSpec], *, calibrated: bool, metric: str
+    found: Found, given: Given, inputs: Sequence[TensorSpec], calibrated: bool, metric: str
 ) -> str:
-    folder = given.folder
     spec = next((i for i in inputs if _keys(found, given, i)[0]), None)
     if spec is None:
         return ""
@@ -314,7 +314,7 @@ def _of_folder(
         "\n  # CHECK: take others; what tunes a model must not also judge it." if alone else ""
     )
     before = FILES_FOR_RANGES.format(
-        place=_seen_from(folder, found.calibration) + (_fold("1/2") if halves else ""),
+        place=_seen_from(given.folder, found.calibration) + (_fold("1/2") if halves else ""),
         samples=samples,
         warning=warning,
         **values,
@@ -323,7 +323,7 @@ def _of_folder(
     return FILES.format(
         words=found.words(),
         calibration=before if calibrated else "",
-        place=_seen_from(folder, found.evaluation) + (_fold("2/2") if halves else ""),
+        place=_seen_from(given.folder, found.evaluation) + (_fold("2/2") if halves else ""),
         target=f"    {target}\n" if found.classes > 1 else "",
         samples=f"    samples: {whole} # whole batches\n" if fixed > 1 and whole else "",
         batch=f"    batch: {given.batch}{ALONE}\n" if given.batch != BATCH else "",
@@ -388,7 +388,7 @@ def _image_keys(
     if grey:
         yield "colour: grey"
     if spec.dtype == "float32":
-        mean, std = ("0", "1") if grey else _IMAGENET
+        mean, std = ("0", "1") if grey else IMAGENET
         yield f"mean: {mean} # CHECK: as in training, of levels from 0 to 1"
         yield f"std: {std}"
     if first:

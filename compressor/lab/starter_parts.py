@@ -31,7 +31,7 @@ model:
   # config: {{width: 64}} # keyword arguments for the factory
   checkpoint: {model}
   inputs: # FILL IN: what forward takes; a name in place of a size is a dynamic axis
-    image: {{shape: [batch, 3, 224, 224], dtype: float32}}
+    image: {{shape: [{axes}], dtype: {dtype}}}
 """
 
 PRETRAINED = """
@@ -200,6 +200,23 @@ IMAGES = """
 # Input {name} looks like images of {height} x {width}. For a folder of them, write `images: FOLDER`
 # instead of npz, `{name}: image` under inputs, and
 # {keys}."""
+
+CODE = """\
+\"\"\"How arrays are prepared for the model of {spec}; written by `compress init`.\"\"\"
+
+import numpy as np
+{levels}
+
+def prepare(batch):
+    \"\"\"Return arrays, by the names of inputs, as the model takes them.\"\"\"
+    made = dict(batch)
+{lines}
+    return made
+"""
+
+LEVELS = """
+MEAN, STD = np.float32({mean}), np.float32({std})  # CHECK: as in training, of levels 0 to 1
+"""
 
 FILES_FOR_RANGES = """\
   # Typical samples that set the int8 ranges.{warning}

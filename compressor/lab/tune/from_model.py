@@ -17,6 +17,7 @@ from compressor.errors import SpecError, argument
 from compressor.lab.found_data import Found
 from compressor.lab.recipes import decides, scores_classes
 from compressor.lab.starter import starter_text
+from compressor.lab.starter_arrays import preparation
 from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.run.data import open_data
@@ -84,6 +85,9 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     spec = check_spec(Document(folder / model.name, value))
     opened = open_model(spec)
     carrier = opened.carrier
+    if preparation(given, carrier.inputs, model) is not None:
+        remedy = f"write a spec with compress init {argument(model)}, check it, and tune that"
+        raise SpecError(subject, "needs a transform of the arrays in the data", remedy)
     if metric is None and value.get("metric") in (None, "accuracy"):  # which needs labels
         numbers = given.answers(carrier.inputs, carrier.outputs)
         classes = decides(carrier) or (scores_classes(carrier) and not numbers)

@@ -1,0 +1,106 @@
+"""Starter specs of models whose arrays have another form: init writes the code that they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto
+
+from compressor.cli.application import application
+from compressor.errors import DataError, SpecError
+from compressor.lab.starter import write_starter
+from compressor.lab.starter_data import IMAGENET, Choices
+from compressor.lab.tune.from_model import spec_of_model
+from tests.compressor.lab.test_starter_data import planned, save_net
+
+LEVELS = np.arange(4 * 6 * 5 * 3, dtype=np.uint8).reshape(4, 6, 5, 3)
+MEAN, STD = (np.array([float(x) for x in text[1:-1].split(",")]) for text in IMAGENET)
+
+
+def given(folder: Path, array: np.ndarray, shape: tuple[int | str, ...], dtype: int = 1):
+    """Return what the model is given of the first two samples, by the spec that init wrote."""
+    np.save(folder / "all.npy", array)
+    plan = planned(save_net(folder / "m.onnx", shape, dtype), Choices(folder / "all.npy"))
+    assert plan.data["calibration"].samples == plan.data["evaluation"].samples == 2
+    return plan.data["calibration"].first(2)["x"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("stored_first", [True, False])
+def test_pixels_in_colour_are_scaled_and_moved(tmp_path, first, stored_first):
+    """init wrote a spec that `compress plan` refused until a transform was set."""
+    stored = LEVELS.transpose(0, 3, 1, 2) if stored_first else LEVELS
+    x = given(tmp_path, stored, ("batch", 3, 6, 5) if first else ("batch", 6, 5, 3))
+    expected = (LEVELS[::2] / 255 - MEAN) / STD
+    assert x.dtype == np.float32
+    np.testing.assert_allclose(x.transpose(0, 2, 3, 1) if first else x, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("stored", "shape"),
+    [
+        (LEVELS[..., 0], ("batch", 1, 6, 5)),
+        (LEVELS[..., 0], ("batch", 6, 5, 1)),
+        (LEVELS[..., :1], ("batch", 1, 6, 5)),
+        (LEVELS[..., 0].reshape(4, 30), ("batch", 30)),
+        (LEVELS[..., 0], (2, 1, 6, 5)),
+    ],
+)
+def test_levels_of_one_channel_are_scaled_to_one(tmp_path, stored, shape):
+    x = given(tmp_path, stored, shape)
+    assert list(x.shape) == [2, *shape[1:]]
+    np.testing.assert_allclose(x.reshape(2, -1), LEVELS[::2, ..., 0].reshape(2, -1) / 255)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [
+        (np.arange(12.0).reshape(4, 3), TensorProto.FLOAT),
+        (np.arange(12, dtype=np.int64).reshape(4, 3), TensorProto.INT32),
+    ],
+)
+def test_numbers_of_another_width_are_converted(tmp_path, stored, dtype):
+    x = given(tmp_path, stored, ("batch", 3), dtype)
+    np.testing.assert_array_equal(x, stored[::2])
+    assert "CHECK" not in (tmp_path / "specs" / "spec_data.py").read_text()
+
+
+def test_what_cannot_be_seen_is_left_to_the_plan(tmp_path):
+    with pytest.raises(DataError, match="convert it in a transform"):
+        given(tmp_path, np.zeros((4, 3), np.int64), ("batch", 3))
+    assert not (tmp_path / "specs" / "spec_data.py").exists()
+
+
+def test_init_says_which_line_to_check(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("all.npz", x=LEVELS)
+    save_net(Path("m.onnx"), ("batch", 3, 6, 5))
+    command = ["init", "m.onnx", "--data", "all.npz"]
+    result = CliRunner().invoke(application, command)
+    assert "spec_data.py: MEAN, STD = " in result.stderr
+    assert "wrote spec.yaml and spec_data.py; check it" in result.stderr
+    Path("spec.yaml").unlink()
+    with pytest.raises(SpecError, match=r"spec_data\.py'?: exists already"):
+        write_starter(Path("m.onnx"), Path("spec.yaml"), Choices(Path("all.npz")))
+    assert not Path("spec.yaml").exists()
+
+
+def test_a_checkpoints_input_is_that_of_the_arrays(tmp_path):
+    import torch
+
+    torch.save({"w": torch.zeros(2, 2)}, tmp_path / "m.pt")
+    np.savez(tmp_path / "all.npz", x=LEVELS, y=np.arange(4))
+    write_starter(tmp_path / "m.pt", tmp_path / "spec.yaml", Choices(tmp_path / "all.npz"))
+    text = (tmp_path / "spec.yaml").read_text()
+    assert "    image: {shape: [batch, 3, 6, 5], dtype: float32}\n" in text
+    assert text.count("    transform: spec_data:prepare\n") == 2
+
+
+def test_tune_asks_for_a_spec_where_arrays_need_a_transform(tmp_path):
+    np.save(tmp_path / "all.npy", LEVELS)
+    model = save_net(tmp_path / "m.onnx", ("batch", 3, 6, 5))
+    with pytest.raises(SpecError, match=r"needs a transform of the arrays.*compress init"):
+        spec_of_model(model, tmp_path / "all.npy", None, tmp_path)
