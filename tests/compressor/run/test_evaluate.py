@@ -117,6 +117,16 @@ class Twofold(Runs):
         return {**super().run(batch), "more": -self.function(batch["x"])}
 
 
+def test_outputs_of_other_sizes_count_equally_in_an_error_and_in_its_limit():
+    """The limit of a Siamese network was lower than that of all elements together."""
+    pair = Runs(lambda x: x)
+    pair.run = lambda batch: {"features": batch["x"], "score": 3 * batch["x"][:, :1]}  # type: ignore[method-assign]
+    outputs = resolve_metric("mse", False, getattr, "spec.yaml:3")
+    found = evaluate(pair, pair, data(target=None), outputs)
+    squares = np.square(X).mean(), np.square(3 * X[:, :1]).mean()
+    assert found.zeros == pytest.approx(np.mean(squares))
+
+
 @pytest.mark.parametrize(
     ("metric", "target", "unread"),
     [
