@@ -66,6 +66,15 @@ class Check:
     known: bool = True
 
 
+def element_bits(bits: int) -> int:
+    """Return the bits of the element type in which a graph holds codes of so many.
+
+    >>> [element_bits(bits) for bits in (2, 3, 4, 6)]
+    [4, 4, 4, 8]
+    """
+    return 4 if bits <= 4 else 8
+
+
 class Exporter(Options, ABC):
     """Base class of artifact formats. Fields are options.
 
@@ -74,12 +83,14 @@ class Exporter(Options, ABC):
         version: incremented whenever written bytes change.
         resumes: :meth:`write` continues from the files that an earlier call left.
         one_name: files beside the main one must not be hard links, which readers refuse.
+        packs: codes of any width lie in the files without gaps; else as the graph holds them.
     """
 
     format: ClassVar[str]
     version: ClassVar[int] = 1
     resumes: ClassVar[bool] = False
     one_name: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
 
     @property
     def targets(self) -> frozenset[str]:
@@ -164,6 +175,11 @@ class Exporter(Options, ABC):
                 f"needs the package {package}, which is not installed",
                 f'run pip install "compressor[{self.format}]"',
             )
+
+    @property
+    def packs_pairs(self) -> bool:
+        """Whether codes of two bits lie four to a byte, where the layer computes with floats."""
+        return self.packs
 
     @abstractmethod
     def check(self, carrier: Carrier) -> None:

@@ -272,6 +272,7 @@ class ArchiveExporter(Exporter):
     """
 
     format: ClassVar[str] = "archive"
+    packs: ClassVar[bool] = True
     version: ClassVar[int] = 5
     bound: ClassVar[bool] = True  # how well weights can be coded shows at the end
     not_judged: ClassVar[str] = STORED  # it is unpacked before it is run

@@ -40,6 +40,7 @@ class GgufExporter(Exporter):
 
     format: ClassVar[str] = "gguf"
     targets: ClassVar[frozenset[str]] = frozenset({TARGET})
+    packs: ClassVar[bool] = True
     not_judged: ClassVar[str] = _LLAMA
 
     floats: Floats = Field(

@@ -80,6 +80,11 @@ class OnnxExporter(Exporter):
     )
 
     @property
+    def packs_pairs(self) -> bool:
+        """For ONNX Runtime."""
+        return self.target.startswith("ort")
+
+    @property
     def targets(self) -> frozenset[str]:
         """The runtime whose rules passes should follow."""
         return frozenset({self.target})

@@ -45,6 +45,11 @@ class OrtExporter(Exporter):
     )
 
     @property
+    def packs_pairs(self) -> bool:
+        """For ONNX Runtime."""
+        return self._onnx.packs_pairs
+
+    @property
     def targets(self) -> frozenset[str]:
         """ONNX Runtime's CPU kernels."""
         return self._onnx.targets

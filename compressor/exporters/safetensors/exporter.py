@@ -141,6 +141,7 @@ class SafetensorsExporter(Exporter):
     """
 
     format: ClassVar[str] = "safetensors"
+    packs: ClassVar[bool] = True
     resumes: ClassVar[bool] = True
     version: ClassVar[int] = 6
     not_judged: ClassVar[str] = STORED  # a device loads it and runs something else

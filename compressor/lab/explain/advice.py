@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -17,6 +18,7 @@ from compressor.lab.explain.by_sqnr import OVER_SIZE, FinishedRun, explain_by_sq
 from compressor.lab.explain.explanation import Change, Explanation
 from compressor.report.verdict import main_artifact
 from compressor.spec.load import load_spec
+from compressor.spec.source_text import KeyPath
 from compressor.types.layer_rules import match_of
 
 _MOST_CHANGES = 3
@@ -105,7 +107,7 @@ def _diff(explanation: Explanation, passes: Sequence[Mapping[str, Any]]) -> list
 def write_changed(run: FinishedRun, changes: Sequence[Change]) -> Path:
     """Write the spec of a run with changes, beside it and under a new name.
 
-    Comments stay as they are.
+    Comments stay as they are; what ``--set`` changed is written too, as the run had it.
 
     Returns:
         The new file.
@@ -118,10 +120,13 @@ def write_changed(run: FinishedRun, changes: Sequence[Change]) -> Path:
     yaml.preserve_quotes = True
     yaml.width = 1 << 16
     tree = yaml.load(path.read_text(encoding="utf-8"))
+    if run.spec is not None:
+        for place in run.spec.document.settings:
+            _put(tree, place, run.spec.document.value)
     passes = tree.get("passes") if isinstance(tree, CommentedMap) else None
     for change in reversed(changes):  # the first stands in front
         _insert(path, passes, str(run.report["passes"][change.index]["pass"]), change)
-    offset = passes.lc.col if passes is not None and passes.lc.data else 2
+    offset = passes.lc.col if isinstance(passes, CommentedSeq) and passes.lc.data else 2
     yaml.indent(mapping=2, sequence=offset + 2, offset=offset)
     number, new = 1, path.with_name(f"{path.stem}.next{path.suffix}")
     while new.exists():
@@ -136,6 +141,17 @@ def write_changed(run: FinishedRun, changes: Sequence[Change]) -> Path:
         new.unlink()
         raise
     return new
+
+
+def _put(tree: Any, place: KeyPath, value: Any) -> None:
+    """Put the value at a place of one tree at the same place of another, whose part may be less."""
+    *above, last = place
+    for part in above:
+        value = value[part]
+        if isinstance(tree, dict) and tree.get(part) is None:
+            tree[part] = CommentedMap()
+        tree = tree[part]
+    tree[last] = value[last]
 
 
 def _spec_of(run: FinishedRun) -> Path:
@@ -158,19 +174,23 @@ def _spec_of(run: FinishedRun) -> Path:
             "has changed since it was run",
             f"compress run {argument(path)} first",
         )
+    if run.manifest["spec"] != json.loads(json.dumps(load_spec(path).resolved)):
+        problem = "was run with other settings (--set) than its spec holds"
+        remedy = f"compress explain {argument(path)} --apply, with the same --set"
+        raise SpecError(subject, problem, remedy)
     return path
 
 
 def _insert(path: Path, passes: Any, name: str, change: Change) -> None:
     entry = passes[change.index] if _has(passes, change.index, name) else None
-    if not isinstance(entry, CommentedMap):
+    if entry is None:
         raise SpecError(
             f"spec {str(path)!r}, passes.{change.index}",
             f"is not the pass {name!r} that was run",
             "run the spec again, or paste the rules where they belong",
         )
     rules = entry.setdefault("layers", CommentedSeq())
-    if not isinstance(rules, CommentedSeq):
+    if not isinstance(rules, list):
         raise SpecError(
             f"spec {str(path)!r}, passes.{change.index}.layers", "is not a list", "paste the rules"
         )
@@ -180,5 +200,5 @@ def _insert(path: Path, passes: Any, name: str, change: Change) -> None:
 
 
 def _has(passes: Any, index: int, name: str) -> bool:
-    known = isinstance(passes, CommentedSeq) and index < len(passes)
-    return known and isinstance(passes[index], CommentedMap) and passes[index].get("pass") == name
+    known = isinstance(passes, list) and index < len(passes)
+    return known and isinstance(passes[index], dict) and passes[index].get("pass") == name

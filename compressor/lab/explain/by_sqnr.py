@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,10 @@ from compressor.errors import CompressorError, ModelError, SpecError, argument
 from compressor.files import settle
 from compressor.lab.explain.doubts import doubts, own_drop, unknown_effect, whole_noise
 from compressor.lab.explain.explanation import (
+    FULL,
+    INTEGER,
+    WIDE,
+    Change,
     Explanation,
     Gain,
     LayerCost,
@@ -31,6 +35,7 @@ from compressor.progress import SILENT
 from compressor.report.verdict import main_artifact
 from compressor.run.noise.attribution import noise_of_row
 from compressor.spec.load import Spec, load_spec
+from compressor.types.exporter import Exporter, element_bits
 from compressor.types.layer_rules import rule_class
 from compressor.types.passes import Pass
 
@@ -127,6 +132,7 @@ _WEIGHTS = (
     "the output"
 )
 _FEW_ANSWERS = 4
+_PAIR = 2  # bits
 _NOTES = {"outputs": _OUTPUTS, "layers": _LAYERS, "weights": _WEIGHTS}
 
 
@@ -170,7 +176,7 @@ def explain_by_sqnr(run: FinishedRun, count: int) -> Explanation:
             *over,
             *little,
             *_shared(passes),
-            *_effect_note(layers),
+            *_effect_note(layers, passes),
             *(_NOTES[basis] for basis in _NOTES if basis in bases),
         ),
     )
@@ -268,7 +274,7 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
         share = None if share is None else share * (1 - change.kept)
         effect = None if whole_effect <= 0 else row.get("metric_noise")
         gain = Gain(
-            bytes=round(int(row["bytes_to_skip"]) * change.cost),
+            bytes=round(int(row["bytes_to_skip"]) * _cost(run, declared, change, scheme)),
             sqnr_db=gained_db(share) if share is not None and runs else None,
             noise_share=share,
             metric_share=None
@@ -286,9 +292,44 @@ def _alone(run: FinishedRun, scheme: str) -> bool:
     Directories of transformers have no place for packed zero points beside other schemes, and
     ``compress quantize`` has one preset for all layers.
     """
+    return run.by_command or (_bare(run) and scheme.endswith("asym"))
+
+
+def _bare(run: FinishedRun) -> bool:
+    """Return whether the model is a checkpoint without a graph."""
     model = run.manifest["spec"].get("model") or {}
-    bare = not model.get("factory") and not model.get("onnx")
-    return run.by_command or (bare and scheme.endswith("asym"))
+    return not model.get("factory") and not model.get("onnx")
+
+
+def _cost(run: FinishedRun, declared: Pass, change: Change, scheme: str) -> float:
+    """Return the bytes that a change takes in the files, as a share of ``bytes_to_skip``.
+
+    That share is of the model in memory, whose graph holds codes of 4 or 8 bits; the exporter
+    decides in how many bits they are stored.
+    """
+    narrow = INTEGER.match(scheme)
+    if narrow is None:
+        return 1.0
+    bits = int(narrow[1])
+    held = bits if _bare(run) else element_bits(bits)
+    exporter = _main_exporter(run)
+    pairs = bits == _PAIR and not getattr(declared, "activations", None)
+    packed = exporter is not None and (exporter.packs or (pairs and exporter.packs_pairs))
+    stored = bits if packed else held
+    wide = FULL if "skip" in change.keys else WIDE if "bits" in change.keys else stored
+    return (wide - stored) / (FULL - held)
+
+
+def _main_exporter(run: FinishedRun) -> Exporter | None:
+    """Return the exporter of the main artifact; ``None`` where there is none."""
+    artifact = main_artifact(run.report)
+    exports = run.manifest["spec"].get("exports") or []
+    entry = next((e for e in exports if artifact and e["format"] == artifact["format"]), None)
+    if entry is None:
+        return None
+    declared: type[Exporter] = catalog.load("exporter", entry["format"])
+    options = {key: value for key, value in entry.items() if key != "format"}
+    return declared.model_validate_json(json.dumps(options))
 
 
 def _effect(attribution: Mapping[str, Any]) -> float:
@@ -316,14 +357,21 @@ def _declared(run: FinishedRun, index: int) -> Pass:
         ) from error
 
 
-def _effect_note(layers: Sequence[LayerCost]) -> list[str]:
+def _effect_note(layers: Sequence[LayerCost], passes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if not any(cost.gain.metric_share is not None for cost in layers):
-        return []
-    return [
-        "'effect' is the share of the noise's effect on the metric; layers are ranked by it: the "
-        "divergence of the answers' probabilities for metrics about classes, else the change of "
-        "each sample's value"
-    ]
+        return
+    bases = {entry["attribution"]["metric_basis"] for entry in passes if entry["attribution"]}
+    what = " and ".join(text for basis, text in _EFFECTS.items() if basis in bases)
+    yield (
+        f"'effect' is the share of the noise's effect on the metric, {what}; layers are ranked by "
+        "it"
+    )
+
+
+_EFFECTS = {
+    "divergence": "the divergence of the answers' probabilities",
+    "metric": "the change of each sample's value",
+}
 
 
 def _shared(passes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,9 +13,9 @@ from compressor.spec.source_text import scalar
 from compressor.types.layer_rules import match_of, rule_class, rule_of
 from compressor.types.passes import LayerRule, Pass
 
-_WIDE = 8
-_FULL = 32
-_INTEGER = re.compile(r"u?int(\d+)/")
+WIDE = 8
+FULL = 32
+INTEGER = re.compile(r"u?int(\d+)/")
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,12 @@ class Change:
         index: place of the pass in the spec.
         keys: what the rule says beside its ``match``.
         kept: how much of the layer's noise remains, as a share of its power.
-        cost: bytes it takes, as a share of what leaving the layer out takes.
     """
 
     index: int
     layer: str
     keys: Mapping[str, Any]
     kept: float = 0.0
-    cost: float = 1.0
 
     @property
     def text(self) -> str:
@@ -67,23 +65,20 @@ def change_for(
         scheme: how the pass stores it, such as ``int4/group 32``.
         alike: all layers that are not left out must have one scheme.
     """
-    narrow = None if alike else _INTEGER.match(scheme)
+    narrow = None if alike else INTEGER.match(scheme)
     rules = None if alike else rule_class(type(declared))
     widths = {}
-    if narrow and rules is not None and _takes(rules, "bits", _WIDE):
+    if narrow and rules is not None and _takes(rules, "bits", WIDE):
         widths["bits"] = int(narrow[1])
-    if rules is not None and _takes(rules, "activation_bits", _WIDE):
+    if rules is not None and _takes(rules, "activation_bits", WIDE):
         given = rule_of(declared.layers, layer)  # type: ignore[attr-defined]  # has rules
-        every = getattr(getattr(declared, "activations", None), "bits", _WIDE)
+        every = getattr(getattr(declared, "activations", None), "bits", WIDE)
         widths["activation-bits"] = (given and given.activation_bits) or every
-    widths = {key: bits for key, bits in widths.items() if bits < _WIDE}
+    widths = {key: bits for key, bits in widths.items() if bits < WIDE}
     if not widths:
         return Change(index, layer, {"skip": True})
-    bits = widths.get("bits", _WIDE)
-    cost = (_WIDE - bits) / (_FULL - bits)
-    return Change(
-        index, layer, dict.fromkeys(widths, _WIDE), 4.0 ** (min(widths.values()) - _WIDE), cost
-    )
+    kept = 4.0 ** (min(widths.values()) - WIDE)
+    return Change(index, layer, dict.fromkeys(widths, WIDE), kept)
 
 
 def _takes(rules: type[LayerRule], key: str, bits: int) -> bool:

@@ -219,6 +219,43 @@ def test_a_program_holds_its_own_spec(tmp_path: Path):
         write_changed(FinishedRun(tmp_path, report, {}, None), [])
 
 
+def test_what_set_changed_is_in_the_changed_spec(spoiled: Path):
+    """The rules were written beside the file's own passes, which were not those that ran."""
+    text = spoiled.read_text().replace("    layers:\n      # the narrow one\n", "")
+    spoiled.write_text(text.replace("      - {match: conv2, bits: 4}\n", ""))
+    passes = "passes=[{pass: quantize-static, prepare: none, layers: [{match: conv2, bits: 4}]}]"
+    settings = (passes, "limits.metric-drop=2.0")
+    run_spec(load_spec(spoiled, settings))
+    with pytest.raises(SpecError, match=r"other settings \(--set\).*with the same --set"):
+        write_changed(finished_run(output(spoiled)), [])
+    found = write_changed(finished_run(spoiled, settings), [Change(0, "conv2", {"bits": 8})])
+    spec = load_spec(found)
+    assert [(rule.match, rule.bits) for rule in spec.passes[0].layers] == [  # type: ignore[attr-defined]
+        ("conv2", 8),
+        ("conv2", 4),
+    ]
+    assert spec.limits.metric_drop == 2.0
+    assert "# What we ship." in found.read_text()
+
+
+@pytest.mark.parametrize(
+    ("bases", "said", "unsaid"),
+    [
+        (("divergence",), "the divergence of the answers' probabilities;", "each sample's value"),
+        (("metric",), "the change of each sample's value;", "divergence"),
+        (("divergence", None, "metric"), "probabilities and the change of each", "else"),
+    ],
+)
+def test_the_footnote_says_what_was_measured(bases: tuple[str | None, ...], said: str, unsaid: str):
+    """Outputs that are numbers of classes have no probabilities."""
+    passes = [{"attribution": {"metric_basis": basis}} for basis in bases]
+    gain = Gain(bytes=0, sqnr_db=None, noise_share=None, metric_share=1.0)
+    cost = LayerCost("round", "int8", None, Change(0, "x", {"skip": True}), gain)
+    (note,) = by_sqnr._effect_note([cost], passes)
+    assert said in note
+    assert unsaid not in note
+
+
 def row(noise: float) -> dict[str, Any]:
     return {"name": "x", "own_sqnr_db": 30.0, "output_sqnr_db": 30.0, "metric_noise": noise}
 
