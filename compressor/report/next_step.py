@@ -14,6 +14,12 @@ from compressor.run.verdicts.verdicts import BLIND, NO_SHARE
 _LATENCY = "latency-ratio"
 _SIZE = "size-ratio"
 _REMOVE = ("prune-", "low-rank", "cluster", "early-exit")  # how passes are called that can do less
+_TOO_SLOW = _LATENCY, "failed"
+_STATIC = ("quantize-static", "qat")
+_CHANNELS = "prune-structured"
+_BLOCK = 8  # channels
+ALL_INTEGERS = ("litert", "executorch", "coreml", "tensorrt")
+"""Formats whose rules, which all exports of a run share, leave no layer in floats for speed."""
 _TRAIN = ("finetune", "distill")  # passes that only train
 
 
@@ -78,6 +84,8 @@ def _mend(report: Report, folder: str, failed: set[str]) -> str:
         return f"compress explain {argument(folder)}"
     if failed != {_LATENCY}:
         return f"{_smaller(report)}, or allow more with limits.size-ratio"
+    if cause := _why_slower(report):
+        return cause
     if graph_file(report):
         return f"compress inspect --roofline {argument(folder)}"
     return (
@@ -113,6 +121,42 @@ def _decide(report: Report, folder: str, undecided: set[str]) -> str:
     if _is_bare(report):
         return "evaluate on more text, take more bits or method gptq, or set limits in a spec"
     return "evaluate more samples, or allow more with limits.metric-drop"
+
+
+def _why_slower(report: Report) -> str:
+    """Return what to do about an ONNX file that options of the spec made slower; empty if none did.
+
+    That are a format beside it whose runtime takes all layers in integers, and widths that a
+    convolution reads and ONNX Runtime cannot compute in blocks.
+    """
+    late = [e["artifact"] for e in report["limits"] if (e["name"], e["verdict"]) == _TOO_SLOW]
+    if not any(path.endswith((".onnx", ".ort")) for path in late):
+        return ""
+    formats_beside = [str(artifact["format"]) for artifact in report["artifacts"]]
+    other = next((name for name in formats_beside if name in ALL_INTEGERS), "")
+    if other and any(entry["pass"] in _STATIC for entry in report["passes"]):
+        return (
+            f"export {other} from a spec of its own: it takes all layers in integers, also where "
+            "ONNX Runtime is faster with floats"
+        )
+    of_images = {
+        row["name"]
+        for row in (report.get("graph") or {"layers": ()})["layers"]
+        if row["operator"] == "Conv"
+    }
+    widths = [
+        row.get("details", {}).get("inputs_after", 0)
+        for entry in report["passes"]
+        if entry["pass"] == _CHANNELS
+        for row in entry["layers"]
+        if row["name"] in of_images
+    ]
+    if any(width > _BLOCK and width % _BLOCK for width in widths):
+        return (
+            f"set round-to of {_CHANNELS} to {_BLOCK}: ONNX Runtime computes convolutions in "
+            "blocks of channels, which the widths of this run do not fill"
+        )
+    return ""
 
 
 def graph_file(report: Report) -> str:

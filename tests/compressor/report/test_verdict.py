@@ -2,11 +2,13 @@ from typing import Any
 
 import pytest
 
+from compressor import catalog
 from compressor.graph.costs import BARE
+from compressor.passes.quantize.static.placement import profile_for
 from compressor.report import verdict
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
-from compressor.report.next_step import next_step
+from compressor.report.next_step import ALL_INTEGERS, next_step
 from compressor.report.terminal import plain_text, reason_line, run_page
 from compressor.run.verdicts.verdicts import judge
 from compressor.spec.keys import LimitKeys
@@ -284,3 +286,45 @@ def test_a_fused_float_model_that_is_faster_is_advised(passed_report: Report):
         html_report(passed_report),
     ):
         assert "after fuse alone" in page
+
+
+def slow(report: Report, passes: list[dict[str, Any]], beside: str = "safetensors") -> Report:
+    """Return a report whose ONNX file is slower than allowed, and nothing else is wrong."""
+    report["artifacts"][0]["format"] = beside
+    for limit in report["limits"]:
+        name = limit["name"], limit["artifact"].endswith(".onnx")
+        limit["verdict"] = "failed" if name == ("latency-ratio", True) else "passed"
+    report.update(verdict="failed", advice=None, passes=passes)
+    return report
+
+
+@pytest.mark.parametrize("name", ALL_INTEGERS)
+def test_an_export_that_makes_the_onnx_file_slower_is_named(passed_report: Report, name: str):
+    """The next step was to measure the layers, and the cause stood among the pass's notes."""
+    passes = [{**passed_report["passes"][0], "pass": "quantize-static", "layers": []}]
+    step = next_step(slow(passed_report, passes, name), "out/a")
+    assert step.startswith(f"export {name} from a spec of its own")
+
+
+def test_formats_that_take_all_layers_in_integers():
+    formats = {name: catalog.load("exporter", name) for name in catalog.names("exporter")}
+    strict = {
+        name
+        for name, declared in formats.items()
+        if not profile_for(declared().targets | {"ort-cpu"}).latencies
+    }
+    assert strict == set(ALL_INTEGERS)
+
+
+@pytest.mark.parametrize(
+    ("width", "operator", "named"),
+    [(20, "Conv", True), (24, "Conv", False), (5, "Conv", False), (20, "Gemm", False)],
+)
+def test_widths_that_fill_no_block_are_named(
+    passed_report: Report, width: int, operator: str, named: bool
+):
+    passed_report["graph"] = {"layers": [{"name": "x", "operator": operator}]}
+    row = {"name": "x", "details": {"inputs_before": 32, "inputs_after": width}}
+    passes = [{**passed_report["passes"][0], "pass": "prune-structured", "layers": [row]}]
+    step = next_step(slow(passed_report, passes), "out/a")
+    assert ("round-to" in step) == named

@@ -121,14 +121,18 @@ def profile_for(targets: frozenset[str]) -> Profile:
     return named[0] if named[0].saturates == saturates else replace(named[0], saturates=saturates)
 
 
+_WANTED_BY = {"litert": "phones (litert, executorch or coreml)"}
+
+
 def kernel_notes(targets: frozenset[str], symmetric: bool) -> tuple[str, ...]:
     """Return what a target is slow with."""
     notes = []
     strictest = profile_for(targets)
     if "ort-cpu" in targets and not strictest.latencies:
+        wanted_by = _WANTED_BY.get(strictest.target, strictest.target)
         notes.append(
-            f"the export for {strictest.target} wants all layers in integers, also where ONNX "
-            "Runtime is faster with floats: for speed in ort-cpu, give it a spec of its own"
+            f"the export for {wanted_by} wants all layers in integers, also where ONNX Runtime is "
+            "faster with floats: for speed in ort-cpu, give it a spec of its own"
         )
     if "ort-cpu" in targets and symmetric:
         notes.append(
