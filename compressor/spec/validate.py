@@ -39,9 +39,34 @@ def validate(cls: type[OptionsT], value: Any, document: Document, path: KeyPath)
     except (TypeError, ValueError) as error:
         raise SpecError(dotted(path), str(error), "use plain YAML values") from error
     try:
-        return cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
+        made = cls.model_validate_json(text, strict=True, by_alias=True, by_name=False)
     except ValidationError as error:
         raise problems(error, cls, value, document, path) from None
+    _check_choices(made, value, document, path)
+    return made
+
+
+def _check_choices(made: Any, value: Any, document: Document, path: KeyPath) -> None:
+    """Check that numbers among words are written as numbers of their type.
+
+    Python takes ``True`` and ``1.0`` for equal to 1, and so does a ``Literal``.
+
+    Args:
+        made: what a value has become.
+
+    Raises:
+        SpecError: a value is not.
+    """
+    if isinstance(made, Options) and isinstance(value, Mapping):
+        for name, field in type(made).model_fields.items():
+            key = field.alias or name
+            if key in value:
+                _check_choices(getattr(made, name), value[key], document, (*path, key))
+    elif isinstance(made, list | tuple) and isinstance(value, list):
+        for index, (one, given) in enumerate(zip(made, value, strict=False)):
+            _check_choices(one, given, document, (*path, index))
+    elif type(made) is int and type(value) in (bool, float):
+        raise document.error(path, f"is {_shown(value)}", f"use {made}")
 
 
 def problems(

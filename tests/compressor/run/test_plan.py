@@ -303,3 +303,10 @@ def test_a_plan_says_where_latency_is_not_judged(on_onnx: Project, monkeypatch: 
     )
     on_onnx.spec["exports"] = [{"format": "onnx", "target": "ort-cpu"}, {"format": "safetensors"}]
     assert not on_onnx.plan().warnings
+
+
+@pytest.mark.parametrize("limit", [99.0, 100.0, 101.0])
+def test_a_limit_that_nothing_breaks_is_doubted(on_onnx: Project, limit: float):
+    on_onnx.spec["limits"] = {"metric-drop": limit}
+    warned = [text for text in on_onnx.plan().warnings if "can lose 100 at most" in text]
+    assert len(warned) == (limit >= 100)
