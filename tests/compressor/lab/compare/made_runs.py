@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import numpy as np
 
 from compressor import catalog
 from compressor.files import file_sha256
+from compressor.lab.compare.compare import CompareOptions, Comparison, compare_runs
+from compressor.lab.compare.gate import Check, GateLimits, judge
+from compressor.run.verdicts.statistics import Scale, paired_difference
 from compressor.types.proofs import sealed_text
 
 MODEL, DATA, SPEC = "a" * 64, "b" * 64, "c" * 64
@@ -132,3 +136,23 @@ def _report(samples: np.ndarray | None, metric: str, artifacts: tuple[str, ...])
             "system": "Linux x86_64",
         },
     }
+
+
+STORED = CompareOptions(timing=False)
+
+
+def compared(folder: Path, base: np.ndarray | None, candidate: np.ndarray | None) -> Comparison:
+    one, other = made_run(folder / "base", base), made_run(folder / "candidate", candidate)
+    return compare_runs(one, other, STORED)
+
+
+def only(comparison: Comparison, limits: GateLimits) -> Check:
+    (check,) = judge(comparison, limits).checks
+    return check
+
+
+def counted(comparison: Comparison, lost: int, won: int, samples: int = 1000) -> Comparison:
+    """Return the comparison of models that differ on some of their samples."""
+    base, candidate = np.ones(samples), np.ones(samples)
+    candidate[:lost], base[lost : lost + won] = 0.0, 0.0
+    return replace(comparison, difference=paired_difference(base, candidate, Scale(100.0)))
