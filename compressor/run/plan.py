@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
@@ -26,6 +26,7 @@ from compressor.run.verdicts.data_doubts import (
     check_data_is_of_use,
     check_output_apart,
     data_doubts,
+    limit_doubts,
     why_foreign,
 )
 from compressor.run.verdicts.verdicts import check_reachable
@@ -188,7 +189,11 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         peak_memory=peak_memory(
             float_model, data, [(p.requests, p.blockwise, p.memory) for p in passes]
         ),
-        warnings=(*_warnings(spec, passes, exports, size), *_unbroken(spec, metric), *doubts),
+        warnings=(
+            *_warnings(spec, passes, exports, size),
+            *limit_doubts(spec.limits.metric_drop, metric),
+            *doubts,
+        ),
         doubts=doubts,
         training_metric=training_metric,
     )
@@ -240,19 +245,6 @@ def _warnings(
         elif e.not_judged not in ("", STORED):
             warnings.append(f"{e.format}: its latency is not judged: {e.not_judged}")
     return (*warnings, *window_doubts(spec))
-
-
-def _unbroken(spec: Spec, metric: Metric | None) -> Iterator[str]:
-    """Yield that no artifact can break the limit of the metric, if its range is no wider."""
-    limit = spec.limits.metric_drop
-    if metric is None or limit is None:
-        return
-    most = (metric.bounds[1] - metric.bounds[0]) * metric.scale.factor
-    if limit >= most:
-        yield (
-            f"limits.metric-drop: is {limit:g}, and {metric.name} can lose {most:g} at most, so "
-            "that no artifact breaks it; state a smaller one"
-        )
 
 
 def _metric(

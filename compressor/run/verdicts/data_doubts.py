@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from compressor.errors import SpecError, printable
 from compressor.graph.costs import cannot_run
 from compressor.models.onnx.checks import foreign_operators
 from compressor.run.evaluate import Evaluation
+from compressor.run.metrics.metrics import Metric
 from compressor.spec.keys import DataKeys
 from compressor.spec.load import DataEntry, Spec
 from compressor.types.carrier import Capability, Carrier
@@ -256,3 +257,19 @@ def why_foreign(carrier: Carrier) -> tuple[str, str]:
         "leave data out and use passes that run nothing, such as fuse, cast and quantize-weights "
         "with method rtn, or export the model without that operator",
     )
+
+
+def limit_doubts(limit: float | None, metric: Metric | None) -> Iterator[str]:
+    """Yield that no artifact can break the limit of a metric, if its range is no wider.
+
+    Args:
+        limit: how much worse the metric may be, in its unit.
+    """
+    if metric is None or limit is None:
+        return
+    most = (metric.bounds[1] - metric.bounds[0]) * metric.scale.factor
+    if limit >= most:
+        yield (
+            f"limits.metric-drop: is {limit:g}, and {metric.name} can lose {most:g} at most, so "
+            "that no artifact breaks it; state a smaller one"
+        )
