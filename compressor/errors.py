@@ -180,12 +180,21 @@ def not_finite(subject: str, what: str = "holds values") -> ModelError:
 
 def first_line(error: BaseException) -> str:
     """Return how a library's message begins; the error's type where it has none."""
-    return [*message_lines(error), type(error).__name__][0][:300]
+    return cut_line([*message_lines(error), type(error).__name__][0])
 
 
 def last_line(error: BaseException) -> str:
     """Return where a library's message ends; the error's type where it has none."""
-    return [type(error).__name__, *message_lines(error)][-1][:300]
+    return cut_line([type(error).__name__, *message_lines(error)][-1])
+
+
+def cut_line(line: str) -> str:
+    """Return a library's line, or of a very long one its first words.
+
+    >>> cut_line("word " * 100)[-8:]
+    'd word …'
+    """
+    return line if len(line) <= 300 else f"{line[:299].rpartition(' ')[0] or line[:299]} …"
 
 
 def system_error(error: Exception) -> int:

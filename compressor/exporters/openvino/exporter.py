@@ -7,11 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compressor.errors import ArtifactError, artifact_errors, last_line
+from compressor.errors import ArtifactError, artifact_errors
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.files import disk_errors, scratch
 from compressor.graph.values import all_nodes
-from compressor.models.onnx.runtimes import OpenVinoRunner
+from compressor.models.onnx.runtimes import OpenVinoRunner, openvino_reason
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import ExportContext, Exporter
 
@@ -75,7 +75,7 @@ class OpenvinoExporter(Exporter):
             except RuntimeError as error:
                 raise ArtifactError(
                     "export openvino",
-                    f"OpenVINO does not take the graph ({last_line(error)})",
+                    f"OpenVINO does not take the graph ({openvino_reason(error)})",
                     "leave it out, or export onnx for another target",
                 ) from error
         return (path, directory / _WEIGHTS)
