@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor import catalog
 from compressor.errors import SpecError
+from compressor.models.onnx.ort_session import merges_halves
 from compressor.models.onnx.runtimes import OnnxRuntime, runtime_for, why_elsewhere
 
 if TYPE_CHECKING:  # a cold start of an ONNX file must not import PyTorch here
@@ -73,7 +74,8 @@ class ArtifactFile:
         if self.format != ONNX:
             return None
         if machinery.provider is not None:
-            return OnnxRuntime(provider=machinery.provider)
+            merge = not merges_halves(self.path)
+            return OnnxRuntime(provider=machinery.provider, merge=merge)
         return runtime_for(self._target, self.path)
 
     def provider(self, machinery: Machinery) -> str:

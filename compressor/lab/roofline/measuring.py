@@ -20,7 +20,7 @@ from compressor.files import scratch
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import names, operator_named
 from compressor.graph.values import all_nodes
-from compressor.models.onnx.ort_session import EXECUTED, OrtRunner
+from compressor.models.onnx.ort_session import EXECUTED, OrtRunner, merges_halves
 from compressor.types.tensors import Array, Batch
 
 _WARM_UP = 5
@@ -65,10 +65,11 @@ def time_kernels(model: Path, batch: Batch, threads: int, subject: str) -> Timed
     Raises:
         ModelError: it does not load or run.
     """
-    plain = OrtRunner(model, subject, threads)
+    merge = not merges_halves(model)
+    plain = OrtRunner(model, subject, threads, merge=merge)
     seconds: list[float] = []
     with scratch() as folder:
-        profiled = OrtRunner(model, subject, threads, profile=folder)
+        profiled = OrtRunner(model, subject, threads, profile=folder, merge=merge)
         for _ in range(_WARM_UP):
             plain.run(batch)
             profiled.run(batch)

@@ -24,7 +24,7 @@ from compressor.models.onnx.carrier import check_numbers, upgraded
 from compressor.models.onnx.checks import foreign_operators
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import computes_in_bfloat16, graph_runner
-from compressor.models.onnx.ort_session import OrtRunner
+from compressor.models.onnx.ort_session import OrtRunner, merges_halves
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import TorchRunner
 from compressor.types.carrier import Runner
@@ -164,7 +164,7 @@ def file_runner(path: Path, graph: ir.Model) -> Runner:
     if computes_in_bfloat16(graph):
         return TorchRunner(onnx_module(path, device="cpu", mmap=True, once=True, stacklevel=1))
     try:
-        return OrtRunner(path, subject)
+        return OrtRunner(path, subject, merge=not merges_halves(path))
     except ModelError:
         # It takes no axes and shapes from another file, where onnx puts all if it is told to.
         model = ir.load(path)

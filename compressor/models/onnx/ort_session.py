@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ _DTYPES = {
         **{n: n for n in ("float16", "bool", "int8", "uint8", "int16", "int32", "int64")},
     }.items()
 }
+_FEWEST_AXES = 3  # of two, a product reads them in either order
 _TITLES = {"cpu": "CPU", "cuda": "CUDA", "tensorrt": "TensorRT"}
 _EXACT: ContextVar[bool] = ContextVar("exact", default=False)
 EXECUTED = "executed.onnx"
@@ -66,6 +68,7 @@ class OrtRunner:
         provider: the execution provider, by our name.
         weights: values of the model's external initializers, which are shared, not copied.
         arena: keep the memory of a run for the next.
+        merge: merge transpositions with products; see :func:`merges_halves`.
         exact: multiply what codes stand for, and not the codes: on x86 CPUs without VNNI,
             integer kernels saturate where those of the device that is meant do not.
         patterns: take the memory of a run at once, as one of the same shapes before it did.
@@ -89,6 +92,7 @@ class OrtRunner:
         arena: bool = True,
         patterns: bool = True,
         exact: bool = False,
+        merge: bool = True,
     ):
         import onnxruntime as ort
 
@@ -102,7 +106,10 @@ class OrtRunner:
             _profiled(options, profile)
         try:
             self._session = _session(
-                model if isinstance(model, bytes) else str(model), options, provider
+                model if isinstance(model, bytes) else str(model),
+                options,
+                provider,
+                () if merge else ("MatmulTransposeFusion",),
             )
         except failures() as error:
             raise ModelError(
@@ -193,26 +200,57 @@ def probe(opset: int) -> bytes:
     return helper.make_model(graph, opset_imports=opsets, ir_version=ir_version).SerializeToString()
 
 
-def _session(model: bytes | str, options: Any, provider: str) -> Any:
+def merges_halves(path: Path) -> bool:
+    """Whether ONNX Runtime (1.31) ends the process when it opens a file of float16.
+
+    That happens where it merges a transposition that moves the first axis behind with a product;
+    :mod:`compressor.graph.half_transposes` keeps graphs from it. A file is opened as it is, without
+    that optimizer.
+    """
+    state = path.stat() if path.is_file() else None
+    return state is not None and _merges_halves(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache
+def _merges_halves(path: Path, _changed: int, _size: int) -> bool:
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except DecodeError:  # which the runtime says better
+        return False
+    graphs = [model.graph]
+    kinds, turns = set[int](), False
+    for graph in graphs:  # grows by those of branches
+        kinds.update(tensor.data_type for tensor in graph.initializer)
+        kinds.update(value.type.tensor_type.elem_type for value in graph.input)
+        for node in graph.node:
+            attributes = {attribute.name: attribute for attribute in node.attribute}
+            graphs += [a.g for a in attributes.values() if a.HasField("g")]
+            kinds.update(a.i for name, a in attributes.items() if name == "to")
+            order = list(attributes["perm"].ints) if "perm" in attributes else []
+            turns = turns or (len(order) >= _FEWEST_AXES and 0 in order[-2:])
+    return turns and onnx.TensorProto.FLOAT16 in kinds
+
+
+def _session(
+    model: bytes | str, options: Any, provider: str, disabled: tuple[str, ...] = ()
+) -> Any:
     """Start a session; where one of the runtime's optimizers breaks the graph, without it."""
     import onnxruntime as ort
 
     providers = list(dict.fromkeys((PROVIDERS[provider], PROVIDERS["cpu"])))
+    # A silent fallback to the CPU would be measured as if it were the provider.
+    start = partial(ort.InferenceSession, model, options, providers, enable_fallback=False)
     try:
-        # A silent fallback to the CPU would be measured as if it were the provider.
-        return ort.InferenceSession(model, options, providers=providers, enable_fallback=False)
+        return start(disabled_optimizers=list(disabled))
     except failures() as error:
         # ONNX Runtime 1.31 moves int8 QuantizeLinear across Slice, and on some processors another
         # optimizer has changed the zero point to uint8 by then.
         if "QuantizeLinear" not in str(error) or "zero_point" not in str(error):
             raise
-        return ort.InferenceSession(
-            model,
-            options,
-            providers=providers,
-            enable_fallback=False,
-            disabled_optimizers=["QDQPropagationTransformer"],
-        )
+        return start(disabled_optimizers=[*disabled, "QDQPropagationTransformer"])
 
 
 def _run_without_numpy() -> Callable[..., Any]:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from compressor.errors import ModelError, last_line, run_failure
-from compressor.models.onnx.ort_session import PROVIDERS, OrtRunner, probe
+from compressor.errors import ModelError, cut_line, last_line, message_lines, run_failure
+from compressor.models.onnx.ort_session import PROVIDERS, OrtRunner, merges_halves, probe
 from compressor.models.threads import usual_threads
 from compressor.types.tensors import Batch, TensorSpec
 
@@ -59,11 +59,13 @@ class OnnxRuntime:
         library: the Python module of the runtime.
         provider: execution provider of ONNX Runtime; the other libraries compute on the CPU.
         exact: ONNX Runtime stands in for another device, whose sums do not saturate.
+        merge: ONNX Runtime may merge transpositions with products.
     """
 
     library: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
     provider: str = "cpu"
     exact: bool = False
+    merge: bool = True
 
     def open(self, path: Path, subject: str) -> Runner:
         """Open a file.
@@ -75,7 +77,7 @@ class OnnxRuntime:
             return _in_torch(path)
         if self.library == "openvino":
             return OpenVinoRunner(path, subject)
-        return OrtRunner(path, subject, provider=self.provider, exact=self.exact)
+        return OrtRunner(path, subject, provider=self.provider, exact=self.exact, merge=self.merge)
 
 
 def _in_torch(path: Path) -> Runner:
@@ -120,11 +122,12 @@ def runtime_for(target: str, path: Path) -> OnnxRuntime:
     """
     if target == "tensorrt" and _computes_in_bfloat16(path):
         return OnnxRuntime("torch")
-    if why_elsewhere(target):
-        return OnnxRuntime(exact=target in GPU)
-    if target == "openvino":
+    if target == "openvino" and not why_elsewhere(target):
         return OnnxRuntime("openvino")
-    return OnnxRuntime(provider="cuda" if target == "ort-cuda" else "cpu")
+    merge = not merges_halves(path)
+    if why_elsewhere(target):
+        return OnnxRuntime(exact=target in GPU, merge=merge)
+    return OnnxRuntime(provider="cuda" if target == "ort-cuda" else "cpu", merge=merge)
 
 
 # On CPUs with the instructions, OpenVINO would compute in bfloat16, and it would round activations
@@ -149,6 +152,23 @@ def _openvino_core() -> openvino.Core:
     return openvino.Core()
 
 
+def openvino_reason(error: Exception) -> str:
+    """Return in one line why OpenVINO does not take a model.
+
+    Of operators that it cannot convert, its message says the reason first, and their names in a
+    summary behind it.
+    """
+    reasons: list[str] = []
+    summary: list[str] = []
+    for line in message_lines(error):
+        (summary if summary or line == "Summary:" else reasons).append(line)
+    if not summary or not reasons:
+        return last_line(error)
+    names = summary[-1].removeprefix("-- ")
+    failed = names.removeprefix("Conversion is failed for: ")
+    return cut_line(names if failed == names else f"{failed}: {reasons[-1]}")
+
+
 class OpenVinoRunner:
     """A model compiled for OpenVINO's CPU plugin.
 
@@ -168,7 +188,7 @@ class OpenVinoRunner:
         except RuntimeError as error:
             raise ModelError(
                 subject,
-                f"OpenVINO {release} does not load it ({last_line(error)})",
+                f"OpenVINO {release} does not load it ({openvino_reason(error)})",
                 "export it with another opset, or for another target",
             ) from error
         self._subject = subject
