@@ -104,7 +104,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     "--budget",
     type=_Time(),
     metavar="TIME",
-    help="Stop after this time, such as 10m; the same command resumes later.",
+    help="Take at most this time, such as 10m, proofs included; the same command resumes later.",
 )
 @click.option(
     "--workers",

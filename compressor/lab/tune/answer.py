@@ -20,7 +20,7 @@ class Goal:
         size_ratio: bytes over those of the float model, at most.
         latency_ratio: latency over the float model's, at most.
         rounds: how often the choice is solved, written and measured.
-        seconds: no candidate is begun after so long; ``None`` for no end.
+        seconds: what the search and its proofs may take; ``None`` for no end.
         train: candidates may be trained on the training data.
     """
 

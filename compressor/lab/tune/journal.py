@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compressor.lab.tune.answer import Answer, Goal, Point, with_beaten
-from compressor.lab.tune.watch import TIME_WAS_UP
+from compressor.lab.tune.watch import CANDIDATE, Work
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
 
@@ -24,10 +25,6 @@ class Journal:
     goal: Goal
     path: list[str] = field(default_factory=list)
     not_tried: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Let the time of the goal run."""
-        self.bench.watch.start(self.goal.seconds)
 
     def skip(self, what: str, why: str) -> None:
         """Note what was not tried."""
@@ -91,11 +88,16 @@ class Journal:
         """Return a drop of the metric with its unit."""
         return formats.metric_change(drop, share=self.share)
 
-    def is_late(self, what: str) -> bool:
-        """Whether the time is up, so that something is not tried."""
-        if self.bench.watch.is_up:
-            self.not_tried.append(f"{what}: {TIME_WAS_UP}")
-        return self.bench.watch.is_up
+    def is_late(self, what: str, works: Mapping[Work, int] = CANDIDATE) -> bool:
+        """Whether something does not fit into the time that is left, so that it is not tried.
+
+        Args:
+            works: how often each kind of work is to be done.
+        """
+        why = self.bench.watch.late_for(works)
+        if why:
+            self.skip(what, why)
+        return bool(why)
 
     def answer(self, best: Candidate | None, pool: list[Candidate]) -> Answer:
         """Return what was found.
@@ -161,8 +163,9 @@ class Journal:
         kept = [c for b, c in bounds if b is not None and limit is not None and b <= limit]
         near = [min(some, key=self.excess) for some in (kept, pool) if some]
         for candidate in near:
-            self.bench.proved(candidate)
-        return near
+            if not (self.bench.evaluations and self.bench.watch.late_for({"prove": 1}, {})):
+                self.bench.proved(candidate)
+        return [c for c in near if c.proof is not None]
 
     def excess(self, candidate: Candidate) -> float:
         """Return by which factor a candidate is past the limits of size and latency."""

@@ -10,6 +10,7 @@ from compressor.errors import SpecError
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.recipe import spec_with
 from compressor.lab.tune.search_data import search_data
+from compressor.lab.tune.watch import Watch
 from compressor.lab.tune.workbench import Workbench
 from compressor.progress import Progress
 from compressor.run.plan import Plan, make_plan
@@ -18,8 +19,13 @@ from compressor.spec.load import Spec
 from compressor.types.carrier import Capability
 
 
-def opened_bench(spec: Spec, goal: Goal, progress: Progress) -> tuple[Workbench, Goal]:
+def opened_bench(
+    spec: Spec, goal: Goal, progress: Progress, watch: Watch | None = None
+) -> tuple[Workbench, Goal]:
     """Plan a spec, part its data, and return where its candidates are made, and the whole goal.
+
+    Args:
+        watch: whose time runs already; default: one without an end.
 
     Raises:
         CompressorError: the spec cannot be tuned.
@@ -30,7 +36,8 @@ def opened_bench(spec: Spec, goal: Goal, progress: Progress) -> tuple[Workbench,
     base = _base(spec, search.calibration, short_names=goal.minimize == "size")
     plan = make_plan(base, None if search.calibration else opened)
     store = Store(store_of(base.output), progress.note)
-    bench = Workbench(base, plan, search, store, progress, goal.metric_drop, goal.minimize)
+    limit, watch = goal.metric_drop, watch or Watch()
+    bench = Workbench(base, plan, search, store, progress, limit, goal.minimize, watch)
     return bench, goal
 
 

@@ -18,6 +18,7 @@ from compressor.lab.tune.solver import (
     is_smaller,
     order_of_proof,
 )
+from compressor.lab.tune.watch import LateError
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.report import formats
 from compressor.run.verdicts.verdicts import WIDEST_RATIO, verdict_of
@@ -58,8 +59,7 @@ class Proofs:
         hopeful = [c for c in self._left(pool) if (b := self._bound(c)) is None or b <= limit]
         if hopeful:
             found = [self._standing(c) for c in hopeful]
-            most = max(_MOST - self._done, _LEAST)
-            self._sequence([hopeful[i] for i in order_of_proof(found, limit, most)])
+            self._sequence([hopeful[i] for i in order_of_proof(found, limit, self._most)])
 
     def finish(self, pool: Sequence[Candidate]) -> Candidate | None:
         """Prove what is left, and return the answer; ``None`` where no candidate is one."""
@@ -82,15 +82,14 @@ class Proofs:
         elif left:
             drops = [self.bench.searched(c).drop or 0.0 for c in left]  # none without labels
             found = [Standing(self.size(c), drop) for c, drop in zip(left, drops, strict=True)]
-            most = max(_MOST - self._done, _LEAST)
             if min(drops) <= limit:
-                self._sequence([left[place] for place in order_of_proof(found, limit, most)])
+                self._sequence([left[place] for place in order_of_proof(found, limit, self._most)])
         return self.best
 
     def another(self, candidate: Candidate) -> None:
         """Look at one more candidate where the first broke the limit: nothing is proved of it."""
         assert self.best is None
-        if not self.fits(candidate):
+        if not self.fits(candidate) or self._is_late(candidate):
             return
         limit, proof = self.goal.metric_drop, self.bench.proved(candidate)
         if candidate.verdict == "passed":
@@ -147,6 +146,18 @@ class Proofs:
         return self.best is not None and self.goal.metric_drop is not None and not self._is_proved
 
     @property
+    def _most(self) -> int:
+        """How many evaluations may follow, and fit into the time."""
+        return self.bench.watch.number_of("prove", max(_MOST - self._done, _LEAST))
+
+    def _is_late(self, candidate: Candidate) -> bool:
+        """Whether one more evaluation does not fit into the time; an answer needs one."""
+        why = self.bench.watch.late_for({"prove": 1}, {}) if self._done else ""
+        if why:
+            self.journal.skip(f"proof of {candidate.name}", why)
+        return bool(why)
+
+    @property
     def _is_proved(self) -> bool:
         return self.best is not None and self.best.verdict == "passed"
 
@@ -167,8 +178,14 @@ class Proofs:
         limit = self.goal.metric_drop
         assert limit is not None
         for candidate in candidates:
+            if self._is_late(candidate):
+                return
+            try:
+                words = self._judge(candidate, limit)
+            except LateError as error:
+                self.journal.skip(f"proof of {candidate.name}", error.problem)
+                return
             self._done += 1
-            words = self._judge(candidate, limit)
             self.journal.path.append(f"{words}: {self.journal.drop(candidate)}")
             if not self.going:
                 return

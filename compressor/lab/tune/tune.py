@@ -17,6 +17,7 @@ from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.opened import opened_bench
 from compressor.lab.tune.recipe import Recipe, spec_with
 from compressor.lab.tune.tuning import Tuning
+from compressor.lab.tune.watch import Watch
 from compressor.lab.tune.workbench import Candidate
 from compressor.lab.tune.workers import dask_crew
 from compressor.lab.verify.manifests import MANIFEST
@@ -66,10 +67,11 @@ def tune(
     Raises:
         CompressorError: the spec cannot be tuned, or its own recipe fails.
     """
-    progress = progress or Silent()
+    progress, watch = progress or Silent(), Watch()
+    watch.start(goal.seconds)
     file = _place(spec, output)
     with progress.stage("plan"):
-        bench, goal = opened_bench(spec, goal, progress)
+        bench, goal = opened_bench(spec, goal, progress, watch)
     place = str(bench.spec.document.value["output"])
     answered = spec_with(bench.spec, {"output": place.removesuffix("tuned") + file.stem})
     check_free(answered.output, force=False)
@@ -86,7 +88,7 @@ def tune(
         bench.store.locked(),
         objects_frozen(),
         computing_for(bench.spec.exports),
-        dask_crew(spec, goal, *crew, progress) as workers,
+        dask_crew(spec, goal, *crew, progress, watch) as workers,
     ):
         journal = Journal(bench, goal, path=_read_as(spec, bench.plan))
         answer = Tuning(bench, goal, publish, journal, workers).answer()

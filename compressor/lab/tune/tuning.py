@@ -28,6 +28,7 @@ from compressor.lab.tune.solver import (
 )
 from compressor.lab.tune.structure import Structure
 from compressor.lab.tune.uniform import Uniform
+from compressor.lab.tune.watch import CANDIDATE, Work
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew, Nobody
 
@@ -78,17 +79,9 @@ class Tuning:
         pool = [*widths[:-1], narrowest, *self._stored(uniform, recipe, widths[0])]
         if self.goal.minimize == "size":
             pool += uniform.grouped(narrowest, widths)
-        for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
-            self._learn(candidate)  # is known from fewer
-        floats = self.bench.float_entries(narrowest)
-        for layer, known in self.table.items():  # a recurrent one has no time of its own
-            least = min(entry.cost for entry in known.values())
-            known[FLOAT] = floats.get(layer, Entry(0.0, least))
-        if self.goal.minimize == "latency" or self._are_slow(pool):
-            choice = dict.fromkeys(self.table, FLOAT)
-            self._added(f"float, {self._before(recipe)}", narrowest, choice, pool)
-            self._by_the_pass(narrowest, pool)
-        self._narrower_than_uniform(narrowest, pool)
+        works: dict[Work, int] = {**CANDIDATE, "noise": len(pool)}
+        if not self.journal.is_late("other bits for single layers", works):
+            self._by_layer(recipe, narrowest, pool)
         if self.goal.metric_drop is not None:
             self.proofs.expected(pool)  # so that there is an answer before structures are tried
         if self.proofs.going and not self.proofs.is_open:
@@ -104,10 +97,26 @@ class Tuning:
         elif self.proofs.best is None and self.goal.metric_drop is not None:
             self._without_ranges(uniform, recipe, pool)
         self.proofs.tell_of_more_samples(pool)
-        best = self.proofs.best
-        if best is not None:
+        best, late = self.proofs.best, self.bench.watch.late_for({"time": 1}, {})
+        if best is not None and not late:
             self.bench.timed(best)
+        elif best is not None and best.latency is None:
+            self.journal.skip("the latency of the answer", late)
         return self.journal.answer(best, pool)
+
+    def _by_layer(self, recipe: Recipe, narrowest: Candidate, pool: list[Candidate]) -> None:
+        """Measure what layers add and cost, and choose for each."""
+        for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
+            self._learn(candidate)  # is known from fewer
+        floats = self.bench.float_entries(narrowest)
+        for layer, known in self.table.items():  # a recurrent one has no time of its own
+            least = min(entry.cost for entry in known.values())
+            known[FLOAT] = floats.get(layer, Entry(0.0, least))
+        if self.goal.minimize == "latency" or self._are_slow(pool):
+            choice = dict.fromkeys(self.table, FLOAT)
+            self._added(f"float, {self._before(recipe)}", narrowest, choice, pool)
+            self._by_the_pass(narrowest, pool)
+        self._narrower_than_uniform(narrowest, pool)
 
     # One choice for all layers
 
@@ -295,7 +304,8 @@ class Tuning:
         self, name: str, start: Candidate, choice: Mapping[str, str], pool: list[Candidate]
     ) -> bool:
         made = self._built(name, start.recipe.with_choice(choice), choice, pool=pool)
-        if made is not None and (FLOAT not in choice.values() or len(set(choice.values())) > 1):
+        mixed = FLOAT not in choice.values() or len(set(choice.values())) > 1
+        if made is not None and mixed and not self.bench.watch.late_for({"noise": 1}):
             self._learn(made)
         return made is not None
 

@@ -18,6 +18,7 @@ from compressor.lab.tune.options import (
     with_group,
 )
 from compressor.lab.tune.recipe import STORING, Recipe, is_ruled, tuned_class, widths
+from compressor.lab.tune.watch import LateError
 from compressor.lab.tune.workbench import Candidate, Workbench
 from compressor.lab.tune.workers import Crew
 from compressor.report import formats
@@ -128,7 +129,11 @@ class Uniform:
         except CompressorError as error:
             self.journal.skip(name, f"{error.subject}: {error.problem}")
             return []
-        self.journal.tell(candidate)
+        try:
+            self.journal.tell(candidate)
+        except LateError as error:
+            self.journal.skip(name, f"{error.subject}: {error.problem}")
+            return []
         return [candidate]
 
     def may_store(self, recipe: Recipe) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from compressor.lab.tune.recipe import Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
 from compressor.lab.tune.searched import Searched, breaks, judged
 from compressor.lab.tune.solver import Entry, samples_to_prove
-from compressor.lab.tune.watch import Watch
+from compressor.lab.tune.watch import LateError, Watch
 from compressor.passes.quantize.static.latency import layer_times
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
@@ -95,6 +96,7 @@ class Workbench:
         limit: the largest drop of the metric that is allowed; ``None`` for any.
         objective: what the layers' costs are in the tables.
         watch: ends a candidate within it when the time is up.
+        helps: another process has what an answer needs, so that all may end.
     """
 
     spec: Spec
@@ -105,6 +107,7 @@ class Workbench:
     limit: float | None
     objective: Objective = "size"
     watch: Watch = field(default_factory=Watch)
+    helps: bool = False
     made: dict[str, Candidate] = field(default_factory=dict)
     evaluations: int = 0
     collected: StatisticsCache = field(default_factory=StatisticsCache)
@@ -142,7 +145,7 @@ class Workbench:
         key = identity(recipe)
         if key in self.made:
             return self.made[key]
-        with self.progress.stage(name), self.watch.over(bool(self.made)):
+        with self.progress.stage(name), self.watch.over("make", ends=self.helps or bool(self.made)):
             plan = self.planned(recipe)
             workspace, steps = self._run(plan)
             last = steps[-1].key if steps else workspace.source_key
@@ -157,7 +160,6 @@ class Workbench:
 
     def _run(self, plan: Plan) -> tuple[Workspace, list[Step]]:
         workspace = self._workspace(plan)
-        workspace.progress = self.watch
         return workspace, run_passes(workspace)
 
     def sqnr_behind(self, name: str, entry: Mapping[str, Any]) -> float | None:
@@ -168,7 +170,7 @@ class Workbench:
         Raises:
             CompressorError: the pass fails, or the time is up.
         """
-        with self.progress.stage(name), self.watch.over(bool(self.made)):
+        with self.progress.stage(name), self.watch.over("make", ends=True):
             _, steps = self._run(self.planned(Recipe((entry,), 0)))
         known = [row["sqnr_db"] for row in steps[-1].result["layers"]]
         return known[-1] if known else None
@@ -192,7 +194,7 @@ class Workbench:
         return next((i for i in runs if not exports[i].not_judged), runs[0])
 
     def _workspace(self, plan: Plan) -> Workspace:
-        workspace = Workspace(plan, self.store, _SILENT, collected=self.collected)
+        workspace = Workspace(plan, self.store, self.watch, collected=self.collected)
         workspace.source_key = self.base.source_key
         workspace.baseline_runner = self.base.baseline_runner
         return workspace
@@ -203,10 +205,25 @@ class Workbench:
         return self._workspace(replace(candidate.plan, data=data, metric=self.search.metric))
 
     def searched(self, candidate: Candidate) -> Searched:
-        """Evaluate a candidate on the search data, until it is known to break the limit."""
+        """Evaluate a candidate on the search data, until it is known to break the limit.
+
+        Raises:
+            LateError: the time is up and there are others; this one is forgotten.
+        """
         if candidate.searched is None:
-            with self.progress.stage(f"search: {candidate.name}"):
-                candidate.searched = self._searched(candidate)
+            others = any(c.searched for c in self.made.values())
+            began = time.monotonic()
+            try:
+                with (
+                    self.progress.stage(f"search: {candidate.name}"),
+                    self.watch.over("search", ends=self.helps or others),
+                ):
+                    candidate.searched = self._searched(candidate)
+            except LateError:
+                self.made = {key: made for key, made in self.made.items() if made is not candidate}
+                raise
+            share = self.evaluation_samples / candidate.searched.samples
+            self.watch.expect("prove", share * (time.monotonic() - began))
         return candidate.searched
 
     def _searched(self, candidate: Candidate) -> Searched:
@@ -256,7 +273,10 @@ class Workbench:
         options, recipe = set(candidate.choice.values()), candidate.recipe
         alone = STORED in options and options <= {STORED, FLOAT}
         index = recipe.stored_at if alone else recipe.index
-        with self.progress.stage(f"noise of layers: {candidate.name}"):
+        with (
+            self.progress.stage(f"noise of layers: {candidate.name}"),
+            self.watch.over("noise", ends=False),
+        ):
             found = attribution(self.searching(candidate), index, candidate.steps)
         if found is None or not found["layers"]:
             return {}
@@ -308,40 +328,54 @@ class Workbench:
         return layer_times(graph, shapes, ORT_CPU_LATENCIES)
 
     def timed(self, candidate: Candidate) -> Mapping[str, Any] | None:
-        """Time a candidate's artifact beside the float model; ``None`` where it is not judged."""
+        """Time a candidate's artifact beside the float model.
+
+        ``None`` where it is not judged, or where others were timed and no time is left.
+        """
         if candidate.artifact.exporter.not_judged:
             return None
         if candidate.latency is None:
+            others = any(c.latency is not None for c in self.made.values())
+            if others and self.watch.late_for({"time": 1}):
+                return None
             steps = candidate.steps
             fused = steps[0] if len(steps) > 1 and steps[0].name == FUSE else None
             final = steps[-1].carrier if steps else candidate.plan.model.carrier
-            with self.progress.stage(f"time: {candidate.name}"):
+            with (
+                self.progress.stage(f"time: {candidate.name}"),
+                self.watch.over("time", ends=False),
+            ):
                 found = compared_and_timed(candidate.workspace, candidate.artifact, final, fused)
             candidate.latency = found["latency"][0]["ratio"]
         return candidate.latency
 
     def proved(self, candidate: Candidate) -> Difference:
-        """Evaluate a candidate's artifact on the evaluation data, paired with the float model."""
+        """Evaluate a candidate's artifact on the evaluation data, paired with the float model.
+
+        Raises:
+            LateError: the time is up, and another one has been evaluated.
+        """
         if candidate.proof is None:
-            with self.progress.stage(f"prove: {candidate.name}"):
-                ours = artifact_evaluation(candidate.workspace, candidate.artifact)
-                theirs = candidate.workspace.baseline_evaluation
-                metric = candidate.plan.metric
-                assert ours is not None
-                assert theirs is not None
-                assert metric is not None
-                candidate.proof = paired_difference(
-                    theirs.per_sample, ours.per_sample, metric.scale
-                )
-                self.evaluations += 1
-                if self.limit is not None:
-                    proof, constant = candidate.proof, theirs.constant_drop(metric)
-                    candidate.verdict, _ = drop_verdict(
-                        proof.drop,
-                        proof.ci95,
-                        self.limit,
-                        ours.sqnr_db,
-                        constant,
-                        no_evidence(candidate.plan.spec, theirs),
-                    )
+            with (
+                self.progress.stage(f"prove: {candidate.name}"),
+                self.watch.over("prove", ends=self.evaluations > 0, kept={}),
+            ):
+                candidate.proof, candidate.verdict = self._evaluated(candidate)
+            self.evaluations += 1
         return candidate.proof
+
+    def _evaluated(self, candidate: Candidate) -> tuple[Difference, Verdict | None]:
+        ours = artifact_evaluation(candidate.workspace, candidate.artifact)
+        theirs = candidate.workspace.baseline_evaluation
+        metric = candidate.plan.metric
+        assert ours is not None
+        assert theirs is not None
+        assert metric is not None
+        proof = paired_difference(theirs.per_sample, ours.per_sample, metric.scale)
+        if self.limit is None:
+            return proof, None
+        constant, evidence = theirs.constant_drop(metric), no_evidence(candidate.plan.spec, theirs)
+        verdict, _ = drop_verdict(
+            proof.drop, proof.ci95, self.limit, ours.sqnr_db, constant, evidence
+        )
+        return proof, verdict

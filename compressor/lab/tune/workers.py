@@ -23,6 +23,7 @@ from compressor.files import json_text
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.opened import opened_bench
 from compressor.lab.tune.recipe import Recipe
+from compressor.lab.tune.watch import Watch
 from compressor.lab.tune.workbench import Workbench
 from compressor.progress import Progress, Silent
 from compressor.spec.load import Spec, check_spec
@@ -57,8 +58,11 @@ class Task:
         value = dict(spec.document.value)
         return cls(place, value, goal, (Path.cwd(), spec.folder), torch.get_num_threads())
 
-    def make(self, recipe: Recipe) -> str:
+    def make(self, recipe: Recipe, left: float | None = None) -> str:
         """Make a candidate and look at the search data; all of it is then in the store.
+
+        Args:
+            left: seconds after which it ends; ``None`` for no end.
 
         Returns:
             why it failed; empty if it did not.
@@ -66,6 +70,7 @@ class Task:
         torch.set_num_threads(self.threads)
         with importable(self.folders):
             bench = _bench(json_text({"place": str(self.spec), "value": self.value}), self.goal)
+            bench.watch.start(left)
             try:
                 bench.searched(bench.candidate("ahead", recipe, {}))
             except CompressorError as error:
@@ -80,7 +85,9 @@ def _bench(text: str, goal: Goal) -> Workbench:
     """Return the workbench of a search, opened once by each worker."""
     given = json.loads(text)
     spec = check_spec(Document(Path(given["place"]), given["value"]))
-    return opened_bench(spec, goal, Silent())[0]
+    bench, _ = opened_bench(spec, goal, Silent())
+    bench.helps = True
+    return bench
 
 
 class Crew(Protocol):
@@ -105,27 +112,40 @@ class DaskCrew:
     client: Any
     task: Task
     progress: Progress
+    watch: Watch
 
     def ahead(self, recipes: Sequence[Recipe]) -> None:
         """Make candidates; one that is lost with its worker is left for the search to make."""
         from distributed import wait
 
+        left = self.watch.left
+        if left == 0.0:
+            return
         with self.progress.stage(f"{len(recipes)} candidates at once", len(recipes)):
-            futures = [self.client.submit(self.task.make, r, pure=False) for r in recipes]
-            wait(futures)
+            futures = [self.client.submit(self.task.make, r, left, pure=False) for r in recipes]
+            try:
+                wait(futures, timeout=left)
+            except TimeoutError:  # what has not begun; the others look at the time themselves
+                self.client.cancel(futures)
         for future in futures:
-            if future.status != "finished":
+            if future.status not in ("finished", "cancelled"):
                 lost = future.exception()
                 self.progress.note(f"a worker was lost ({type(lost).__name__}): done again here")
 
 
 @contextmanager
 def dask_crew(
-    spec: Spec, goal: Goal, workers: int | None, scheduler: str | None, progress: Progress
+    spec: Spec,
+    goal: Goal,
+    workers: int | None,
+    scheduler: str | None,
+    progress: Progress,
+    watch: Watch,
 ) -> Iterator[Crew]:
     """Yield workers: processes of this machine, or those of a cluster.
 
     Args:
+        watch: whose time ends their candidates, too.
         workers: how many processes to start; ``None`` or 1 for none.
         scheduler: the address of a cluster whose machines share this folder; empty for none.
 
@@ -153,13 +173,13 @@ def dask_crew(
     with dask.config.set(settings):
         if scheduler is not None:
             with _client(Client, scheduler) as client:
-                yield DaskCrew(client, task, progress)
+                yield DaskCrew(client, task, progress, watch)
             return
         cluster = LocalCluster(
             n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=None
         )
         with cluster, Client(cluster) as client:
-            yield DaskCrew(client, task, progress)
+            yield DaskCrew(client, task, progress, watch)
 
 
 def _client(make: Callable[..., Any], address: str) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compressor.errors import argument
 from compressor.lab.tune.answer import Answer, Point
-from compressor.lab.tune.watch import TIME_WAS_UP
+from compressor.lab.tune.watch import BUDGET
 from compressor.report import formats
 from compressor.report.page import GAP, Block, Cell, Page, Style, Table, bullets, left, line, right
 from compressor.report.terminal import VERDICT_STYLES
@@ -28,7 +28,7 @@ def tune_page(answer: Answer, written: Path | str | None = None) -> Page:
     if metric == "agreement":  # chosen by the form of the outputs, where no spec says otherwise
         metric += " (the share of samples whose largest score is the float model's)"
     page += [GAP, line(f"Searched on {answer.search}; judged by {metric} with {evaluations}.")]
-    if any(why.endswith(TIME_WAS_UP) for why in answer.not_tried):
+    if any(why.endswith(BUDGET) for why in answer.not_tried):
         page.append(line("The time was up: the same command goes on from here."))
     if written is not None:
         page.append(line(f"Written: {written}. Next: compress run {argument(written)}", "good"))

@@ -15,6 +15,7 @@ from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import Recipe
 from compressor.lab.tune.solver import Entry, noise_of
 from compressor.lab.tune.tuning import Tuning
+from compressor.lab.tune.watch import Watch
 
 LAYERS = [f"layer{i}" for i in range(16)]
 TABLE = {n: {FLOAT: Entry(0.0, 400.0), "8": Entry(2.0**-i, 100.0)} for i, n in enumerate(LAYERS)}
@@ -29,6 +30,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.evaluations = 0
+        self.watch = Watch()
 
     def candidate(self, name: str, recipe: Recipe, choice: Mapping[str, str]) -> Any:
         size = sum(TABLE[layer][option].cost for layer, option in choice.items())

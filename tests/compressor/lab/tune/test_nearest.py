@@ -10,6 +10,7 @@ import pytest
 
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.journal import Journal
+from compressor.lab.tune.watch import Watch
 
 
 def candidate(name: str, size: float, time: float, bound: float) -> Any:
@@ -29,6 +30,7 @@ def nearest(goal: Goal, pool: list[Any]) -> str:
         timed=lambda c: c.latency,
         proved=judged,
         plan=SimpleNamespace(metric=SimpleNamespace(unit="%")),
+        watch=Watch(),
     )
     return Journal(bench, goal)._infeasible(pool)
 

@@ -12,6 +12,7 @@ import pytest
 
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.proofs import Proofs
+from compressor.lab.tune.watch import Watch
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Bench:
 
     evaluation_samples: int = 100
     evaluated: list[str] = field(default_factory=list)
+    watch: Watch = field(default_factory=Watch)
 
     def searched(self, made: Made) -> Any:
         return SimpleNamespace(
