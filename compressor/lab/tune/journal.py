@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compressor.lab.tune.answer import Answer, Goal, Point, with_beaten
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.watch import CANDIDATE, Work
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.report import formats
 
 

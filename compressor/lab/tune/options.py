@@ -1,7 +1,7 @@
 """The options that a layer has: a width, with the columns that share a scale or without, or none.
 
 An option is a text, so that it can be a key of a table and of a file: ``8``, ``4/128`` (4 bits, 128
-columns share a scale), ``4/channel`` (a whole row does), ``stored``, ``float``.
+columns share a scale), ``4/channel`` (a whole row does), ``stored``, ``half``, ``float``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,12 @@ from typing import Any
 
 FLOAT = "float"
 """The option of leaving a layer as it is."""
+
+HALF = "half"
+"""The option of leaving a layer as it is, with its weights stored in float16."""
+
+AS_IT_IS = frozenset({FLOAT, HALF})
+"""The options that add no noise to speak of."""
 
 STORED = "stored"
 """The option of weights in 8 bits that are computed with as floats: their noise alone is added."""
@@ -50,14 +56,26 @@ def rule_of(option: str) -> dict[str, Any]:
     return rule
 
 
+def narrow_share(choice: Mapping[str, str]) -> float:
+    """Return the share of layers with less than 8 bits.
+
+    >>> narrow_share({"a": "4/128", "b": "8", "c": "float", "d": "4"})
+    0.5
+    """
+    bits = [bits_of(option) for option in choice.values()]
+    return sum(b is not None and b < 8 for b in bits) / len(choice)
+
+
 def option_words(option: str) -> str:
     """Return an option in a few words.
 
     >>> option_words("4/128"), option_words("4/channel"), option_words("stored")
     ('4 bits in groups of 128', '4 bits a row', 'stored in 8 bits')
+    >>> option_words("half")
+    'float16'
     """
     width, _, group = option.partition("/")
-    named = {FLOAT: "float", STORED: STORED_WORDS}
+    named = {FLOAT: "float", HALF: "float16", STORED: STORED_WORDS}
     if option in named:
         return named[option]
     if not group:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.solver import (
     Standing,
@@ -19,7 +20,7 @@ from compressor.lab.tune.solver import (
     order_of_proof,
 )
 from compressor.lab.tune.watch import LateError
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.report import formats
 from compressor.run.verdicts.verdicts import WIDEST_RATIO, verdict_of
 
@@ -87,9 +88,11 @@ class Proofs:
         return self.best
 
     def another(self, candidate: Candidate) -> None:
-        """Look at one more candidate where the first broke the limit: nothing is proved of it."""
-        assert self.best is None
-        if not self.fits(candidate) or self._is_late(candidate):
+        """Look at one more candidate where the first broke the limit: nothing is proved of it.
+
+        What keeps the limit as measured is an answer, and ends this.
+        """
+        if self.best is not None or not self.fits(candidate) or self._is_late(candidate):
             return
         limit, proof = self.goal.metric_drop, self.bench.proved(candidate)
         if candidate.verdict == "passed":
@@ -220,7 +223,8 @@ class Proofs:
             near = [x for x in needed.values() if not is_smaller(least, self.size(x[0]))]
             # Of those as small, what was judged: its own figures say more than the search's.
             candidate, number = min(near, key=lambda x: (x[0].proof is None, x[1]))
-            it = "it" if candidate is self.best else "a smaller one"
+            other = "a smaller one" if self.goal.minimize == "size" else "a faster one"
+            it = "it" if candidate is self.best else other
             self.journal.more_samples(it, candidate, number, judged)
 
     def _standing(self, candidate: Candidate) -> Standing:

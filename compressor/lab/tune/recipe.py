@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from compressor import catalog
 from compressor.errors import SpecError
-from compressor.lab.tune.options import FLOAT, STORED, bits_of, rule_of
+from compressor.lab.tune.options import AS_IT_IS, FLOAT, HALF, STORED, bits_of, rule_of
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
 from compressor.types.layer_rules import match_of, rule_class
@@ -20,6 +20,9 @@ from compressor.types.passes import Pass, TrainPass
 
 STORING: Mapping[str, Any] = {"pass": "quantize-weights", "bits": 8}
 """The pass that stores weights in 8 bits, behind the one that is tuned."""
+
+HALVING: Mapping[str, Any] = {"pass": "cast", "weights-only": True}
+"""The pass that stores in float16 what is still float, behind all of these."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Remedy:
         below: it changes what has fewer bits, and gains little elsewhere; ``None`` for all.
         saves: it is for bytes: more layers have codes, of 8 bits at first. It stays if the outputs
             hardly feel it.
+        widens: it has ranges that reach beyond what calibration showed.
     """
 
     name: str
@@ -43,13 +47,16 @@ class Remedy:
     trains: bool = False
     below: int | None = None
     saves: bool = False
+    widens: bool = False
 
 
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
     "quantize-static": (
         Remedy("equalize", {}, {"pass": "equalize"}),
         Remedy("observer auto", {"activations": {"observer": "auto"}}),
-        Remedy("observer extreme-value", {"activations": {"observer": "extreme-value"}}),
+        Remedy(
+            "observer extreme-value", {"activations": {"observer": "extreme-value"}}, widens=True
+        ),
         Remedy(
             "rounding reconstruct",
             {"weights": {"rounding": "reconstruct"}},
@@ -79,6 +86,7 @@ class Recipe:
         left_out: the pass is left out, and so all of its layers stay floats.
         kept: rules of the pass that stores in 8 bits what else stays floats, for what it leaves
             alone; ``None`` without that pass.
+        unhalved: the same of the pass that stores in float16 what is float behind these two.
     """
 
     passes: tuple[Mapping[str, Any], ...]
@@ -86,13 +94,15 @@ class Recipe:
     layers: tuple[Mapping[str, Any], ...] = ()
     left_out: bool = False
     kept: tuple[Mapping[str, Any], ...] | None = None
+    unhalved: tuple[Mapping[str, Any], ...] | None = None
 
     def value(self) -> list[dict[str, Any]]:
         """Return the list ``passes`` of a spec."""
         passes = [deepcopy(dict(entry)) for entry in self.passes]
-        if self.kept is not None:
-            rules = {"layers": [dict(rule) for rule in self.kept]} if self.kept else {}
-            passes.insert(self.index + 1, {**STORING, **rules})
+        for behind, kept in ((HALVING, self.unhalved), (STORING, self.kept)):  # the last is first
+            if kept is not None:
+                rules = {"layers": [dict(rule) for rule in kept]} if kept else {}
+                passes.insert(self.index + 1, {**behind, **rules})
         if self.left_out:
             del passes[self.index]
         elif self.layers:
@@ -115,8 +125,8 @@ class Recipe:
 
     def is_like(self, other: Recipe) -> bool:
         """Whether only the choices for single layers differ."""
-        same = replace(self, layers=other.layers, left_out=other.left_out, kept=other.kept)
-        return same == other
+        names = ("layers", "left_out", "kept", "unhalved")
+        return replace(self, **{name: getattr(other, name) for name in names}) == other
 
     def has(self, remedy: Remedy) -> bool:
         """Whether a remedy is in it already; of one for bytes, whether the spec decides it."""
@@ -144,12 +154,13 @@ class Recipe:
         Args:
             choice: the options by layer.
         """
-        kept = self._kept(choice)
-        computed = {n: FLOAT if option == STORED else option for n, option in choice.items()}
+        behind = replace(self, kept=self._kept(choice), unhalved=self._unhalved(choice))
+        floats = {STORED, *AS_IT_IS}
+        computed = {n: FLOAT if option in floats else option for n, option in choice.items()}
         counted = Counter(computed.values())
         own = self.passes[self.index].get("layers") or ()
         if set(counted) == {FLOAT} and all(rule.get("skip") for rule in own):
-            return replace(self, left_out=True, kept=kept)
+            return replace(behind, left_out=True)
         rest = max(counted, key=lambda option: (counted[option], option != FLOAT, option))
         rules = [
             {"match": match_of(layer), **rule_of(option)}
@@ -157,7 +168,7 @@ class Recipe:
             if option != rest
         ]
         layers = (*rules, {"match": "*", **rule_of(rest)})
-        return replace(self, layers=layers, left_out=False, kept=kept)
+        return replace(behind, layers=layers, left_out=False)
 
     @property
     def stored_at(self) -> int:
@@ -168,9 +179,17 @@ class Recipe:
         """Return rules for what is not to be stored: layers that stay floats, and the user's."""
         if STORED not in choice.values():
             return None
-        ruled = [str(rule["match"]) for rule in self.passes[self.index].get("layers") or ()]
-        floats = [match_of(layer) for layer, option in choice.items() if option == FLOAT]
-        return tuple({"match": match, "skip": True} for match in (*ruled, *floats))
+        floats = [match_of(layer) for layer, option in choice.items() if option in AS_IT_IS]
+        return (*self._ruled, *({"match": match, "skip": True} for match in floats))
+
+    def _unhalved(self, choice: Mapping[str, str]) -> tuple[Mapping[str, Any], ...] | None:
+        return self._ruled if HALF in choice.values() else None
+
+    @property
+    def _ruled(self) -> tuple[Mapping[str, Any], ...]:
+        """Rules that leave alone what the user has rules for."""
+        rules = self.passes[self.index].get("layers") or ()
+        return tuple({"match": str(rule["match"]), "skip": True} for rule in rules)
 
     def without_rules(self, width: str) -> Recipe | None:
         """Return the recipe in which the pass decides what computes on codes of one width.
@@ -182,7 +201,7 @@ class Recipe:
             return None
         passes = list(self.passes)
         passes[self.index] = _merged(tuned, {"weights": {"bits": int(width)}})
-        return replace(self, passes=tuple(passes), layers=(), kept=None)
+        return replace(self, passes=tuple(passes), layers=(), kept=None, unhalved=None)
 
     def with_parts(self, layers: Collection[str]) -> Recipe | None:
         """Return the recipe whose rules also hold for what layers become: ``fc.down``, ``fc.up``.
@@ -192,16 +211,16 @@ class Recipe:
         Args:
             layers: all that are tuned.
         """
-        rules, kept = list(self.layers[:-1]), list(self.kept or ())
-        for rule in (*rules, *kept):
+        parts = (self.layers[:-1], self.kept, self.unhalved)
+        for rule in (rule for rules in parts for rule in rules or ()):
             if len([x for x in layers if fnmatchcase(x, f"{rule['match']}*")]) > 1:
                 return None
-        wider = [[{**rule, "match": f"{rule['match']}*"} for rule in x] for x in (rules, kept)]
-        return replace(
-            self,
-            layers=(*wider[0], *self.layers[-1:]),
-            kept=None if self.kept is None else tuple(wider[1]),
-        )
+        wider = [
+            None if rules is None else tuple({**r, "match": f"{r['match']}*"} for r in rules)
+            for rules in parts
+        ]
+        own, kept, unhalved = wider
+        return replace(self, layers=(*(own or ()), *self.layers[-1:]), kept=kept, unhalved=unhalved)
 
 
 def _merged(entry: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:

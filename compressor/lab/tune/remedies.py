@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.recipe import REMEDIES, Recipe, Remedy, base_recipe, identity, is_ruled
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.lab.tune.workers import Crew
 from compressor.report import formats
 
@@ -56,6 +57,14 @@ class Remedies:
                 self._ahead(other)
             candidate = other
         return candidate
+
+    def wider(self, candidate: Candidate) -> tuple[str, Recipe] | None:
+        """Return a candidate's recipe with wider ranges, and its name; ``None`` where it has."""
+        for remedy in self.of(candidate):
+            if remedy.widens and not candidate.recipe.has(remedy):
+                name = f"{candidate.name}, {remedy.name}"
+                return name, candidate.recipe.with_remedy(remedy)
+        return None
 
     @staticmethod
     def of(candidate: Candidate) -> tuple[Remedy, ...]:

@@ -9,11 +9,12 @@ from typing import Any
 
 from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import Recipe
 from compressor.lab.tune.solver import is_smaller
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.report import formats
 
 # That remain of the weights or the time: each step is bolder, until one loses too much.

@@ -12,13 +12,13 @@ from ruamel.yaml import YAML
 from compressor.errors import SpecError
 from compressor.files import json_text, switch, write_text
 from compressor.lab.tune.answer import Answer, Goal
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.from_model import is_model
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.opened import opened_bench
 from compressor.lab.tune.recipe import Recipe, spec_with
 from compressor.lab.tune.tuning import Tuning
 from compressor.lab.tune.watch import Watch
-from compressor.lab.tune.workbench import Candidate
 from compressor.lab.tune.workers import dask_crew
 from compressor.lab.verify.manifests import MANIFEST
 from compressor.progress import Progress, Silent

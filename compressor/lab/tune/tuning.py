@@ -10,8 +10,17 @@ from itertools import takewhile
 
 from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Answer, Goal
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
-from compressor.lab.tune.options import FLOAT, STORED, STORED_WORDS, bits_of, choice_words
+from compressor.lab.tune.options import (
+    FLOAT,
+    HALF,
+    STORED,
+    STORED_WORDS,
+    choice_words,
+    narrow_share,
+    option_words,
+)
 from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import Recipe, base_recipe
 from compressor.lab.tune.remedies import Remedies
@@ -27,9 +36,9 @@ from compressor.lab.tune.solver import (
     smallest,
 )
 from compressor.lab.tune.structure import Structure
-from compressor.lab.tune.uniform import Uniform
+from compressor.lab.tune.uniform import Uniform, before_words
 from compressor.lab.tune.watch import CANDIDATE, Work
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.lab.tune.workers import Crew, Nobody
 
 _TRAINED = 4.0  # times less noise, in power, that training the rounding of all layers gains
@@ -49,6 +58,7 @@ class Tuning:
         publish: called with each candidate that is the best so far.
         table: what was measured, by layer and option.
         stores: weights of single layers may be stored, and computed with as floats.
+        floats: the option of layers that are left alone.
     """
 
     bench: Workbench
@@ -60,6 +70,7 @@ class Tuning:
     remedies: Remedies = field(init=False)
     table: dict[str, dict[str, Entry]] = field(default_factory=dict)
     stores: bool = True
+    floats: str = FLOAT
 
     def __post_init__(self) -> None:
         """Begin the sequence of proofs."""
@@ -81,7 +92,7 @@ class Tuning:
             pool += uniform.grouped(narrowest, widths)
         works: dict[Work, int] = {**CANDIDATE, "noise": len(pool)}
         if not self.journal.is_late("other bits for single layers", works):
-            self._by_layer(recipe, narrowest, pool)
+            self._by_layer(uniform, recipe, narrowest, pool)
         if self.goal.metric_drop is not None:
             self.proofs.expected(pool)  # so that there is an answer before structures are tried
         if self.proofs.going and not self.proofs.is_open:
@@ -95,7 +106,7 @@ class Tuning:
         if self.proofs.is_open:
             self._nearer(pool)
         elif self.proofs.best is None and self.goal.metric_drop is not None:
-            self._without_ranges(uniform, recipe, pool)
+            self._with_other_ranges(uniform, recipe, widths[0], pool)
         self.proofs.tell_of_more_samples(pool)
         best, late = self.proofs.best, self.bench.watch.late_for({"time": 1}, {})
         if best is not None and not late:
@@ -104,18 +115,22 @@ class Tuning:
             self.journal.skip("the latency of the answer", late)
         return self.journal.answer(best, pool)
 
-    def _by_layer(self, recipe: Recipe, narrowest: Candidate, pool: list[Candidate]) -> None:
+    def _by_layer(
+        self, uniform: Uniform, recipe: Recipe, narrowest: Candidate, pool: list[Candidate]
+    ) -> None:
         """Measure what layers add and cost, and choose for each."""
         for candidate in sorted(pool, key=lambda c: c.bytes):  # what is not seen at many bits
             self._learn(candidate)  # is known from fewer
         floats = self.bench.float_entries(narrowest)
+        self.floats = uniform.as_it_is(narrowest)
+        share = 0.5 if self.floats == HALF else 1.0
         for layer, known in self.table.items():  # a recurrent one has no time of its own
             least = min(entry.cost for entry in known.values())
-            known[FLOAT] = floats.get(layer, Entry(0.0, least))
+            cost = share * floats[layer].cost if layer in floats else least
+            known[self.floats] = Entry(0.0, cost)
         if self.goal.minimize == "latency" or self._are_slow(pool):
-            choice = dict.fromkeys(self.table, FLOAT)
-            self._added(f"float, {self._before(recipe)}", narrowest, choice, pool)
-            self._by_the_pass(narrowest, pool)
+            self._all_floats(recipe, narrowest, pool)
+            self._by_the_pass(uniform, narrowest, pool)
         self._narrower_than_uniform(narrowest, pool)
 
     # One choice for all layers
@@ -129,27 +144,36 @@ class Tuning:
         """
         if self._keeps(widest) and self.proofs.is_fast(widest) and uniform.may_store(recipe):
             words = f"{widest.name} keep the limit, and compute with integers"
-            self.journal.skip(f"layers {STORED_WORDS}", words)
-            self.stores = False
-            if self._is_safe(widest):
+            safe, self.stores = self._is_safe(widest), False
+            self.journal.skip(f"{'' if safe else 'single '}layers {STORED_WORDS}", words)
+            if safe:
                 return []
         return uniform.stored(recipe)
 
-    def _without_ranges(self, uniform: Uniform, recipe: Recipe, pool: list[Candidate]) -> None:
-        """Look at weights that are only stored, where the first candidate broke the limit.
+    def _with_other_ranges(
+        self, uniform: Uniform, recipe: Recipe, widest: Candidate, pool: list[Candidate]
+    ) -> None:
+        """Look at wider ranges, and at none, where the first candidate broke the limit.
 
         The search data did not tell of the evaluation data then, as where a detector of anomalies
-        is calibrated on what is normal: values lie outside the ranges of activations. Stored
-        weights have none.
+        is calibrated on what is normal: values lie outside the ranges of activations. An observer
+        that expects more than it has seen keeps integers; stored weights have no ranges.
         """
+        wider = self.remedies.wider(widest)
         stored = [c for c in pool if set(c.choice.values()) == {STORED}]
-        if not stored and not self.stores:
+        if wider is not None and not self.journal.is_late(wider[0]):
+            self._another(self._built(*wider, widest.choice, pool=pool))
+        if not stored and not self.stores and self.proofs.best is None:
             stored = uniform.stored(recipe)
             pool += stored
             self.journal.tried(f"layers {STORED_WORDS}")
         for candidate in stored:
-            if candidate.proof is None and self._keeps(candidate):
-                self.proofs.another(candidate)
+            self._another(candidate)
+
+    def _another(self, candidate: Candidate | None) -> None:
+        """Look at a candidate that the first one's break has led to, unless another one holds."""
+        if candidate is not None and candidate.proof is None and self._keeps(candidate):
+            self.proofs.another(candidate)
 
     @property
     def _offered(self) -> Mapping[str, Mapping[str, Entry]]:
@@ -166,23 +190,17 @@ class Tuning:
         kept = [c for bound, c in bounds if limit is None or bound is None or bound <= limit]
         return not any(map(self.proofs.is_fast, kept))
 
-    def _by_the_pass(self, start: Candidate, pool: list[Candidate]) -> None:
-        """Add what the pass chooses by itself, which computes in floats where that is faster.
+    def _all_floats(self, recipe: Recipe, start: Candidate, pool: list[Candidate]) -> None:
+        """Add the candidate that computes all layers in floats."""
+        choice = dict.fromkeys(self.table, self.floats)
+        name = f"{option_words(self.floats)}, {before_words(recipe)}"
+        self._added(name, start, choice, pool)
 
-        A rule for all layers, as candidates of one width have, takes that choice away.
-        """
-        width = min(start.choice.values())
-        recipe, name = start.recipe.without_rules(width), f"{width} bits, floats where faster"
-        if recipe is None or self.journal.is_late(name):
-            return
-        rows = self.bench.planned(recipe).passes[recipe.index].layers
-        if any(row.name in start.choice and row.reason for row in rows):  # it is faster in floats
-            self._built(name, recipe, start.choice, pool=pool)
-
-    @staticmethod
-    def _before(recipe: Recipe) -> str:
-        names = [str(entry["pass"]) for entry in recipe.passes[: recipe.index]]
-        return " and ".join("fused" if name == "fuse" else name for name in names) or "as it is"
+    def _by_the_pass(self, uniform: Uniform, start: Candidate, pool: list[Candidate]) -> None:
+        """Add what the pass chooses by itself, which computes in floats where that is faster."""
+        found = uniform.by_the_pass(start)
+        if found is not None and not self.journal.is_late(found[0]):
+            self._built(*found, start.choice, pool=pool)
 
     # Widths of single layers
 
@@ -214,7 +232,7 @@ class Tuning:
         elif limited:
             for remedy in self.remedies.of(narrowest):
                 if remedy.trains and not narrowest.recipe.has(remedy):
-                    words = "it loses more than training wins back"
+                    words = "it may lose more than training wins back"
                     self.journal.skip(f"{narrowest.name}, {remedy.name}", words)
         if trained is narrowest or not self._keeps(trained):
             self._rounds(narrowest, pool)
@@ -248,7 +266,7 @@ class Tuning:
         if self.goal.metric_drop is None:
             return min(filter(self.proofs.fits, pool), key=self.proofs.loss, default=None)
         past = [c for c in pool if self._bound(c) is not None and not self._keeps(c)]
-        narrow = [c for c in past if _narrow_share(c.choice) >= _NARROW]
+        narrow = [c for c in past if narrow_share(c.choice) >= _NARROW]
         near = [c for c in narrow if self._may_train(c, _TRAINED_SOME)]
         return min(near, key=lambda c: noise_of(self.table, c.choice), default=None)
 
@@ -304,7 +322,7 @@ class Tuning:
         self, name: str, start: Candidate, choice: Mapping[str, str], pool: list[Candidate]
     ) -> bool:
         made = self._built(name, start.recipe.with_choice(choice), choice, pool=pool)
-        mixed = FLOAT not in choice.values() or len(set(choice.values())) > 1
+        mixed = self.floats not in choice.values() or len(set(choice.values())) > 1
         if made is not None and mixed and not self.bench.watch.late_for({"noise": 1}):
             self._learn(made)
         return made is not None
@@ -347,6 +365,8 @@ class Tuning:
         quiet = min(pool, key=lambda c: noise_of(self.table, c.choice))
         if self._is_safe(quiet):
             return
+        if self.floats == HALF and not self._keeps(quiet) and not self.journal.is_late("float16"):
+            self._all_floats(base_recipe(self.bench.spec), start, pool)
         choice = smallest(self._offered, _SAFER * noise_of(self.table, quiet.choice))
         if choice is None or any(dict(c.choice) == choice for c in pool):
             return
@@ -378,9 +398,3 @@ class Tuning:
 
     def _bound(self, candidate: Candidate) -> float | None:
         return self.bench.searched(candidate).bound
-
-
-def _narrow_share(choice: Mapping[str, str]) -> float:
-    """Return the share of layers with less than 8 bits."""
-    bits = [bits_of(option) for option in choice.values()]
-    return sum(b is not None and b < 8 for b in bits) / len(choice)

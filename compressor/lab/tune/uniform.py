@@ -9,22 +9,26 @@ from itertools import product
 
 from compressor.errors import CompressorError, SpecError
 from compressor.lab.tune.answer import Goal
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.options import (
     CHANNEL,
+    FLOAT,
+    HALF,
     STORED,
     STORED_WORDS,
     option_words,
     with_group,
 )
-from compressor.lab.tune.recipe import STORING, Recipe, is_ruled, tuned_class, widths
+from compressor.lab.tune.recipe import HALVING, STORING, Recipe, is_ruled, tuned_class, widths
 from compressor.lab.tune.watch import LateError
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.lab.tune.workers import Crew
 from compressor.report import formats
 from compressor.types.layer_rules import rule_class
 
 _SMALLER = 0.99  # share of a wider option's bytes from which on a narrower one is worth its noise
+_HALVED = ("onnx", "safetensors")  # formats that store float16 beside what computes on float32
 GROUPS: tuple[int | str, ...] = (
     32,
     128,
@@ -51,7 +55,7 @@ class Uniform:
         offered = widths(tuned_class(recipe))
         if self.goal.minimize == "latency":
             self.journal.not_tried.append(
-                f"fewer bits than {offered[0]}: no kernel computes with them"
+                f"fewer bits than {offered[0]}: no kernel is faster with them"
             )
             offered = offered[:1]
         planned = list(self._planned(recipe, offered))
@@ -136,6 +140,36 @@ class Uniform:
             return []
         return [candidate]
 
+    def as_it_is(self, start: Candidate) -> str:
+        """Return the option of layers that are left alone: floats, in 16 bits if that helps.
+
+        Only files store so; what is in 16 bits is computed with in 32, as a processor would anyway.
+        """
+        spec = self.bench.spec
+        casts = any(entry["pass"] == HALVING["pass"] for entry in start.recipe.passes)
+        stores = spec.exports[self.bench.main].format in _HALVED
+        if self.goal.minimize != "size" or casts or not stores:
+            return FLOAT
+        floats, halves = (
+            self._bytes_of(start, dict.fromkeys(start.choice, x)) for x in (FLOAT, HALF)
+        )
+        smaller = floats is not None and halves is not None and halves < floats
+        return HALF if smaller else FLOAT
+
+    def by_the_pass(self, start: Candidate) -> tuple[str, Recipe] | None:
+        """Return the recipe in which the pass chooses what to compute in floats, and its name.
+
+        A rule for all layers, as candidates of one width have, takes that choice away. ``None``
+        where it would choose what such a candidate has.
+        """
+        width = min(start.choice.values())
+        recipe = start.recipe.without_rules(width)
+        if recipe is None:
+            return None
+        rows = self.bench.planned(recipe).passes[recipe.index].layers
+        faster = any(row.name in start.choice and row.reason for row in rows)  # in floats
+        return (f"{width} bits, floats where faster", recipe) if faster else None
+
     def may_store(self, recipe: Recipe) -> bool:
         """Whether weights may only be stored: for the size, if the pass does not do so anyway."""
         tuned = recipe.passes[recipe.index]["pass"]
@@ -180,3 +214,9 @@ class Uniform:
             layers = [r.name for r in plan.passes[recipe.index].layers if r.touched]
             free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
             yield width, uniform, free
+
+
+def before_words(recipe: Recipe) -> str:
+    """Return in a few words what comes before the pass that is tuned."""
+    names = [str(entry["pass"]) for entry in recipe.passes[: recipe.index]]
+    return " and ".join("fused" if name == "fuse" else name for name in names) or "as it is"

@@ -12,7 +12,8 @@ from compressor.calibration.statistics_cache import StatisticsCache
 from compressor.errors import DataError, SpecError
 from compressor.graph.costs import layer_bytes
 from compressor.lab.tune.answer import Objective
-from compressor.lab.tune.options import FLOAT, STORED
+from compressor.lab.tune.candidate import Candidate
+from compressor.lab.tune.options import AS_IT_IS, STORED
 from compressor.lab.tune.recipe import Recipe, identity, with_recipe
 from compressor.lab.tune.search_data import SearchData
 from compressor.lab.tune.searched import Searched, breaks, judged
@@ -22,7 +23,6 @@ from compressor.passes.quantize.static.latency import layer_times
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
 from compressor.run.artifacts import (
-    StoredArtifact,
     artifact_evaluation,
     artifact_runner,
     float_file,
@@ -46,44 +46,6 @@ _FEELING = 0.25  # share of the layers whose noise the metric has to feel, to be
 _MOST_SHARED = 99.0  # percent of the noise that inputs of several layers may have
 _ONLY_STORED = 1.03  # what a byte of a weight counts that is computed with as a float
 _SILENT = Silent()
-
-
-@dataclass
-class Candidate:
-    """A recipe and what it gives.
-
-    Attributes:
-        name: what is special about it, in a few words.
-        written: all of its artifacts.
-        artifact: what is deployed of it.
-        float_bytes: the size that its ratio is to.
-        verdict: what the proofs say of the limit of the metric's drop; ``None`` where they have not
-            come to it.
-    """
-
-    name: str
-    recipe: Recipe
-    choice: Mapping[str, str]
-    plan: Plan
-    steps: list[Step]
-    written: list[StoredArtifact]
-    artifact: StoredArtifact
-    workspace: Workspace
-    float_bytes: int
-    searched: Searched | None = None
-    proof: Difference | None = None
-    verdict: Verdict | None = None
-    latency: Mapping[str, Any] | None = None
-
-    @property
-    def bytes(self) -> int:
-        """The size of its artifact."""
-        return sum(int(file["bytes"]) for file in self.artifact.files)
-
-    @property
-    def size_ratio(self) -> float:
-        """The size over that of the float model."""
-        return self.bytes / self.float_bytes
 
 
 @dataclass
@@ -212,7 +174,6 @@ class Workbench:
         """
         if candidate.searched is None:
             others = any(c.searched for c in self.made.values())
-            began = time.monotonic()
             try:
                 with (
                     self.progress.stage(f"search: {candidate.name}"),
@@ -222,8 +183,6 @@ class Workbench:
             except LateError:
                 self.made = {key: made for key, made in self.made.items() if made is not candidate}
                 raise
-            share = self.evaluation_samples / candidate.searched.samples
-            self.watch.expect("prove", share * (time.monotonic() - began))
         return candidate.searched
 
     def _searched(self, candidate: Candidate) -> Searched:
@@ -237,7 +196,7 @@ class Workbench:
 
     def _looked_at(self, candidate: Candidate) -> Searched:
         pairs: list[tuple[Evaluation, Evaluation]] = []
-        stopped = False
+        stopped, began = False, time.monotonic()
         for part in range(len(self.search.parts)):
             workspace = self.searching(candidate, part)
             ours = artifact_evaluation(workspace, candidate.artifact)
@@ -249,7 +208,10 @@ class Workbench:
             if stopped:
                 break
         artifact_runner(candidate.workspace, candidate.artifact).close()
-        return judged(pairs, self.search, self._float_evaluation, stopped=stopped)
+        found = judged(pairs, self.search, self._float_evaluation, stopped=stopped)
+        share = self.evaluation_samples / found.samples
+        self.watch.expect("prove", share * (time.monotonic() - began))
+        return found
 
     def samples_to_prove(self, candidate: Candidate) -> int | None:
         """Return how many samples could prove a candidate, if it loses there what it did here.
@@ -271,7 +233,7 @@ class Workbench:
         in ``compress explain``.
         """
         options, recipe = set(candidate.choice.values()), candidate.recipe
-        alone = STORED in options and options <= {STORED, FLOAT}
+        alone = STORED in options and options <= {STORED, *AS_IT_IS}
         index = recipe.stored_at if alone else recipe.index
         with (
             self.progress.stage(f"noise of layers: {candidate.name}"),
@@ -305,9 +267,11 @@ class Workbench:
         if self.objective == "latency":
             times = self._times(candidate)
             return {name: integer or floating for name, (floating, integer) in times.items()}
-        sizes = layer_bytes(candidate.steps[-1].carrier)
-        stored = {name for name, option in candidate.choice.items() if option == STORED}
-        return {n: size * (_ONLY_STORED if n in stored else 1.0) for n, size in sizes.items()}
+        sizes, weights = layer_bytes(candidate.steps[-1].carrier), {STORED: _ONLY_STORED}
+        return {
+            name: size * weights.get(candidate.choice.get(name, ""), 1.0)
+            for name, size in sizes.items()
+        }
 
     def float_entries(self, candidate: Candidate) -> dict[str, Entry]:
         """Return what layers cost that stay as they are before the tuned pass."""

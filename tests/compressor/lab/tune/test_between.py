@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from compressor.lab.tune.answer import Goal, Objective
-from compressor.lab.tune.options import FLOAT
+from compressor.lab.tune.options import FLOAT, narrow_share
 from compressor.lab.tune.solver import Entry, noise_of
-from compressor.lab.tune.tuning import Tuning, _narrow_share
+from compressor.lab.tune.tuning import Tuning
 from tests.compressor.lab.tune.test_nearer import LAYERS, RECIPE, TABLE, Bench
 
 AT_THE_LIMIT = {n: "8" if i >= 2 else FLOAT for i, n in enumerate(LAYERS)}
@@ -105,4 +105,4 @@ def test_nothing_is_made_where_there_is_no_gap_or_no_size():
     ("options", "share"), [("8844", 0.5), ("8888", 0.0), (("8", FLOAT, "stored", "4"), 0.25)]
 )
 def test_the_share_of_narrow_layers(options: Any, share: float):
-    assert _narrow_share(dict(enumerate(options))) == share  # type: ignore[arg-type]
+    assert narrow_share(dict(enumerate(options))) == share  # type: ignore[arg-type]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from compressor.errors import DataError
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.search_data import SearchData, search_data
 from compressor.lab.tune.searched import Searched, breaks, judged
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.progress import Silent
 from compressor.run.evaluate import Evaluation
 from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT, PERPLEXITY

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from compressor.lab.tune import structure
-from compressor.lab.tune.options import FLOAT, STORED
-from compressor.lab.tune.recipe import REMEDIES, Recipe, with_recipe
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune import remedies, structure
+from compressor.lab.tune.candidate import Candidate
+from compressor.lab.tune.options import FLOAT, HALF, STORED
+from compressor.lab.tune.recipe import REMEDIES, Recipe, Remedy, with_recipe
+from compressor.lab.tune.workbench import Workbench
 from compressor.report.run import run_spec
 from compressor.spec.load import load_spec
 from tests.compressor.lab.tune.test_tune import found, tuned
@@ -99,7 +101,7 @@ def test_where_integers_take_too_long_weights_are_stored_and_floats_are_tried(
 
     def timed(_: Workbench, candidate: Candidate) -> Any:
         (option,) = set(candidate.choice.values())
-        ratio = {STORED: 0.9, FLOAT: 0.8}.get(option, 1.4)
+        ratio = {STORED: 0.9, HALF: 0.8}.get(option, 1.4)
         candidate.latency = {"value": ratio, "ci95": [ratio, ratio]}
         return candidate.latency
 
@@ -109,7 +111,7 @@ def test_where_integers_take_too_long_weights_are_stored_and_floats_are_tried(
     result = found(project)
     assert result["chosen"] == "stored in 8 bits"
     tuned(project, *limits, "0.2")
-    assert "the nearest: float, fused: " in found(project)["reason"]
+    assert "the nearest: float16, fused: " in found(project)["reason"]
     assert "0.8 of the time" in found(project)["reason"]
 
 
@@ -148,3 +150,23 @@ def test_stored_weights_follow_where_integers_break_the_limit_against_the_search
     assert answer["chosen"] == "stored in 8 bits"
     assert answer["verdict"] == "unknown"  # it was looked at since something else had failed
     assert not [line for line in answer["not_tried"] if "stored" in line]
+
+
+def test_wider_ranges_are_looked_at_before_stored_weights(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    """Narrow weights hid what an observer does, and 8 bits were not tried with another one."""
+    wider = Remedy("observer extreme-value", {"activations": {"observer": "extreme-value"}})
+    monkeypatch.setitem(REMEDIES, "quantize-static", (replace(wider, widens=True),))
+    monkeypatch.setattr(remedies, "_WORTHWHILE_DB", 99.0)
+    project.spec["metric"] = "mse"
+    del project.spec["data"]["evaluation"]["target"]
+    np.savez(project.folder / "test.npz", image=1.5 * sample_images(3, 64))
+    result = tuned(project, "--max-metric-drop", "0.001", "--rounds", "0")
+    answer = found(project)
+    points = {p["name"]: p for p in answer["points"]}
+    assert points["8 bits"]["bound"] < 0.001 < points["8 bits"]["drop"]
+    assert result.exit_code == 0, result.stderr
+    assert answer["chosen"] == "8 bits, observer extreme-value"
+    assert answer["verdict"] == "unknown"
+    assert "stored in 8 bits" not in points

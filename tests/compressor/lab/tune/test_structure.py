@@ -11,10 +11,11 @@ from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
 from compressor.lab.tune import structure
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.recipe import REMEDIES, Recipe
 from compressor.lab.tune.structure import with_qat
 from compressor.lab.tune.uniform import Uniform
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from compressor.run.evaluate import Evaluation
 from tests.compressor.tiny_project import Project, sample_images
 

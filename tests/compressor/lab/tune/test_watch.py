@@ -11,8 +11,9 @@ import pytest
 
 from compressor.errors import SpecError
 from compressor.lab.tune import watch
+from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.watch import CANDIDATE, TIME_WAS_UP, Watch
-from compressor.lab.tune.workbench import Candidate, Workbench
+from compressor.lab.tune.workbench import Workbench
 from tests.compressor.lab.tune.test_stored import project  # noqa: F401  # a fixture
 from tests.compressor.lab.tune.test_tune import found, tuned
 from tests.compressor.tiny_project import Project

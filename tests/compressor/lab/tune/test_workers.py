@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from compressor.lab.tune import structure, workers
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.opened import opened_bench
 from compressor.lab.tune.recipe import REMEDIES, Recipe, base_recipe
+from compressor.lab.tune.watch import Watch
 from compressor.lab.tune.workers import DaskCrew, Task, dask_crew
 from compressor.progress import Silent
 from compressor.run.store import Store, store_of
@@ -91,7 +94,7 @@ def test_a_candidate_that_is_lost_with_its_worker_is_made_here(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ):
     distributed = pytest.importorskip("distributed", reason="needs the extra compressor[dask]")
-    monkeypatch.setattr(distributed, "wait", list)
+    monkeypatch.setattr(distributed, "wait", lambda futures, timeout: (futures, timeout))
     notes: list[str] = []
 
     class Noted(Silent):
@@ -99,9 +102,41 @@ def test_a_candidate_that_is_lost_with_its_worker_is_made_here(
             notes.append(message)
 
     spec, goal = load_spec(project.path), Goal(metric_drop=30.0)
-    crew = DaskCrew(Broken(), Task.of(spec, goal), Noted())
+    crew = DaskCrew(Broken(), Task.of(spec, goal), Noted(), Watch())
     crew.ahead([base_recipe(spec)])
     assert notes == ["a worker was lost (RuntimeError): done again here"]
+
+
+def test_workers_end_when_the_time_is_up(project: Project, monkeypatch: pytest.MonkeyPatch):
+    distributed = pytest.importorskip("distributed", reason="needs the extra compressor[dask]")
+    spec, goal, left, ended = (
+        load_spec(project.path),
+        Goal(metric_drop=30.0),
+        list[float](),
+        list[Any](),
+    )
+
+    class Slow:
+        def submit(self, _: object, __: Recipe, seconds: float, **___: object) -> Any:
+            left.append(seconds)
+            return SimpleNamespace(status="cancelled")
+
+        def cancel(self, futures: Sequence[Any]) -> None:
+            ended.extend(futures)
+
+    def late(_: object, timeout: float) -> None:
+        raise TimeoutError(timeout)
+
+    monkeypatch.setattr(distributed, "wait", late)
+    watch = Watch()
+    crew = DaskCrew(Slow(), Task.of(spec, goal), Silent(), watch)
+    watch.start(60.0)
+    crew.ahead([base_recipe(spec)] * 2)
+    assert len(ended) == 2
+    assert all(50.0 < seconds <= 60.0 for seconds in left)
+    watch.start(0.0)
+    crew.ahead([base_recipe(spec)])
+    assert len(left) == 2  # nothing is begun
 
 
 def test_a_scheduler_that_does_not_answer_is_an_error(project: Project):
@@ -112,7 +147,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error(project: Project):
 
 
 def test_one_worker_is_this_process(project: Project):
-    with dask_crew(load_spec(project.path), Goal(), 1, None, Silent()) as crew:
+    with dask_crew(load_spec(project.path), Goal(), 1, None, Silent(), Watch()) as crew:
         assert isinstance(crew, workers.Nobody)
 
 
