@@ -67,6 +67,7 @@ class Uniform:
             made += self._made(words, uniform, dict.fromkeys(layers, width))
         if not made:
             raise SpecError("passes", "have no width that can be tuned", self.journal.not_tried[-1])
+        self.bench.see_packing(made)
         return made
 
     def grouped(self, start: Candidate, made: Sequence[Candidate]) -> list[Candidate]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -59,6 +59,7 @@ class Workbench:
         objective: what the layers' costs are in the tables.
         watch: ends a candidate within it when the time is up.
         helps: another process has what an answer needs, so that all may end.
+        packed: by option, the share of a layer's bytes in memory that it takes in the file.
     """
 
     spec: Spec
@@ -70,6 +71,7 @@ class Workbench:
     objective: Objective = "size"
     watch: Watch = field(default_factory=Watch)
     helps: bool = False
+    packed: dict[str, float] = field(default_factory=dict)
     made: dict[str, Candidate] = field(default_factory=dict)
     evaluations: int = 0
     collected: StatisticsCache = field(default_factory=StatisticsCache)
@@ -268,10 +270,28 @@ class Workbench:
             times = self._times(candidate)
             return {name: integer or floating for name, (floating, integer) in times.items()}
         sizes, weights = layer_bytes(candidate.steps[-1].carrier), {STORED: _ONLY_STORED}
+        weights |= self.packed
         return {
             name: size * weights.get(candidate.choice.get(name, ""), 1.0)
             for name, size in sizes.items()
         }
+
+    def see_packing(self, uniform: Sequence[Candidate]) -> None:
+        """Note what the file saves beside the model in memory, which holds 2 and 3 bits in four.
+
+        Args:
+            uniform: candidates of one width each, the widest first, which is stored as it is.
+        """
+        if self.objective == "latency":
+            return
+        rest = 0.0
+        for place, candidate in enumerate(uniform):
+            costs, options = self.costs(candidate), set(candidate.choice.values())
+            total = sum(costs.get(name, 0.0) for name in candidate.choice)
+            if place == 0:
+                rest = candidate.bytes - total
+            elif len(options) == 1 and total > 0:
+                self.packed |= dict.fromkeys(options, min(1.0, (candidate.bytes - rest) / total))
 
     def float_entries(self, candidate: Candidate) -> dict[str, Entry]:
         """Return what layers cost that stay as they are before the tuned pass."""
