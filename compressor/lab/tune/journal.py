@@ -71,11 +71,12 @@ class Journal:
         lost = found.drop if proof is None else proof.drop
         where = "on the search data" if proof is None else "on the evaluation data"
         words = "" if lost is None else f" loses {self.amount(lost)} {where};"
-        # Two digits: the drop that it is worked out from is an estimate itself.
-        digits = 2 - len(str(needed))
+        # Two digits, rounded up: the drop that it is worked out from is an estimate itself.
+        unit = 10 ** max(0, len(str(needed)) - 2)
+        about = math.ceil(needed / unit) * unit
         self.path.append(
             f"more samples could prove {it}: {candidate.name}, "
-            f"{formats.size(candidate.bytes)},{words} about {round(needed, digits)} evaluation "
+            f"{formats.size(candidate.bytes)},{words} about {about} evaluation "
             f"samples would show whether it keeps the limit, and there are {judged}"
         )
 

@@ -37,7 +37,7 @@ from compressor.lab.tune.solver import (
 )
 from compressor.lab.tune.structure import Structure
 from compressor.lab.tune.uniform import Uniform, before_words
-from compressor.lab.tune.watch import CANDIDATE, Work
+from compressor.lab.tune.watch import CANDIDATE
 from compressor.lab.tune.workbench import Workbench
 from compressor.lab.tune.workers import Crew, Nobody
 
@@ -90,7 +90,7 @@ class Tuning:
         pool = [*widths[:-1], narrowest, *self._stored(uniform, recipe, widths[0])]
         if self.goal.minimize == "size":
             pool += uniform.grouped(narrowest, widths)
-        works: dict[Work, int] = {**CANDIDATE, "noise": len(pool)}
+        works = {**CANDIDATE, "noise": len(pool)}
         if not self.journal.is_late("other bits for single layers", works):
             self._by_layer(uniform, recipe, narrowest, pool)
         if self.goal.metric_drop is not None:
@@ -192,9 +192,8 @@ class Tuning:
 
     def _all_floats(self, recipe: Recipe, start: Candidate, pool: list[Candidate]) -> None:
         """Add the candidate that computes all layers in floats."""
-        choice = dict.fromkeys(self.table, self.floats)
         name = f"{option_words(self.floats)}, {before_words(recipe)}"
-        self._added(name, start, choice, pool)
+        self._added(name, start, dict.fromkeys(self.table, self.floats), pool)
 
     def _by_the_pass(self, uniform: Uniform, start: Candidate, pool: list[Candidate]) -> None:
         """Add what the pass chooses by itself, which computes in floats where that is faster."""

@@ -58,3 +58,16 @@ def test_of_a_metric_alone_what_was_judged_is_the_nearest():
     assert words.endswith(
         "the nearest: least: 300 B, loses 1.00 points (95 % CI 0.00 to 2.00) at 0.3 of the bytes"
     )
+
+
+@pytest.mark.parametrize(
+    ("needed", "about"), [(2010, 2100), (2000, 2000), (87, 87), (11234, 12000)]
+)
+def test_as_many_samples_as_there_are_do_not_prove_more(needed: int, about: int):
+    """About 2000 samples would show it, it said, and there are 2000."""
+    bench: Any = Mock(searched=lambda _: SimpleNamespace(drop=0.1))
+    bench.plan.metric.unit = "%"
+    journal = Journal(bench, Goal(0.5))
+    journal.more_samples("it", candidate("whole", 0.3, 0.5, 0.1), needed, 2000)
+    (line,) = journal.path
+    assert f"about {about} evaluation samples would show" in line
