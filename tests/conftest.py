@@ -4,8 +4,6 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from copy import copy
-from functools import cache
 
 import pytest
 from hypothesis import Phase, settings
@@ -34,11 +32,10 @@ def pytest_sessionstart() -> None:
     # What is imported and collected lives until the end, and looking for garbage among it was a
     # fifth of collecting.
     gc.disable()
-    import torch._export.utils
     import torch.backends.cudnn
-    import torch.onnx._internal.exporter._registration
 
-    import compressor.models.torch.carrier  # noqa: F401
+    import compressor.models.torch.carrier
+    import tests.exporter_tables  # noqa: F401
 
     # Where there is a GPU, what it computes is compared to more than the ten bits of this type.
     torch.backends.cudnn.allow_tf32 = False
@@ -80,27 +77,10 @@ def lowered_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_registry() -> Iterator[None]:
-    """Let PyTorch's exporter build its table of operators once, not for every module.
-
-    That is half the time of lowering a small network. A user's process lowers one module and gains
-    nothing by it. Each export gets a copy, since it adds the functions of its caller.
-    """
-    from torch._export import utils
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    from compressor.models.torch.translations import translations
-
-    translations()  # adds to the table; the first export may be PyTorch's own call in a test
-    build = cache(ONNXRegistry.from_torchlib)
-
-    def copied(opset_version: int) -> ONNXRegistry:
-        table = copy(build(opset_version))
-        table.functions = {name: list(ways) for name, ways in table.functions.items()}
-        return table
+def tables_built_once() -> Iterator[None]:
+    """Let PyTorch's exporter build its tables of operators once, not for every module."""
+    from tests.exporter_tables import build_once
 
     with pytest.MonkeyPatch.context() as patch:
-        # It names operators that torch has, some fifty times for each module.
-        patch.setattr(utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops))
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(copied))
+        build_once(patch)
         yield
