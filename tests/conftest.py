@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -34,7 +35,7 @@ def pytest_sessionstart() -> None:
     gc.disable()
     import torch.backends.cudnn
 
-    import compressor.models.torch.carrier
+    import compressor.models.torch.carrier  # noqa: F401
     import tests.exporter_tables  # noqa: F401
 
     # Where there is a GPU, what it computes is compared to more than the ten bits of this type.
@@ -45,19 +46,54 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def uncounted_heap() -> Iterator[None]:
+    """Let a run see that objects are frozen without counting a million of them each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: 1)
+        yield
+
+
+class Heap:
+    """The objects that live until the end."""
+
+    def __init__(self) -> None:
+        self._modules = 0
+
+    def settle(self) -> None:
+        """Keep the collector away from them; each mutant's process shares them with the others."""
+        if "MUTANT_UNDER_TEST" not in os.environ:
+            gc.set_threshold(20_000, 20, 50)
+            gc.collect()
+            gc.freeze()
+            self._modules = len(sys.modules)
+
+    def settle_imports(self) -> None:
+        """Do so if more has been imported."""
+        if len(sys.modules) > self._modules:
+            self.settle()
+
+
+@pytest.fixture(scope="session")
+def heap() -> Heap:
+    return Heap()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def settled_heap() -> None:
+def settled_heap(heap: Heap) -> None:
     """Keep the collector away from what lives until the end.
 
     Each run collects garbage after each step. Half a second of each time went into the suite
     itself, the libraries, and what the tests before have left. Exporting a network makes a hundred
     thousand objects, of which few are garbage before it ends.
     """
-    if "MUTANT_UNDER_TEST" in os.environ:
-        return  # each mutant's process would look through all that it shares with the others
-    gc.set_threshold(20_000, 20, 50)
-    gc.collect()
-    gc.freeze()
+    heap.settle()
+
+
+@pytest.fixture(autouse=True)
+def settled_imports(heap: Heap) -> None:
+    """Keep it away from what the tests before have imported, too: 25 ms of each time."""
+    heap.settle_imports()
 
 
 @pytest.fixture(scope="session", autouse=True)
