@@ -20,10 +20,11 @@ from torch.nn.utils import parametrizations, parametrize
 from compressor.errors import ModelError, SpecError
 from compressor.graph.costs import macs, parameters
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.torch.lowering import OPSET, example_inputs
+from compressor.models.torch.lowering import OPSET, example_inputs, lower
 from tests.compressor.models.sample_modules import PLANS, batch_of, lowered, spec
 
 pytestmark = pytest.mark.usefixtures("lowered_each_time")
+TRACES = "do_not_emit_stack_traces"
 
 
 def test_garbage_is_collected_after_but_not_while_a_module_is_lowered():
@@ -45,6 +46,13 @@ def test_no_source_of_the_exporters_functions_is_parsed(monkeypatch: pytest.Monk
     monkeypatch.setattr(TracedOnnxFunction, "function_ir", parsed)
     assert TorchCarrier(nn.Linear(3, 2), [spec("x", "batch", 3)]).layers()
     assert vars(TracedOnnxFunction)["function_ir"] is parsed, "as before"
+
+
+@pytest.mark.skipif(not hasattr(torch.fx.config, TRACES), reason="PyTorch always notes them")
+def test_no_lines_of_code_are_noted_for_operators():
+    model = lower(nn.Linear(3, 2), [spec("x", "batch", 3)])
+    assert not any(node.metadata_props.get("pkg.torch.onnx.stack_trace") for node in model.graph)
+    assert not getattr(torch.fx.config, TRACES), "as before"
 
 
 def test_more_than_the_domain_of_an_exporters_function_is_parsed():
