@@ -6,8 +6,11 @@ import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
-from compressor.models.resident_memory import return_freed_memory
+import pytest
 
+from compressor.models import resident_memory
+
+_trim = resident_memory._trim  # before tests keep freed memory
 _MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 _LARGEST = 32 << 20  # where its own adjustment ends
 
@@ -20,14 +23,16 @@ def growth(call: Callable[[], object]) -> int:
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)
     set_option(_MMAP_THRESHOLD, 128 << 10)
-    return_freed_memory()
-    Path("/proc/self/clear_refs").write_text("5")  # the mark begins anew
-    before = _bytes("VmRSS")
-    try:
-        call()
-        return _bytes("VmHWM") - before
-    finally:
-        set_option(_MMAP_THRESHOLD, _LARGEST)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resident_memory, "_trim", _trim)
+        resident_memory.return_freed_memory()
+        Path("/proc/self/clear_refs").write_text("5")  # the mark begins anew
+        before = _bytes("VmRSS")
+        try:
+            call()
+            return _bytes("VmHWM") - before
+        finally:
+            set_option(_MMAP_THRESHOLD, _LARGEST)
 
 
 def _bytes(name: str) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,13 @@ _ABSENT, _OF_FILE = 0b000, 0b101
 
 def return_freed_memory() -> None:
     """Return to the system what the C library keeps of freed memory, where it can do that."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
+    if (trim := _trim()) is not None:
         trim(0)
+
+
+@cache
+def _trim() -> Callable[[int], int] | None:
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def forget_pages(arrays: Iterable[Array]) -> None:

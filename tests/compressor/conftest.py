@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from compressor import catalog
+from compressor.models import resident_memory
 from tests.compressor import spine_plugins
 from tests.compressor.brief_timing import time_briefly
 from tests.compressor.tiny_project import (
@@ -39,6 +40,17 @@ def no_waiting_for_disks() -> Iterator[None]:
     """Leave it to the system when it writes: a run asks sixty times, and no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def freed_memory_is_kept() -> Iterator[None]:
+    """Let the next run have the pages of the last: a run gives them back at each step.
+
+    Half of all pages were mapped anew. Tests of memory give them back (:mod:`tests.peak_memory`).
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resident_memory, "_trim", lambda: None)
         yield
 
 
