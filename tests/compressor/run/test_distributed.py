@@ -1,4 +1,4 @@
-"""The same run in one process and in two, as torchrun starts them."""
+"""The same run in one process and in two."""
 
 from __future__ import annotations
 
@@ -34,36 +34,65 @@ QUICK, OTHERS = ("min-max", "gptq"), ("entropy", "awq", TRAINED)
 STATIC = {"pass": "quantize-static", "weights": {"rounding": "nearest"}}
 
 # Starting two processes takes longer than what they do; so they do several things in turn, in one
-# process group.
+# process group, and are forks of one that has imported the libraries. torchrun itself starts those
+# of the slow tests.
 RUNS = """
-import json, sys
+import json, os, sys, traceback
+import compressed_tensors, onnxruntime
 import torch.distributed as dist
+from transformers import LlamaForCausalLM
 from compressor.cli.application import application
 from compressor.run.timing import timing
 from tests.compressor.brief_timing import BRIEF
 vars(timing).update(BRIEF)
-dist.init_process_group("gloo")
-end = dist.destroy_process_group
-dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None
-for arguments in json.loads(sys.argv[1]):
-    try:
-        application.main(arguments)
-    except SystemExit as done:
-        if done.code:
-            raise
-end()  # its threads would abort the process, if they were alive when it exits
+
+def work(rank):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    dist.init_process_group("gloo", store=dist.FileStore("store", 2), rank=rank, world_size=2)
+    end = dist.destroy_process_group
+    dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None
+    for arguments in json.loads(sys.argv[1]):
+        try:
+            application.main(arguments)
+        except SystemExit as done:
+            if done.code:
+                raise
+    end()
+
+os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+for rank in range(2):
+    if not os.fork():
+        code = 1
+        try:
+            work(rank)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # threads of the libraries are not there to be ended
+ends = [os.wait()[1] for _ in range(2)]
+sys.exit(any(ends))
 """
 
 
+LAUNCHER = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+RENDEZVOUS = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+
+
 def in_two_processes(folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program in two processes that share the work."""
+    """Run a program in two processes that share the work, as torchrun starts them."""
+    return started(folder, *LAUNCHER, *RENDEZVOUS, *program)
+
+
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with some arguments."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     environment["PYTHONPATH"] = str(ROOT)
     environment["CUDA_VISIBLE_DEVICES"] = ""  # two processes cannot train on one GPU
     return subprocess.run(
-        [*launcher, *program],
+        [sys.executable, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -111,7 +140,7 @@ def compared(folder: Path, alone: list[list[str]], shared: list[list[str]]) -> B
         done = CliRunner().invoke(application, command)
         assert done.exit_code == 0, done.stderr
     (folder / "runs.py").write_text(RUNS, encoding="utf-8")
-    together = in_two_processes(folder, "runs.py", json.dumps(shared))
+    together = started(folder, "runs.py", json.dumps(shared))
     assert together.returncode == 0, together.stderr
     return Both(folder / "alone", folder / "shared", together.stdout)
 
