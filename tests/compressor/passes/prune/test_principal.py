@@ -90,9 +90,8 @@ def subspace(tmp_path_factory: pytest.TempPathFactory) -> TorchCarrier:
     return opened(in_a_subspace(tmp_path_factory.mktemp("subspace") / "m"))
 
 
-@pytest.mark.parametrize(
-    "kind", ["qwen2", *(pytest.param(k, marks=pytest.mark.slow) for k in ("qwen3", "mistral"))]
-)
+@pytest.mark.slow  # a quick one is with layer norms, and cuts the stream of a Llama below
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "mistral"])
 def test_a_turned_network_computes_the_same(kind: str, tmp_path: Path) -> None:
     before = opened(saved(tmp_path / "m", kind))
     found = to_components(before, texts())
