@@ -28,8 +28,10 @@ settings.register_profile(
 settings.load_profile("mutants" if "MUTANT_UNDER_TEST" in os.environ else "shared-machine")
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Import what the fixtures below need; a mutation run does so once, before it forks."""
+    if session.config.getoption("dist", "no") != "no":
+        return  # the processes that this one starts do
     # What is imported and collected lives until the end, and looking for garbage among it was a
     # fifth of collecting.
     gc.disable()
