@@ -237,6 +237,7 @@ def main() -> NoReturn:
     # The libraries' objects stay. Looking for garbage among them after each 700 that are made, and
     # once more at the end, takes two seconds of a run.
     gc.set_threshold(_OBJECTS)
+    gc.disable()  # until a command has imported what it needs
     try:
         application.main()
     except KeyboardInterrupt:  # before a command has begun

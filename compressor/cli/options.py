@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -126,6 +127,9 @@ def shown_progress(*, enabled: bool = True, lines: bool = False) -> Iterator[Pro
     Args:
         lines: elsewhere, print a line for each stage that is done.
     """
+    if not gc.isenabled():  # the libraries are imported, and the command's work begins
+        gc.freeze()
+        gc.enable()
     if not enabled or not sys.stderr.isatty():
         yield LineProgress() if enabled and lines else Silent()
         return

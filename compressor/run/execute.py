@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from compressor.models.garbage import objects_frozen
 from compressor.models.onnx.ort_session import exact_products
 from compressor.progress import SILENT, Steps
 from compressor.run.anatomy import layer_graph
@@ -58,32 +58,6 @@ def _compress(workspace: Workspace) -> tuple[list[Step], Carrier, list[StoredArt
         workspace.load()
     final = steps[-1].carrier if steps else workspace.plan.model.carrier
     return steps, final, write_artifacts(workspace, key, final)
-
-
-@contextmanager
-def objects_frozen() -> Iterator[None]:
-    """Exclude the objects that exist already from garbage collection inside the block.
-
-    A full collection takes a third of a second because of the libraries' objects, and a run
-    collects after each pass: a graph has reference cycles, and would keep its weights until then.
-    Garbage of the planning is young, and the oldest objects are the libraries'.
-    """
-    if gc.get_freeze_count():  # whoever has done so keeps them
-        yield
-        return
-    gc.collect(1)
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def freeze_objects() -> None:
-    """Within :func:`objects_frozen`, also exclude the objects that exist now, until its end."""
-    if gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from compressor.calibration.collect import make_observer
 from compressor.errors import SpecError, located
 from compressor.graph.costs import model_bytes, model_macs, model_parameters
 from compressor.models.checkpoint.adapters import unused_adapter
+from compressor.models.garbage import without_collector
 from compressor.models.layer_uses import input_limits
 from compressor.models.transformers.pooling import pooling_of
 from compressor.run.causal import window_doubts
@@ -114,6 +115,7 @@ class Plan:
         return _shrinks(self.passes, self.bytes)
 
 
+@without_collector()
 def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     """Check a spec against its model and data, and predict what a run will do.
 

@@ -21,13 +21,14 @@ from compressor.lab.tune.tuning import Tuning
 from compressor.lab.tune.watch import Watch
 from compressor.lab.tune.workers import dask_crew
 from compressor.lab.verify.manifests import MANIFEST
+from compressor.models.garbage import objects_frozen
 from compressor.progress import Progress, Silent
 from compressor.report.markdown import markdown_page
 from compressor.report.pages.tune import tune_page
 from compressor.report.result import check_free, stale_files
 from compressor.report.tune_front import tune_html
 from compressor.run.artifacts import manifest, stage_artifacts
-from compressor.run.execute import computing_for, objects_frozen
+from compressor.run.execute import computing_for
 from compressor.run.plan import Plan
 from compressor.spec.load import Spec
 from compressor.types.proofs import sealed_text

@@ -19,6 +19,7 @@ from compressor.lab.tune.search_data import SearchData
 from compressor.lab.tune.searched import Searched, breaks, judged
 from compressor.lab.tune.solver import Entry, samples_to_prove
 from compressor.lab.tune.watch import LateError, Watch
+from compressor.models.garbage import freeze_objects
 from compressor.passes.quantize.static.latency import layer_times
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
@@ -29,7 +30,6 @@ from compressor.run.artifacts import (
     write_artifacts,
 )
 from compressor.run.evaluate import Evaluation
-from compressor.run.execute import freeze_objects
 from compressor.run.noise.attribution import attribution, noise_of_row
 from compressor.run.pipeline import FUSE, Step, run_passes
 from compressor.run.plan import Plan, make_plan

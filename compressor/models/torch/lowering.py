@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, SpecError, message_lines
 from compressor.models.executor.module import GraphModule
+from compressor.models.garbage import without_collector
 from compressor.models.torch.masks import without_fast_paths, without_idle_masks
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.parametrized import computed_by
@@ -124,7 +124,7 @@ def _exported(
         with (
             quiet_libraries(),
             redirect_stderr(StringIO()),
-            _without_collector(),
+            without_collector(),
             _without_gradients(module),
             _without_signatures(),
             _without_traces(),
@@ -185,18 +185,6 @@ def _chunk(module: torch.nn.Module) -> int:
     config = getattr(module, "config", None)
     sizes = (getattr(config, name, None) for name in _CHUNKS)
     return max(0, *(size for size in sizes if isinstance(size, int)), 0)
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Suspend garbage collection, which takes a seventh of the time while a graph is made."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @contextmanager

@@ -84,6 +84,26 @@ def test_no_garbage_is_looked_for_as_the_process_ends() -> None:
     assert python("-c", code, "--version").stderr == "True\n"
 
 
+def test_no_garbage_is_looked_for_while_libraries_are_imported() -> None:
+    code = (
+        "import gc\n"
+        "from compressor.cli import inspect\n"
+        "from compressor.cli.application import main\n"
+        "shown = inspect.shown_progress\n"
+        "looked = []\n"
+        "gc.callbacks.append(lambda *_: looked.append(1))\n"
+        "def counted(**settings):\n"
+        "    import torch\n"
+        "    before = len(looked)\n"
+        "    with shown(**settings):\n"
+        "        print(before, gc.isenabled(), gc.get_freeze_count() > 100_000)\n"
+        "    raise SystemExit\n"
+        "inspect.shown_progress = counted\n"
+        "main()\n"
+    )
+    assert python("-c", code, "inspect", __file__).stdout == "0 True True\n"
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux does")
 def test_numpy_starts_no_threads_that_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # it would decide

@@ -1,0 +1,76 @@
+"""When garbage is looked for."""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from compressor.models.garbage import freeze_objects, objects_frozen, without_collector
+from tests.compressor.tiny_project import Project
+
+
+@pytest.fixture
+def looked() -> Iterator[list[Any]]:
+    """Record the collections."""
+    times: list[Any] = []
+
+    def record(phase: str, info: dict[str, int]) -> None:
+        times.append((phase, info))
+
+    gc.callbacks.append(record)
+    yield times
+    gc.callbacks.remove(record)
+
+
+def made(count: int) -> list[list[int]]:
+    return [[] for _ in range(count)]
+
+
+def test_the_collector_is_suspended_and_goes_on(looked: list[Any]):
+    with without_collector():
+        made(100_000)
+        assert not looked
+    assert gc.isenabled()
+    with pytest.raises(ValueError), without_collector():  # noqa: PT011 - any error
+        raise ValueError
+    assert gc.isenabled()
+
+
+def test_one_that_was_suspended_stays_so():
+    with without_collector():
+        with without_collector():
+            pass
+        assert not gc.isenabled()
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Freeze nothing; the tests' own process keeps its modules frozen."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def test_an_outer_block_keeps_its_objects(thawed: None):
+    with objects_frozen():
+        frozen = gc.get_freeze_count()
+        assert frozen > 1000
+        kept = made(1000)
+        with objects_frozen():
+            assert gc.get_freeze_count() <= frozen
+        assert gc.get_freeze_count() > frozen - 100
+        freeze_objects()
+        assert gc.get_freeze_count() > frozen + 900
+        del kept
+    assert gc.get_freeze_count() == 0
+
+
+def test_objects_are_frozen_in_a_block_alone(thawed: None):
+    freeze_objects()
+    assert gc.get_freeze_count() == 0
+
+
+def test_nothing_is_looked_for_while_a_run_is_planned(on_onnx: Project, looked: list[Any]):
+    on_onnx.plan()
+    assert not looked
