@@ -129,6 +129,7 @@ def shown_progress(*, enabled: bool = True, lines: bool = False) -> Iterator[Pro
     """
     if not gc.isenabled():  # the libraries are imported, and the command's work begins
         gc.freeze()
+        gc.unfreeze()  # their objects are old from now on
         gc.enable()
     if not enabled or not sys.stderr.isatty():
         yield LineProgress() if enabled and lines else Silent()

@@ -6,9 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_holders = 0
-"""Blocks of :func:`objects_frozen` that are not left yet."""
-
 
 @contextmanager
 def without_collector() -> Iterator[None]:
@@ -35,21 +32,19 @@ def objects_frozen() -> Iterator[None]:
     collects after each pass: a graph has reference cycles, and would keep its weights until then.
     Garbage of the planning is young, and the oldest objects are the libraries'.
     """
-    global _holders  # noqa: PLW0603 - the collector is one for the process, too
-    if not _holders:  # an outer block keeps its objects
-        gc.collect(1)
-        gc.freeze()
-    _holders += 1
+    if gc.get_freeze_count():  # whoever has done so keeps them
+        yield
+        return
+    gc.collect(1)
+    gc.freeze()
     try:
         yield
     finally:
-        _holders -= 1
-        if not _holders:
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 def freeze_objects() -> None:
     """Within :func:`objects_frozen`, also exclude the objects that exist now, until its end."""
-    if _holders:
+    if gc.get_freeze_count():
         gc.collect()
         gc.freeze()
