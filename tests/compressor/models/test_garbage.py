@@ -27,7 +27,7 @@ def made(count: int) -> list[list[int]]:
     return [[] for _ in range(count)]
 
 
-def test_the_collector_is_suspended_and_goes_on(looked: list[Any]):
+def test_the_collector_is_suspended_and_goes_on(looked: list[Any]) -> None:
     with without_collector():
         kept = made(100_000)
         assert not looked
@@ -39,7 +39,7 @@ def test_the_collector_is_suspended_and_goes_on(looked: list[Any]):
     assert gc.isenabled()
 
 
-def test_one_that_was_suspended_stays_so():
+def test_one_that_was_suspended_stays_so() -> None:
     with without_collector():
         with without_collector():
             pass
@@ -54,7 +54,7 @@ def thawed() -> Iterator[None]:
     gc.freeze()
 
 
-def test_an_outer_block_keeps_its_objects(thawed: None):
+def test_an_outer_block_keeps_its_objects(thawed: None) -> None:
     with objects_frozen():
         frozen = gc.get_freeze_count()
         assert frozen > 1000
@@ -68,11 +68,13 @@ def test_an_outer_block_keeps_its_objects(thawed: None):
     assert gc.get_freeze_count() == 0
 
 
-def test_objects_are_frozen_in_a_block_alone(thawed: None):
+def test_objects_are_frozen_in_a_block_alone(thawed: None) -> None:
     freeze_objects()
     assert gc.get_freeze_count() == 0
 
 
-def test_garbage_is_looked_for_once_when_a_run_is_planned(on_onnx: Project, looked: list[Any]):
+def test_garbage_is_looked_for_once_when_a_run_is_planned(
+    on_onnx: Project, looked: list[Any]
+) -> None:
     on_onnx.plan()
     assert len(looked) == 2  # the start and the end
