@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import Phase, settings
@@ -49,11 +49,16 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def uncounted_heap() -> Iterator[None]:
-    """Let a run see that objects are frozen without counting a million of them each time."""
+def uncounted_heap() -> Iterator[Callable[[], int]]:
+    """Let a run see that objects are frozen without counting a million of them each time.
+
+    Returns:
+        The function that counts them.
+    """
+    count = gc.get_freeze_count
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "get_freeze_count", lambda: 1)
-        yield
+        yield count
 
 
 class Heap:

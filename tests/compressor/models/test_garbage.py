@@ -1,7 +1,7 @@
 """When garbage is looked for."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -47,8 +47,9 @@ def test_one_that_was_suspended_stays_so() -> None:
 
 
 @pytest.fixture
-def thawed() -> Iterator[None]:
+def thawed(uncounted_heap: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Freeze nothing; the tests' own process keeps its modules frozen."""
+    monkeypatch.setattr(gc, "get_freeze_count", uncounted_heap)
     gc.unfreeze()
     yield
     gc.freeze()
