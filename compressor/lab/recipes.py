@@ -12,12 +12,15 @@ from compressor import catalog
 from compressor.calibration.collect import make_observer
 from compressor.errors import ModelError, SpecError
 from compressor.graph.blocks import values_read
+from compressor.graph.editing import inner_nodes
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import is_quantized
-from compressor.graph.values import all_nodes
+from compressor.graph.values import all_nodes, is_op
+from compressor.run.metrics.scores import judged_beside, scored_output
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import PassContext
+from compressor.types.tensors import TensorSpec
 
 _CLASSICAL = "ai.onnx.ml"
 _HALVES = ("float16", "bfloat16")
@@ -146,30 +149,80 @@ def recipe_for(carrier: Carrier) -> Recipe:
     return recipe
 
 
-def scores_classes(carrier: Carrier) -> bool:
-    """Whether the only output has a score for each class: a layer gives it, or its softmax.
+def judged_outputs(carrier: Carrier) -> tuple[TensorSpec, ...]:
+    """Return the outputs that say what a model finds, of those that it has.
 
-    It may be scaled, as where the classifier is one of cosines, or has a temperature.
+    Not among them are numbers of classes beside the scores that they are chosen by, and what no
+    layer computes, such as an input that is handed through. Without its graph, all are.
     """
-    if Capability.GRAPH not in carrier.offers or len(carrier.outputs) != 1:
+    if Capability.GRAPH not in carrier.offers:
+        return tuple(carrier.outputs)
+    pairs = list(zip(carrier.outputs, carrier.graph().graph.outputs, strict=True))
+    pairs = [p for p in pairs if _of_layers(p[1])] or pairs
+    judged = judged_beside([spec for spec, _ in pairs])
+    return tuple(spec for spec, _ in pairs if spec.name in judged)
+
+
+def scores_classes(carrier: Carrier) -> bool:
+    """Whether a model gives a score for each class: a layer computes them, or its softmax.
+
+    It may be scaled, as where the classifier is one of cosines, or has a temperature, and computed
+    in the branches of an ``If``. Beside these scores there is at most what :func:`judged_outputs`
+    leaves out, and metrics about classes read them.
+    """
+    judged = judged_outputs(carrier)
+    if Capability.GRAPH not in carrier.offers or len(judged) != 1 or len(judged[0].shape) != 2:
         return False
-    if len(carrier.outputs[0].shape) != 2:
+    if len(carrier.outputs) > 1 and scored_output(carrier.outputs) != judged[0].name:
         return False
-    constants = _constants(carrier.graph())
-    node = carrier.graph().graph.outputs[0].producer()
+    value = next(v for v in carrier.graph().graph.outputs if v.name == judged[0].name)
+    return _scored(value, _constants(carrier.graph()))
+
+
+def _scored(value: ir.Value, constants: Collection[ir.Value]) -> bool:
+    node = value.producer()
     while node is not None and _behind_scores(node):
         computed = [i for i in node.inputs if i is not None and _varies(i, constants)]
         if operator(node).arithmetic in ("*", "/") and len(computed) != 1:
             return False  # a gate
-        node = computed[0].producer() if computed else None
+        node, value = (computed[0].producer(), computed[0]) if computed else (None, value)
     if node is None:
         return False
+    if is_op(node, "If"):
+        place = node.outputs.index(value)
+        branches = (node.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
+        return all(_scored(branch.outputs[place], constants) for branch in branches)
     return operator(node).is_product and not _both_vary(node, constants)
+
+
+def _of_layers(output: ir.Value) -> bool:
+    """Whether a product or a convolution is among what computes an output."""
+    left, seen = [output], set[ir.Node]()
+    while left:
+        node = left.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if any(operator(n).is_product for n in (node, *inner_nodes(node))):
+            return True
+        left += values_read(node)
+    return False
 
 
 def _behind_scores(node: ir.Node) -> bool:
     row = operator(node)
+    if row.moves == "shape":  # and drops or adds axes of length 1, at most
+        before, after = (_row_of(value) for value in (node.inputs[0], node.outputs[0]))
+        return before is not None and before == after
     return row.name in _BEHIND_SCORES or row.moves in _KEEPS
+
+
+def _row_of(value: ir.Value | None) -> list[int] | None:
+    """Return the lengths of a sample's axes but those of length 1; ``None`` if not known."""
+    if value is None or value.shape is None:
+        return None
+    sizes = [size for size in value.shape[1:] if isinstance(size, int)]
+    return [s for s in sizes if s != 1] if len(sizes) == len(value.shape) - 1 else None
 
 
 def decides(carrier: Carrier) -> bool:

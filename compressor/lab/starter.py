@@ -20,6 +20,7 @@ from compressor.lab.recipes import (
     Recipe,
     check_worth,
     decides,
+    judged_outputs,
     recipe_for,
     scores_classes,
 )
@@ -177,8 +178,9 @@ def _of_onnx(
     why = _why_feeds(
         inputs, carrier.outputs, stacked=given.found is not None and given.found.stacked
     )
-    scored = len(carrier.outputs) == 1 and len(carrier.outputs[0].shape) == 2
-    numbers = given.answers(inputs, carrier.outputs)
+    judged = judged_outputs(carrier)
+    scored = len(judged) == 1 and len(judged[0].shape) == 2
+    numbers = given.answers(inputs, judged)
     classes = decides(carrier) or (scores_classes(carrier) and not numbers)
     metric = AGREEMENT if classes else COSINE
     data = given.part(inputs, calibrated=calibrated, scored=scored, metric=metric)

@@ -28,6 +28,7 @@ from compressor.lab.starter_parts import (
     LABEL,
     LEVELS,
     OF_ANSWERS,
+    OF_CLASSES,
 )
 from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec, may_agree
@@ -57,8 +58,9 @@ def of_arrays(
     label = given.label(inputs) if metric == AGREEMENT or given.of_classes else ""
     if metric == AGREEMENT and given.suits(classes=True):  # numbers of classes, as outputs are
         label = numbers or label
-    named = f"target: {scalar(label or numbers or LABEL)}"
-    target = named if label else f"# {named}{OF_ANSWERS}"
+    seen = label or numbers or given.label(inputs)
+    named = f"target: {scalar(seen or LABEL)}"
+    target = named if label else f"# {named}{OF_CLASSES if seen and not numbers else OF_ANSWERS}"
     own = CALIBRATION.format(mapping=mapping_of(given.names(inputs, typical)), batch=batch)
     return DATA.format(
         calibration=own if calibrated else "",

@@ -241,6 +241,7 @@ BATCH = 32
 ALONE = " # no output begins with the axis of samples, so each is judged alone"
 
 LABEL, OF_ANSWERS = "label", " # the array with the right answers"
+OF_CLASSES = " # CHECK: if an output has scores of these classes, with metric: accuracy"
 
 ACCURACY = """\
 # What is measured. {name: accuracy, expect: 94.6} checks first that the float model reaches it.

@@ -21,6 +21,7 @@ from compressor.run.memory import peak_memory
 from compressor.run.metrics.class_metrics import fitted
 from compressor.run.metrics.judged import judged_parts
 from compressor.run.metrics.metrics import Metric, resolve_metric, single_number
+from compressor.run.metrics.scores import judged_beside
 from compressor.run.metrics.text_metrics import pooled_as
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.verdicts.data_doubts import (
@@ -268,7 +269,8 @@ def _metric(
     parts = judged_parts(carrier, evaluation)
     shapes = {v.name or "": None if v.shape is None else tuple(v.shape) for v in values}
     target, where = evaluation.target, spec.where("metric")
-    numbers = any(map(single_number, shapes.values()))
+    judged = judged_beside(carrier.outputs)  # by a metric that compares with the float model
+    numbers = any(single_number(shape) for name, shape in shapes.items() if name in judged)
     metric = resolve_metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )

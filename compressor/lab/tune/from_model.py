@@ -15,7 +15,7 @@ from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError, argument
 from compressor.lab.found_data import Found
-from compressor.lab.recipes import decides, scores_classes
+from compressor.lab.recipes import decides, judged_outputs, scores_classes
 from compressor.lab.starter import starter_text
 from compressor.lab.starter_arrays import preparation
 from compressor.lab.starter_data import Choices, Given, settled
@@ -89,7 +89,7 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
         remedy = f"write a spec with compress init {argument(model)}, check it, and tune that"
         raise SpecError(subject, "needs a transform of the arrays in the data", remedy)
     if metric is None and value.get("metric") in (None, "accuracy"):  # which needs labels
-        numbers = given.answers(carrier.inputs, carrier.outputs)
+        numbers = given.answers(carrier.inputs, judged_outputs(carrier))
         classes = decides(carrier) or (scores_classes(carrier) and not numbers)
         value["metric"] = "agreement" if classes else "cosine"
     _map_only_array(value["data"], spec, carrier)

@@ -13,7 +13,7 @@ import numpy as np
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
 from compressor.graph.output_parts import OutputParts, named_parts
-from compressor.run.metrics.scores import UnfitError, numbers_first, scores_first
+from compressor.run.metrics.scores import UnfitError, numbers_first, quantities, scores_first
 from compressor.run.verdicts.statistics import MOST_LOG, Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
@@ -139,7 +139,7 @@ class Metric:
         if not chosen and samples == 1:
             chosen = {name: array[None] for name, array in outputs.items()}
         if chosen:
-            return self._read_first(chosen)
+            return self._read(chosen)
         name, array = next(iter(outputs.items()))
         raise self._without_samples(f"{samples} samples", name, array.shape)
 
@@ -166,8 +166,18 @@ class Metric:
         if all(shape is not None and not shape for shape in shapes.values()):
             for name in shapes:
                 raise self._without_samples("samples", name, ())
-        for name, shape in shapes.items():
-            if self.of_directions and single_number(shape):
+        types = {name: t for name, t in (dtypes or {}).items() if t in np.sctypeDict}
+        outputs: Batch = {
+            name: np.broadcast_to(
+                np.ones((), types.get(name, "float64")),
+                (1, *(d if isinstance(d, int) else _SEVERAL for d in shape[1:])),
+            )
+            for name, shape in shapes.items()
+            if shape
+        }
+        outputs = self._read(outputs)
+        for name in outputs:
+            if self.of_directions and single_number(shapes[name]):
                 raise DataError(
                     f"metric {self.name!r}",
                     f"says nothing about output {name!r}, which has one number a sample: the "
@@ -176,24 +186,17 @@ class Metric:
                 )
         if target is None and not (self.about_classes and self.against_float):
             return
-        types = {name: t for name, t in (dtypes or {}).items() if t in np.sctypeDict}
-        outputs: Batch = {
-            name: np.ones(
-                (1, *(d if isinstance(d, int) else _SEVERAL for d in shape[1:])),
-                types.get(name, "float64"),
-            )
-            for name, shape in shapes.items()
-            if shape
-        }
-        outputs = self._read_first(outputs)
         sizes = shapes[next(iter(outputs))] if outputs else None
         if sizes and all(isinstance(size, int) for size in sizes[1:]):
             self.per_sample(outputs, outputs if target is None else target, 1)
 
-    def _read_first(self, outputs: Batch) -> Batch:
+    def _read(self, outputs: Batch) -> Batch:
+        """Return the outputs that are read, those that alone decide first."""
         if self.of_numbers:
             return numbers_first(outputs)
-        return scores_first(outputs) if self.about_classes else outputs
+        if self.about_classes:
+            return scores_first(outputs)
+        return quantities(outputs) if self.against_float else outputs
 
     def _without_samples(self, samples: str, name: str, shape: Sequence[object]) -> DataError:
         return DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -28,11 +29,11 @@ def scores_first(outputs: Batch) -> Batch:
     Args:
         outputs: arrays with an axis of samples.
     """
-    for name, array in outputs.items():
-        scores = np.moveaxis(array, class_axis(array.shape), -1)
-        if holds_scores(scores):
-            return {name: scores, **{n: a for n, a in outputs.items() if n != name}}
-    return outputs
+    found = _first_scores(outputs)
+    if found is None:
+        return outputs
+    name, scores = found
+    return {name: scores, **{n: a for n, a in outputs.items() if n != name}}
 
 
 def scores_of(outputs: Batch) -> Array:
@@ -81,13 +82,56 @@ def gives_numbers(outputs: Iterable[TensorSpec]) -> bool:
 
     A map of classes, such as that of a segmentation, is one.
     """
+    arrays = _drawn(outputs)
+    return _first_scores(arrays) is None and any(map(holds_numbers, arrays.values()))
+
+
+def scored_output(outputs: Iterable[TensorSpec]) -> str | None:
+    """Return the output that metrics about classes read; ``None`` without scores."""
+    found = _first_scores(_drawn(outputs))
+    return None if found is None else found[0]
+
+
+def judged_beside(outputs: Iterable[TensorSpec]) -> list[str]:
+    """Return the names of the outputs that :func:`quantities` leaves."""
+    return list(quantities(_drawn(outputs)))
+
+
+def quantities(outputs: Batch) -> Batch:
+    """Return outputs without numbers of classes whose scores are another output.
+
+    A mean over them says nothing: class 9 for 0 is no worse than 1 for 0. They are integers wider
+    than a byte, one for each row of scores.
+
+    Args:
+        outputs: arrays with an axis of samples.
+    """
+    scores = (np.moveaxis(a, class_axis(a.shape), -1) for a in outputs.values() if a.ndim)
+    rows = {math.prod(a.shape[:-1]) for a in scores if holds_scores(a)}
+    return {
+        name: array
+        for name, array in outputs.items()
+        if array.dtype.kind not in "iu" or array.dtype.itemsize == 1 or array.size not in rows
+    }
+
+
+def _first_scores(outputs: Batch) -> tuple[str, Array] | None:
+    """Return the first output that :func:`holds_scores`, with the classes last."""
+    for name, array in outputs.items():
+        scores = np.moveaxis(array, class_axis(array.shape), -1) if array.ndim else array
+        if holds_scores(scores):
+            return name, scores
+    return None
+
+
+def _drawn(outputs: Iterable[TensorSpec]) -> Batch:
+    """Return arrays of the outputs' types and shapes, which take no memory."""
     arrays: Batch = {}
     for spec in outputs:
         shape = tuple(size if isinstance(size, int) else _OPEN for size in spec.shape)
         dtype = spec.dtype if spec.dtype in np.sctypeDict else "float32"
         arrays[spec.name] = np.broadcast_to(np.zeros((), dtype), shape)
-    scores = (np.moveaxis(a, class_axis(a.shape), -1) for a in arrays.values() if a.ndim)
-    return not any(map(holds_scores, scores)) and any(map(holds_numbers, arrays.values()))
+    return arrays
 
 
 def class_axis(shape: Sequence[int]) -> int:
