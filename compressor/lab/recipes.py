@@ -168,12 +168,17 @@ def scores_classes(carrier: Carrier) -> bool:
 
     It may be scaled, as where the classifier is one of cosines, or has a temperature, and computed
     in the branches of an ``If``. Beside these scores there is at most what :func:`judged_outputs`
-    leaves out, and metrics about classes read them.
+    leaves out, and metrics about classes read them. A model whose output has the form of an input,
+    as that of an autoencoder, estimates numbers.
     """
     judged = judged_outputs(carrier)
     if Capability.GRAPH not in carrier.offers or len(judged) != 1 or len(judged[0].shape) != 2:
         return False
     if len(carrier.outputs) > 1 and scored_output(carrier.outputs) != judged[0].name:
+        return False
+    if any(
+        (i.dtype, i.shape[1:]) == (judged[0].dtype, judged[0].shape[1:]) for i in carrier.inputs
+    ):
         return False
     value = next(v for v in carrier.graph().graph.outputs if v.name == judged[0].name)
     return _scored(value, _constants(carrier.graph()))

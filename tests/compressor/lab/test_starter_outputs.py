@@ -124,3 +124,14 @@ def test_labels_that_are_not_used_are_named(tmp_path: Path) -> None:
     write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml", chosen)
     text = (tmp_path / "spec.yaml").read_text()
     assert "# target: y_test # CHECK: if an output has scores of these classes" in text
+
+
+def test_an_autoencoder_is_judged_by_its_numbers(tmp_path: Path) -> None:
+    """Which of its pixels is the largest says little of a picture."""
+    nodes = [*LAYERS[:2], node("Gemm", ["r", "w0"], ["y"], transB=1)]
+    onnx.save(network(nodes, ARRAYS, INPUT, (guests.FLOAT, ["n", 16])), tmp_path / "m.onnx")
+    write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml", Choices(data(tmp_path)))
+    plan = make_plan(load_spec(tmp_path / "spec.yaml"))
+    assert plan.metric is not None
+    assert plan.metric.name == "cosine"
+    assert spec_of_model(tmp_path / "m.onnx", data(tmp_path), None, tmp_path).metric == "cosine"
