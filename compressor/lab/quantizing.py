@@ -36,6 +36,7 @@ _PRESETS: Mapping[QuantizedFormat, str] = {
 }
 
 _REMEDIES = {
+    "put {pass: cast, dtype: fp32} before it, or save": "save",
     "leave out this export": "use another --format",
     "leave out embeddings": "leave out --embeddings",
     "by a rule": "by --skip",

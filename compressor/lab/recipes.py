@@ -24,6 +24,7 @@ from compressor.types.tensors import TensorSpec
 
 _CLASSICAL = "ai.onnx.ml"
 _HALVES = ("float16", "bfloat16")
+_WIDE = ("float64",)
 _TARGET = "ort-cpu"  # of the export in a starter spec
 _GROUPS = (128, 32)  # that presets of four bits have
 _BEHIND_SCORES = ("Softmax", "LogSoftmax", "Add", "Mul", "Div")
@@ -73,6 +74,9 @@ class Recipe:
 
 _FLOATS = Step(
     "cast", {"dtype": "fp32"}, "Make floats of what is quantized, so that passes can work."
+)
+_SINGLE = Step(
+    "cast", {"dtype": "fp32"}, "Compute in float32 in place of float64, so that passes can work."
 )
 _FUSE = Step(
     "fuse",
@@ -130,23 +134,33 @@ def recipe_for(carrier: Carrier) -> Recipe:
     Raises:
         ModelError: it is quantized in a way that is not known.
     """
-    floats = _after(carrier, (_FLOATS,)) if is_quantized(carrier.graph()) else None
-    start = () if floats is None else (_FLOATS,)
+    half, wide = (_mostly(carrier, types) for types in (_HALVES, _WIDE))
+    quantized = is_quantized(carrier.graph())
+    first = _FLOATS if quantized else _SINGLE
+    floats = _after(carrier, (first,)) if quantized or wide else None
+    start = () if floats is None else (first,)
     carrier = floats or carrier
     title, chosen = _choice(carrier)
-    halves = sum(layer.parameters for layer in carrier.layers() if layer.dtype in _HALVES)
-    half = halves * 2 > sum(layer.parameters for layer in carrier.layers())
     fallback = ((_FUSE, _STATIC), (_FUSE, _DYNAMIC), (_BYTES,))
     fitting = (s for s in (chosen, *fallback) if s and _after(carrier, s) is not None)
     steps = next(fitting, (_FUSE,))
     recipe = Recipe(title, (*start, *steps), any(s is _STATIC for s in steps))
     if steps == (_FUSE,):
         return replace(recipe, title="a model without weights to quantize")
-    if start:
+    if start == (_FLOATS,):
         return replace(recipe, title=f"{title}, quantized already", size_ratio=1.2)
+    if start:
+        return replace(recipe, title=f"{title} in float64")
     if half:
         return replace(recipe, title=f"{title} in half precision")
     return recipe
+
+
+def _mostly(carrier: Carrier, types: Collection[str]) -> bool:
+    """Whether most weights of the layers have one of these types."""
+    layers = carrier.layers()
+    of_types = sum(layer.parameters for layer in layers if layer.dtype in types)
+    return of_types * 2 > sum(layer.parameters for layer in layers)
 
 
 def judged_outputs(carrier: Carrier) -> tuple[TensorSpec, ...]:

@@ -313,8 +313,8 @@ def _check_named(spec: Spec, index: int, carrier: Carrier) -> None:
 
 
 _WIDENED = (
-    "what the model computes in half precision it computes in float32 from here on; its inputs and "
-    "outputs keep their type. cast after this pass makes the rest half again"
+    "what is in half precision is in float32 from here on; inputs and outputs of the model keep "
+    "their type. cast after this pass makes the rest half again"
 )
 
 

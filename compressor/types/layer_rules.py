@@ -15,7 +15,10 @@ from compressor.types.passes import LayerPlan, LayerRule, Pass
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
 NO_LAYER = "touches no layer"
-TO_SINGLE = "save the model in float32, as by model.float(), and give that"
+TO_SINGLE = (
+    "put {pass: cast, dtype: fp32} before it, or save the model in float32, as by model.float(), "
+    "and give that"
+)
 _TOO_WIDE = ", wider than float32"
 TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
 """What a spec for a model that is quantized already begins with."""

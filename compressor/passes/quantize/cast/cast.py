@@ -20,7 +20,7 @@ from compressor.graph.stored_weights import is_quantized
 from compressor.graph.values import all_nodes
 from compressor.passes.quantize.cast.dequantize import dequantize
 from compressor.passes.quantize.cast.islands import FloatIslands, extreme
-from compressor.passes.quantize.cast.rewrite import store_narrow, to_half, to_single
+from compressor.passes.quantize.cast.rewrite import HALVES, store_narrow, to_half, to_single
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason, unfit_type
 from compressor.types.layers import Layer, sqnr_db
@@ -30,7 +30,7 @@ _TYPES = {
     "fp16": (ir.DataType.FLOAT16, torch.float16),
     "bf16": (ir.DataType.BFLOAT16, torch.bfloat16),
 }
-_HALVES = ("float16", "bfloat16")
+_OTHERS = ("float16", "bfloat16", "float64")
 _BF16_OPSET = 22  # the first whose convolutions and pooling take it
 _WITHOUT_BF16 = frozenset({"ort-cpu", "ort-cuda", "openvino"})
 _BF16_MAX = float(torch.finfo(torch.bfloat16).max)
@@ -53,9 +53,9 @@ class Cast(GraphPass):
     its range. A Cast stands only where a value crosses a border. With ``weights-only``, only the
     layers' weights are narrow: they are cast back when they are read.
 
-    Conversely, ``fp32`` makes a float16, bfloat16 or quantized model compute in float32, whichever
-    tool quantized it. Weights take the values of their codes, and activations are not rounded. Put
-    it before passes that quantize such a model again, for example for another target.
+    Conversely, ``fp32`` makes a float16, bfloat16, float64 or quantized model compute in float32,
+    whichever tool quantized it. Weights take the values of their codes, and activations are not
+    rounded. Put it before passes that quantize such a model again, for example for another target.
     """
 
     name: ClassVar[str] = "cast"
@@ -66,7 +66,7 @@ class Cast(GraphPass):
     dtype: Literal["fp16", "bf16", "fp32"] = Field(
         default="fp16",
         description="the new type; bf16 without weights-only is for tensorrt and compressor.load; "
-        "fp32 is for half-precision and quantized models",
+        "fp32 is for half-precision, float64 and quantized models",
     )
     keep_io: bool = Field(
         default=True, description="inputs and outputs of the model keep their type"
@@ -132,11 +132,13 @@ class Cast(GraphPass):
         """Return a model of float32, and why each of its layers is as it was; empty where not."""
         model = carrier.graph().clone()
         decoded = dequantize(model)
-        halves = {layer.name for layer in carrier.layers() if layer.dtype in _HALVES}
-        to_single(model, keep_io=self.keep_io)
+        others = {layer.name: layer.dtype for layer in carrier.layers() if layer.dtype in _OTHERS}
+        # A model of float32 may compute a few numbers, such as positions, in float64 on purpose.
+        wide = (ir.DataType.DOUBLE,) if "float64" in others.values() else ()
+        to_single(model, keep_io=self.keep_io, types=(*HALVES, *wide))
         reasons = {}
         for layer in graph_layers(model):
-            changed = layer.weight in decoded or layer.name in halves
+            changed = layer.weight in decoded or layer.name in others
             reasons[layer.name] = "" if changed else f"its weight is {layer.dtype} already"
         return carrier.with_graph(model), reasons
 

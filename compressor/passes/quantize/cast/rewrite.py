@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
+import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
@@ -121,37 +122,40 @@ def _origin(value: ir.Value, target: ir.DataType) -> ir.Value:
 
 
 def in_single(carrier: Carrier, halves: Collection[ir.DataType] = HALVES) -> Carrier:
-    """Return a model that computes in float32 where it computes in one of these types.
+    """Return a model that computes in float32 where it computes or stores weights in these types.
 
-    Its inputs and outputs keep their type. A model that does not is returned as it is.
+    Its inputs and outputs keep their type. A model that does neither is returned as it is.
     """
-    nodes = all_nodes(carrier.graph().graph)
-    if not any(value.dtype in halves for node in nodes for value in node.outputs):
+    model = carrier.graph()
+    stored = (v for g in (model.graph, *model.graph.subgraphs()) for v in g.initializers.values())
+    computed = (value for node in all_nodes(model.graph) for value in node.outputs)
+    if not any(value.dtype in halves for value in (*stored, *computed)):
         return carrier
-    model = carrier.graph().clone()
+    model = model.clone()
     to_single(model, keep_io=True)
     return carrier.with_graph(model)
 
 
-def to_single(model: ir.Model, *, keep_io: bool) -> None:
-    """Compute in float32 instead of float16 or bfloat16, subgraphs included, in place.
+def to_single(model: ir.Model, *, keep_io: bool, types: Collection[ir.DataType] = HALVES) -> None:
+    """Compute in float32 instead of other types of floats, subgraphs included, in place.
 
     Values keep their names. Every half is a float32 number, so weights lose nothing; results
-    differ from before by what half precision rounded away.
+    differ from before by what half precision rounded away. Of float64, numbers beyond float32
+    become its largest, so that a mask of -1e300 stays one of finite numbers.
 
     With ``keep_io`` inputs and outputs keep their type, behind a ``Cast`` each.
     """
     editor = Editor(model)
-    inputs = [value for value in model.graph.inputs if value.dtype in HALVES]
-    outputs = [value for value in model.graph.outputs if value.dtype in HALVES]
+    inputs = [value for value in model.graph.inputs if value.dtype in types]
+    outputs = [value for value in model.graph.outputs if value.dtype in types]
     kept = {value: value.dtype for value in (*inputs, *outputs) if value.dtype is not None}
     for graph in (model.graph, *model.graph.subgraphs()):
         written = (value for node in graph for value in node.outputs)
         for value in (*graph.inputs, *graph.initializers.values(), *written):
-            if value.dtype in HALVES:
+            if value.dtype in types:
                 _convert(value, _FLOAT)
     for node in all_nodes(model.graph):
-        _widen_attributes(node)
+        _change_attributes(node, types)
     if keep_io:
         for value in inputs:
             _keep_input(editor, value, kept[value])
@@ -161,15 +165,15 @@ def to_single(model: ir.Model, *, keep_io: bool) -> None:
     _drop_idle_casts(model, nodes)
 
 
-def _widen_attributes(node: ir.Node) -> None:
+def _change_attributes(node: ir.Node, types: Collection[ir.DataType]) -> None:
     for name, attribute in list(node.attributes.items()):
         if attribute.type == ir.AttributeType.TENSOR:
             tensor = attribute.as_tensor()
-            if tensor.dtype in HALVES:
+            if tensor.dtype in types:
                 node.attributes[name] = ir.AttrTensor(name, _converted(tensor, _FLOAT, tensor.name))
         elif attribute.type == ir.AttributeType.INT and name in _TYPE_NAMES:
-            half = attribute.as_int() in [kind.value for kind in HALVES]
-            node.attributes[name] = ir.AttrInt64(name, _FLOAT.value) if half else attribute
+            other = attribute.as_int() in [kind.value for kind in types]
+            node.attributes[name] = ir.AttrInt64(name, _FLOAT.value) if other else attribute
 
 
 def _keep_input(editor: Editor, value: ir.Value, dtype: ir.DataType) -> None:
@@ -221,7 +225,11 @@ def _convert(value: ir.Value, dtype: ir.DataType) -> None:
 def _converted(
     tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None
 ) -> ir.TensorProtocol:
-    return ir.Tensor(tensor.numpy().astype(dtype.numpy()), dtype=dtype, name=name)
+    array = tensor.numpy()
+    if tensor.dtype == ir.DataType.DOUBLE:
+        most = np.finfo(np.float32).max
+        array = np.where(np.isfinite(array), np.clip(array, -most, most), array)
+    return ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
 
 
 def _drop_idle_casts(model: ir.Model, nodes: Iterable[ir.Node]) -> None:

@@ -360,7 +360,7 @@ def why_not_placed(node: ir.Node | None) -> str:
     """Return why what a layer reads cannot be quantized."""
     read = () if node is None else node.inputs
     if any(value is not None and value.dtype is ir.DataType.DOUBLE for value in read):
-        return "it computes in float64: convert the model to float32"
+        return "it computes in float64: put {pass: cast, dtype: fp32} first"
     return "it reads no float value of the main graph"
 
 
