@@ -24,6 +24,7 @@ from compressor.run.metrics.metrics import Metric, resolve_metric, single_number
 from compressor.run.metrics.scores import judged_beside
 from compressor.run.metrics.text_metrics import pooled_as
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
+from compressor.run.unreached import unreached_weights
 from compressor.run.verdicts.data_doubts import (
     check_data_is_of_use,
     check_output_apart,
@@ -83,7 +84,7 @@ class Plan:
         macs: multiply-accumulates for one sample; ``None`` without a graph.
         warnings: limits that the prediction says will not hold, and artifacts that cannot be
             judged by all of them, one sentence each.
-        doubts: those of the warnings that are about the results: about data or an adapter.
+        doubts: those of the warnings that are about the results: about data, an adapter, weights.
         training_metric: what training is judged by: the metric, or where nothing is evaluated, the
             one that the spec would be judged by if its training data were the evaluation data.
     """
@@ -175,6 +176,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
     doubts = (
         *unused_adapter(float_model.folder),
         *data_doubts(spec, float_model, samples, calibrates=calibrates),
+        *unreached_weights(float_model, previews, size),
     )
     return Plan(
         spec=spec,
