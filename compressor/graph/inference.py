@@ -17,16 +17,70 @@ _ALIKE = ("Imputer", "Binarizer")  # give the type that they take
 def infer_shapes(model: ir.Model) -> None:
     """Run ONNX shape inference in place; weights are not read.
 
-    What onnx leaves out is added: the operators of ai.onnx.ml that work element by element.
+    What onnx leaves out is added: the operators of ai.onnx.ml that work element by element, and
+    what a ``Loop`` carries from turn to turn, where each turn gives the shape that it takes.
     """
+    _infer(model)
+    seen: set[ir.Value] = set()
+    while _carry_shapes(model, seen):
+        _infer(model)
+    for node in all_nodes(model.graph):
+        if node.domain in DEFAULT_DOMAINS:
+            _hold(node, model.opset_imports.get("", 1))
+
+
+def _infer(model: ir.Model) -> None:
     while True:
         common.ShapeInferencePass(check_type=False, strict_mode=False)(model)
         found = [node for node in all_nodes(model.graph) if _elementwise(node)]
         if not found:  # nothing behind can be known any more
             break
-    for node in all_nodes(model.graph):
-        if node.domain in DEFAULT_DOMAINS:
-            _hold(node, model.opset_imports.get("", 1))
+
+
+def _carry_shapes(model: ir.Model, seen: set[ir.Value]) -> bool:
+    """Give values that loops carry the shapes of the first ones; return whether any has one.
+
+    A shape that holds for the first turn, and for the next one if it holds for one, holds for all.
+    Where a turn gives another one, all that was inferred of it is forgotten.
+
+    Args:
+        seen: values of bodies that were tried before; more are added.
+    """
+    tried = []
+    for loop in all_nodes(model.graph):
+        if not is_op(loop, "Loop"):
+            continue
+        body = loop.attributes["body"].as_graph()
+        # Inputs: count, condition, carried; of the body a turn's number in place of the count.
+        # Outputs: carried, and what each turn adds; of the body the condition before them.
+        carried = zip(
+            loop.inputs[2:], body.inputs[2:], body.outputs[1:], loop.outputs, strict=False
+        )
+        for first, taken, given, last in carried:
+            known = first is not None and first.shape is not None
+            if known and taken.shape is None and taken not in seen:
+                tried.append((first, taken, given, last))
+    seen.update(taken for _, taken, _, _ in tried)
+    unknown = _without_shape(model) if tried else []
+    while tried:
+        for first, taken, _, _ in tried:
+            taken.shape = first.shape
+        _infer(model)
+        held = [each for each in tried if each[2].shape == each[1].shape]
+        if len(held) == len(tried):
+            break
+        for value in unknown:
+            value.shape = None
+        tried = held
+    for first, _, _, last in tried:
+        last.shape = last.shape or first.shape
+    return bool(tried)
+
+
+def _without_shape(model: ir.Model) -> list[ir.Value]:
+    graphs = (model.graph, *model.graph.subgraphs())
+    values = (v for g in graphs for v in (*g.inputs, *(o for n in g for o in n.outputs)))
+    return [value for value in values if value.shape is None]
 
 
 def keeps_shape(node: ir.Node) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 import torch
 
-from compressor.errors import ModelError
+from compressor.errors import ModelError, printable
 from compressor.exporters.ort.reading import ort_model
 from compressor.files import read_json
 from compressor.graph.codebooks import codebook_of
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 
 _ORT = "ONNX Runtime model"
+_NAMED = 3  # layers in a note
 _DEFAULT_DOMAIN = "ai.onnx"
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
 
@@ -71,12 +73,22 @@ def inspect_graph(
     for step in steps:
         step(stored)
     costs: Counter[str] = Counter()
+    uncounted: dict[str, None] = {}
     for layer, node in layers_with_nodes(stored):
-        costs[layer.weight] += node_macs(node)
+        work = node_macs(node)
+        costs[layer.weight] += work
+        if not work and not layer.is_table:
+            uncounted[layer.weight] = None
+    for weight in uncounted:
+        del costs[weight]
     weights = {layer.weight for layer in graph_layers(stored)}
     initializers = {n: v for n, v in stored.graph.initializers.items() if v.const_value is not None}
     rows: list[TensorRow] = []
     notes: list[str] = []
+    if uncounted:
+        listed = ", ".join(map(printable, islice(uncounted, _NAMED)))
+        more = f" and {len(uncounted) - _NAMED} more" if len(uncounted) > _NAMED else ""
+        notes.append(f"MACs of {listed}{more} are not counted: their shapes are not known")
     with progress.stage("read tensors", len(initializers)) as advance:
         for name, value in initializers.items():
             row, not_finite = _row(name, value, costs.get(name), weights)
