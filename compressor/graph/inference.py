@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx.defs import OpSchema, SchemaError, get_schema
@@ -59,7 +61,7 @@ def _carry_shapes(model: ir.Model, seen: set[ir.Value]) -> bool:
         for first, taken, given, last in carried:
             known = first is not None and first.shape is not None
             if known and taken.shape is None and taken not in seen:
-                tried.append((first, taken, given, last))
+                tried.append((cast("ir.Value", first), taken, given, last))
     seen.update(taken for _, taken, _, _ in tried)
     unknown = _without_shape(model) if tried else []
     while tried:

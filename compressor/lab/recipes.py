@@ -15,7 +15,7 @@ from compressor.graph.blocks import values_read
 from compressor.graph.editing import inner_nodes
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import is_quantized
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.values import all_nodes
 from compressor.run.metrics.scores import judged_beside, scored_output
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
@@ -207,7 +207,7 @@ def _scored(value: ir.Value, constants: Collection[ir.Value]) -> bool:
         node, value = (computed[0].producer(), computed[0]) if computed else (None, value)
     if node is None:
         return False
-    if is_op(node, "If"):
+    if "then_branch" in node.attributes:
         place = node.outputs.index(value)
         branches = (node.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
         return all(_scored(branch.outputs[place], constants) for branch in branches)

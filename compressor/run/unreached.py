@@ -33,7 +33,7 @@ def unreached_weights(carrier: Carrier, previews: Sequence[Carrier], size: int) 
     before, after = (_apart(c) for c in chosen)
     left = [value for name, value in before.items() if name in after]
     held = sum(0 if v.const_value is None else v.const_value.nbytes for v in left)
-    if held < _SHARE * size:
+    if held == 0 or held < _SHARE * size:
         return ()
     nodes = {use.node: use.idx for value in left for use in value.uses()}
     names = ", ".join(sorted({_named(node, place) for node, place in nodes.items()}))
@@ -53,6 +53,7 @@ def _apart(carrier: Carrier) -> dict[str, ir.Value]:
         name: value
         for name, value in carrier.graph().graph.initializers.items()
         if name not in layers
+        and any(value.uses())
         and value.dtype is not None
         and value.dtype.is_floating_point()
         and sum(length > 1 for length in static_shape(value) or ()) >= _MATRIX

@@ -79,8 +79,8 @@ def inspect_graph(
         costs[layer.weight] += work
         if not work and not layer.is_table:
             uncounted[layer.weight] = None
-    for weight in uncounted:
-        del costs[weight]
+    for name in uncounted:
+        del costs[name]
     weights = {layer.weight for layer in graph_layers(stored)}
     initializers = {n: v for n, v in stored.graph.initializers.items() if v.const_value is not None}
     rows: list[TensorRow] = []
