@@ -9,9 +9,9 @@ the value that a ``Concat`` took it from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -25,11 +25,14 @@ Part: TypeAlias = tuple[slice, ...]
 OutputParts: TypeAlias = "Sequence[tuple[Part, ...]]"
 """What each output is joined of, in the order of the outputs."""
 
+Kind = TypeVar("Kind")
+
 WHOLE: tuple[Part, ...] = ((),)
 """The one part of an output that is not joined."""
 
 _MOST_PARTS = 16
 _MOST_PLACES = 1 << 24
+_NUMBERED = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 _SIZES = (2, 3, 5, 7, 11, 13)  # of dynamic axes, in the order in which they are met
 
 
@@ -128,6 +131,18 @@ def cut_parts(outputs: Sequence[Array], parts: OutputParts) -> list[Array]:
     return [array[part] for array, cuts in zip(outputs, parts, strict=True) for part in cuts]
 
 
+def with_parts(outputs: Mapping[str, Kind], parts: OutputParts) -> Mapping[str, Kind]:
+    """Return what is known of the outputs that have a part; of all where parts are not known.
+
+    Args:
+        outputs: something by output, in their order; or nothing.
+    """
+    if not parts or not outputs:
+        return outputs
+    pairs = zip(outputs.items(), parts, strict=True)
+    return {name: each for (name, each), cuts in pairs if cuts}
+
+
 def named_parts(outputs: Batch, parts: OutputParts) -> Batch:
     """Return each part as an output of its own, under the output's name and the part's number."""
     return {
@@ -135,3 +150,38 @@ def named_parts(outputs: Batch, parts: OutputParts) -> Batch:
         for (name, array), cuts in zip(outputs.items(), parts, strict=True)
         for number, part in enumerate(cuts)
     }
+
+
+def compared_outputs(model: ir.Model) -> tuple[bool, ...]:
+    """Return for each output whether its distance from another model's says something.
+
+    Two kinds do not count beside others. An output that no value of an input reaches, such as the
+    anchors of a detector, is the same for all samples: it would halve what a mean shows of the
+    others. Whole numbers are names, of classes or of entries of a table: how far apart two are
+    says nothing. Where there is no other output, all count. Shapes are no values: the number of
+    samples alone does not change what a row holds.
+
+    Args:
+        model: with the types of its outputs; not changed.
+    """
+    outputs = model.graph.outputs
+    reached = _reached(model.graph)
+    counted = tuple(value in reached and value.dtype not in _NUMBERED for value in outputs)
+    return counted if any(counted) else (True,) * len(outputs)
+
+
+def _reached(graph: ir.Graph) -> set[ir.Value]:
+    """Return the values that depend on values of the graph's inputs."""
+    held = set(graph.initializers.values())
+    found = {value for value in graph.inputs if value not in held}
+    for node in graph:
+        if operator(node).family == "shape":
+            continue
+        branches = any(attribute.type == ir.AttributeType.GRAPH for attribute in _kept(node))
+        if branches or any(value in found for value in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _kept(node: ir.Node) -> list[ir.Attr]:
+    return [each for each in node.attributes.values() if isinstance(each, ir.Attr)]

@@ -149,7 +149,7 @@ def evaluate(
         worst = max(worst, *(largest_gap(a, b) for a, b in pairs.values()))
         judged, expected = (judged_outputs(batch, o, metric) for o in (outputs, expected))
         target = target_of(batch, data.target, expected, metric)
-        names, read = list(outputs), read_outputs(judged, target, metric)
+        names, read = list(outputs), read_outputs(outputs, judged, target, metric)
         values.append(metric.per_sample(judged, target, size))
         if candidate is reference and metric.code is not None and not seen:
             metric.check_repeats(values[0], judged, target)

@@ -9,6 +9,7 @@ from itertools import takewhile
 from compressor.calibration.collect import make_observer
 from compressor.errors import SpecError, located
 from compressor.graph.costs import model_bytes, model_macs, model_parameters
+from compressor.graph.output_parts import with_parts
 from compressor.models.checkpoint.adapters import unused_adapter
 from compressor.models.garbage import without_collector
 from compressor.models.layer_uses import input_limits
@@ -19,7 +20,7 @@ from compressor.run.export_plan import ExportPlan, plan_exports
 from compressor.run.layer_rows import LayerRow, layer_rows
 from compressor.run.memory import peak_memory
 from compressor.run.metrics.class_metrics import fitted
-from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.judged import compared_parts
 from compressor.run.metrics.metrics import Metric, resolve_metric, single_number
 from compressor.run.metrics.scores import judged_beside
 from compressor.run.metrics.text_metrics import pooled_as
@@ -268,11 +269,12 @@ def _metric(
         return None
     known = not evaluation.feeds and Capability.GRAPH in carrier.offers
     values = carrier.graph().graph.outputs if known else ()
-    parts = judged_parts(carrier, evaluation)
+    parts = compared_parts(carrier, evaluation)
     shapes = {v.name or "": None if v.shape is None else tuple(v.shape) for v in values}
     target, where = evaluation.target, spec.where("metric")
+    compared = with_parts(shapes, parts)
     judged = judged_beside(carrier.outputs)  # by a metric that compares with the float model
-    numbers = any(single_number(shape) for name, shape in shapes.items() if name in judged)
+    numbers = any(single_number(shape) for name, shape in compared.items() if name in judged)
     metric = resolve_metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )

@@ -26,7 +26,7 @@ from compressor.lab.explain.explanation import (
 from compressor.progress import SILENT, Progress
 from compressor.report import formats
 from compressor.run.evaluate import Evaluation
-from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.judged import compared_parts
 from compressor.run.metrics.metrics import resolve_metric
 from compressor.run.pipeline import Step, apply_pass, pass_parts, run_passes
 from compressor.run.plan import PassPlan, Plan, make_plan
@@ -178,7 +178,7 @@ def _with_data(plan: Plan, spec: Spec) -> Plan:
             "add data.evaluation, or use --method sqnr",
             where=spec.where("data"),
         )
-    parts = judged_parts(plan.model.carrier, plan.data["calibration"])
+    parts = compared_parts(plan.model.carrier, plan.data["calibration"])
     metric = resolve_metric("cosine", False, spec.symbol, spec.where("metric"), parts=parts)
     data = {**plan.data, "evaluation": plan.data["calibration"]}
     return replace(plan, data=data, metric=metric)

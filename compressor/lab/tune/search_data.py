@@ -13,7 +13,7 @@ from compressor.files import json_sha256
 from compressor.lab.tune.from_model import is_model
 from compressor.run.data import Data, open_data
 from compressor.run.metrics.class_metrics import fitted
-from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.judged import compared_parts
 from compressor.run.metrics.metrics import Metric, resolve_metric
 from compressor.run.plan import Plan
 from compressor.spec.keys import FEEDS
@@ -171,7 +171,7 @@ def _search(plan: Plan, data: Data, calibration: Mapping[str, Any], words: str) 
     judged = plan.data["evaluation"].target
     data = _with_next_tokens(plan, data, judged)
     same = metric.against_float or data.target is not None or judged is None
-    parts = judged_parts(plan.model.carrier, data)
+    parts = compared_parts(plan.model.carrier, data)
     decides = metric.about_classes or metric.of_numbers
     name = "agreement" if decides else "cosine"
     other = resolve_metric(name, False, spec.symbol, spec.where("metric"), parts=parts)

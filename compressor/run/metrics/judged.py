@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import DataError
-from compressor.graph.output_parts import OutputParts, output_parts
+from compressor.graph.output_parts import (
+    WHOLE,
+    OutputParts,
+    compared_outputs,
+    named_parts,
+    output_parts,
+)
 from compressor.run.data import Data
 from compressor.run.metrics.metrics import COSINE, MSE, Metric
 from compressor.types.carrier import Capability, Carrier
@@ -21,6 +27,24 @@ def judged_parts(carrier: Carrier, data: Data) -> OutputParts:
     sample is a whole run, whose outputs have no axis of samples."""
     known = not data.feeds and data.recurrence is None and Capability.GRAPH in carrier.offers
     return output_parts(carrier.graph()) if known else ()
+
+
+def compared_parts(carrier: Carrier, data: Data) -> OutputParts:
+    """Return what a metric compares of each output, as :func:`judged_parts` does.
+
+    An output that says nothing, by :func:`~compressor.graph.output_parts.compared_outputs`, has
+    no part. Nothing is returned where all outputs count as a whole.
+    """
+    parts = judged_parts(carrier, data)
+    if Capability.GRAPH not in carrier.offers:
+        return parts
+    counted = compared_outputs(carrier.graph())
+    if data.recurrence is not None:
+        counted = tuple(counted[place] for place in data.recurrence.judged)
+    if all(counted) or not any(counted):
+        return parts
+    parts = parts or (WHOLE,) * len(counted)
+    return tuple(cuts if counts else () for cuts, counts in zip(parts, counted, strict=True))
 
 
 def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
@@ -40,9 +64,16 @@ def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
     return {n: _unmasked(batch, a) for n, a in sampled.items()} if metric.of_tokens else sampled
 
 
-def read_outputs(judged: Batch, target: Any, metric: Metric) -> set[str]:
-    """Return the names of the outputs that decide a metric, of those that it gets."""
-    if metric.code is not None or metric.output_parts:
+def read_outputs(outputs: Batch, judged: Batch, target: Any, metric: Metric) -> set[str]:
+    """Return the names of the outputs that decide a metric.
+
+    Args:
+        judged: those that it gets, in parts.
+    """
+    if metric.code is None and metric.output_parts:
+        pairs = zip(outputs.items(), metric.output_parts, strict=True)
+        return {name for (name, a), cuts in pairs if named_parts({name: a}, [cuts]).keys() & judged}
+    if metric.code is not None:
         return set(judged)
     if metric.name in (MSE.name, COSINE.name) and isinstance(target, dict):
         return set(target)

@@ -12,7 +12,7 @@ import numpy as np
 
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
-from compressor.graph.output_parts import OutputParts, named_parts
+from compressor.graph.output_parts import OutputParts, named_parts, with_parts
 from compressor.run.metrics.scores import UnfitError, numbers_first, quantities, scores_first
 from compressor.run.verdicts.statistics import MOST_LOG, Scale, paired_difference
 from compressor.spec.keys import MetricKeys
@@ -44,7 +44,7 @@ class Metric:
         shows_worst: the worst sample is reported beside the mean.
         of_directions: it compares directions, which a single number does not have.
         output_parts: what each output is joined of, in the order of the outputs; each counts as an
-            output. Empty where outputs count as a whole.
+            output, and one without parts does not count. Empty where outputs count as a whole.
         bounds: what no mean of the values lies outside of, before the unit; intervals end there.
         code: the user's own function behind it.
         digest: of what else decides the values, such as files of the model.
@@ -172,7 +172,7 @@ class Metric:
                 np.ones((), types.get(name, "float64")),
                 (1, *(d if isinstance(d, int) else _SEVERAL for d in shape[1:])),
             )
-            for name, shape in shapes.items()
+            for name, shape in with_parts(shapes, self.output_parts).items()
             if shape
         }
         outputs = self._read(outputs)
