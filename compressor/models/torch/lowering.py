@@ -20,6 +20,7 @@ from compressor.models.garbage import without_collector
 from compressor.models.torch.masks import without_fast_paths, without_idle_masks
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.parametrized import computed_by
+from compressor.models.torch.program_state import assigned_buffers, check_stateless
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
 from compressor.models.torch.translations import OtherCalls, translations
 from compressor.models.transformers.experts import plain_experts
@@ -100,13 +101,15 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
         )
     module.eval()
     chunk = _chunk(module)
-    program = _exported(module, inputs, example_inputs(inputs, chunk))
+    with assigned_buffers(module) as assigned:
+        program = _exported(module, inputs, example_inputs(inputs, chunk))
     if _takes_short_only(program):
         try:
             longer = _exported(module, inputs, example_inputs(inputs, chunk + _LONGER))
         except ModelError:  # it takes no longer ones
             longer = program
         program = program if _takes_short_only(longer) else longer
+    check_stateless(module, program.exported_program, assigned)
     model = program.model
     _name_outputs(model, _keys(program.exported_program))
     attach_weights(model, module)
