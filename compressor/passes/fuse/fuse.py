@@ -32,6 +32,11 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome, PassContext, Survey
 
+_NO_LAYER = "before it is no layer that could take it over"
+_SHARED = (
+    "another layer reads the same weight; if a module is called several times, compress it alone"
+)
+
 _ROUNDS = 12
 """Rounds of simplification at most; graphs settle after two to five."""
 
@@ -218,6 +223,14 @@ def _plan(layer: Layer, draft: Draft) -> LayerPlan:
     return LayerPlan(layer.name, "keep", reason, touched=False)
 
 
+def _behind_shared_layer(node: ir.Node) -> bool:
+    """Whether a batch-norm follows a layer whose weight other layers read, too."""
+    made = None if node.inputs[0] is None else node.inputs[0].producer()
+    row = operator(made)
+    weight = made.inputs[row.weight] if made is not None and row.is_product else None
+    return weight is not None and len(weight.uses()) > 1
+
+
 def _notes(carrier: Carrier, draft: Draft) -> tuple[str, ...]:
     before, after = (sum(1 for _ in all_nodes(m.graph)) for m in (carrier.graph(), draft.model))
     if before == after and not draft.actions and not draft.counts:
@@ -225,10 +238,13 @@ def _notes(carrier: Carrier, draft: Draft) -> tuple[str, ...]:
     else:
         more = "" if after < before else ", which take less time"
         notes = [f"{before} operators became {after}{more}"]
-    left = sum(operator(n).running_statistics for n in all_nodes(draft.model.graph))
-    if left:
-        many = "batch-norm stays" if left == 1 else "batch-norms stay"
-        notes.append(f"{left} {many}: before it is no layer that could take it over")
+    left = [n for n in all_nodes(draft.model.graph) if operator(n).running_statistics]
+    shared = sum(map(_behind_shared_layer, left))
+    for count, why in ((len(left) - shared, _NO_LAYER), (shared, _SHARED)):
+        if count:
+            notes.append(
+                f"{count} {'batch-norm stays' if count == 1 else 'batch-norms stay'}: {why}"
+            )
     if draft.failure:
         notes.append(f"some constants are still computed in each run: onnxscript: {draft.failure}")
     return tuple(notes)

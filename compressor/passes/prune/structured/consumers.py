@@ -194,7 +194,10 @@ def _obstacle(layer: Layer, node: ir.Node, owned: Collection[str]) -> str:
     if value is None or not value.name:
         return "its input is constant"
     if len(_source(weight).uses()) > 1 or len(weight.uses()) > 1:
-        return "its weight is read at several places"
+        return (
+            "its weight is read at several places; if a module is called several times, as in "
+            "siamese networks, compress it alone"
+        )
     if attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return "its padding depends on its input"
     scaled = {attributes.get_float(name, 1.0) for name in ("alpha", "beta")} != {1.0}

@@ -115,6 +115,27 @@ class Mixture(nn.Module):
         return self.head(torch.relu(self.single(torch.relu(self.line(x)))).mean(2))
 
 
+class Twins(nn.Module):
+    """One backbone that is called twice, as in siamese networks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.backbone(image).mean((2, 3)) - self.backbone(image.flip(3)).mean((2, 3))
+
+
+def test_a_module_that_is_called_twice_is_to_be_pruned_alone() -> None:
+    survey = HALF.survey(carrier(Twins()), replace(CONTEXT, shapes={"image": (8, 3, 10, 10)}))
+    (note,) = [n for n in survey.notes if "is not solved" in n]
+    assert note == (
+        "where inputs of 'backbone.2' go, what remains is not solved: its weight is read at "
+        "several places; if a module is called several times, as in siamese networks, compress it "
+        "alone"
+    )
+
+
 def test_layers_of_all_kinds_are_solved_or_named():
     model = carrier(Mixture())
     survey = HALF.survey(model, replace(CONTEXT, shapes={"image": (8, 3, 10, 10)}))
