@@ -18,6 +18,9 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer, StoredTensor
 from compressor.types.statistics import Request
 
+LOOKED_UP = "a table is looked up, not multiplied"
+"""Why a pass that is about products leaves a table as it is."""
+
 _LARGE_TABLE = 1 << 16
 """Weights from which a table is worth the nodes that look rows up in its codes."""
 OUTPUT_LAYERS = ("lm_head", "embed_out")
@@ -87,15 +90,18 @@ def _computing(graph: ir.Graph) -> Iterator[ir.Node]:
 
 def small_table(layer: Layer) -> str:
     """Return why a table stays as it is where large ones become codes; empty if it is large."""
-    return "" if layer.parameters >= _LARGE_TABLE else "a small table is looked up, not multiplied"
+    if layer.parameters >= _LARGE_TABLE:
+        return ""
+    return (
+        f"a table below {_LARGE_TABLE:,} weights stays; quantize-weights stores it with "
+        "embeddings: true"
+    )
 
 
 def kept_tables(carrier: Carrier) -> dict[str, str]:
     """Return why tables, and the output layer that belongs to one, are kept, by layer name."""
     layers = carrier.layers()
-    reasons = {
-        layer.name: "a table is looked up, not multiplied" for layer in layers if layer.is_table
-    }
+    reasons = {layer.name: LOOKED_UP for layer in layers if layer.is_table}
     for layer in layers:
         if layer.name.rpartition(".")[2] in OUTPUT_LAYERS:
             reasons[layer.name] = "it is the output layer"

@@ -10,7 +10,7 @@ from compressor.graph.blocks import values_read
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.graph.values import INTEGER_CODES, constant_of
-from compressor.models.layer_uses import MIXED
+from compressor.models.layer_uses import LOOKED_UP, MIXED, small_table
 from compressor.passes.quantize.static.placement import Profile, computed_inputs
 from compressor.types.layers import Layer
 
@@ -87,7 +87,7 @@ def no_kernel(layer: Layer, node: ir.Node | None, profile: Profile) -> str:
     if node is None:
         return "the weight of a recurrent layer"
     if node.op_type not in profile.layers:
-        other = "a table is looked up, not multiplied" if layer.is_table else "no integer kernel"
+        other = (small_table(layer) or LOOKED_UP) if layer.is_table else "no integer kernel"
         return profile.kept.get(node.op_type, other)
     if layer.is_linear and (
         node.attributes.get_float("alpha", 1.0) != 1.0

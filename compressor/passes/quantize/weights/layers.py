@@ -11,7 +11,7 @@ from pydantic import Field
 
 from compressor.errors import SpecError
 from compressor.graph.codes import obstacle
-from compressor.models.layer_uses import inner_layers, kept_tables, routers
+from compressor.models.layer_uses import LOOKED_UP, inner_layers, kept_tables, routers
 from compressor.models.transformers.reading import reading_of
 from compressor.passes.quantize.weights.inputs import COMPRESSED_TENSORS, check_inputs
 from compressor.run.weight_pass import Treatment
@@ -43,6 +43,7 @@ Activations = Literal[InputFormat, "float"]
 
 DEFAULT_PRESET: Preset = "int4-g128"
 NARROW_BITS = (3, 2)
+_TABLE = f"{LOOKED_UP}; embeddings: true stores it as codes"
 _SCALES = ("float32", "float16", "bfloat16")
 _FIXED_GROUPS: Mapping[Format, int] = {"mxfp4": 32, "nvfp4": 16}
 
@@ -238,7 +239,9 @@ def choose_layers(
             groups, or a target does not take a scheme.
     """
     by_layer = resolve_rules(rules, carrier.layers())
-    kept = {**inner_layers(carrier), **({} if tables else kept_tables(carrier))}
+    stay = {} if tables else kept_tables(carrier)
+    stay = {name: _TABLE if why == LOOKED_UP else why for name, why in stay.items()}
+    kept = {**inner_layers(carrier), **stay}
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
     linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF, GENAI, *_HALF_SCALES})

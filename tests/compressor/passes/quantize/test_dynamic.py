@@ -81,7 +81,10 @@ def test_a_small_table_is_kept() -> None:
         x = Gather(embed.weight, i) y = MatMul(x, fc.weight)
     }"""
     carrier = graph(text, {"embed.weight": noise(10, 16), "fc.weight": noise(16, 8, seed=1)})
-    assert keep(carrier) == {"embed": "a small table is looked up, not multiplied"}
+    assert keep(carrier) == {
+        "embed": "a table below 65,536 weights stays; quantize-weights stores it with "
+        "embeddings: true"
+    }
     assert float_weights(applied(carrier).carrier) == ["embed.weight"]
 
 

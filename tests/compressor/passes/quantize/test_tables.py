@@ -82,9 +82,8 @@ def test_a_large_table_is_stored_as_int8_and_a_small_one_stays(step) -> None:
     rows = {row.name: row for row in step.survey(source, ORT).layers}
     assert rows["embed"].touched
     assert rows["embed"].action == "int8/channel"
-    assert rows["place"].reason in (
-        "a small table is looked up, not multiplied",
-        "a table is looked up, not multiplied",
+    assert rows["place"].reason == (
+        "a table below 65,536 weights stays; quantize-weights stores it with embeddings: true"
     )
     outcome = applied(step, source)
     quantized = outcome.carrier

@@ -73,7 +73,9 @@ def test_hqq_fits_zero_points_where_it_may(language, options, context, action):
 
 def test_tables_and_the_output_layer_are_kept(language):
     found = reasons(weights(preset="int8"), language)
-    assert found["embed_tokens"] == "a table is looked up, not multiplied"
+    assert found["embed_tokens"] == (
+        "a table is looked up, not multiplied; embeddings: true stores it as codes"
+    )
     assert found["lm_head"] == "it is the output layer"
     assert not any(found[name] for name in found if name[:2] in ("ga", "up", "do"))
     everything = plan(weights(preset="int8", embeddings=True), language)
