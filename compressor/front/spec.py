@@ -225,7 +225,8 @@ def _inputs(module: nn.Module, item: Any, target: Any, name: str) -> dict[str, A
     count = length if length <= needed else max(1, min(length - 1, len(named)))
     first, _ = parts(item, count)
     if isinstance(first, Mapping):
-        values = {p.name: first[p.name] for p in taken if p.name in first}
+        any_name = {p.kind for p in taken} == {inspect.Parameter.VAR_KEYWORD}
+        values = first if any_name else {p.name: first[p.name] for p in taken if p.name in first}
         others = {*TARGETS, target}
         chosen = {n: v for n, v in values.items() if n not in others} or values
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
@@ -14,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from compressor.errors import ModelError, SpecError, message_lines
+from compressor.errors import ModelError, message_lines
 from compressor.models.executor.module import GraphModule
 from compressor.models.garbage import without_collector
+from compressor.models.torch.inputs_by_name import bound, named_parameters, takes_names
 from compressor.models.torch.masks import without_fast_paths, without_idle_masks
 from compressor.models.torch.matching import attach_weights
 from compressor.models.torch.parametrized import computed_by
@@ -38,6 +38,7 @@ _NO_GRAPH = "or use passes on weights alone, such as compress quantize on its di
 _NO_FUNCTION = "No ONNX function"
 _LEFT_OUT = "'NoneType' object"
 _LENGTH = "SymbolicTensor"
+_CLASS = "is not a known type"
 _REMEDIES = {
     "data-dependent": "a graph cannot branch on values: let forward compute all branches and "
     f"choose with torch.where (all experts, not those that were hit), {_NO_GRAPH}",
@@ -47,6 +48,8 @@ _REMEDIES = {
     f"forward, {_NO_GRAPH}",
     _LENGTH: "a length decides about an operator, such as the batch about the groups of a "
     "convolution: give every axis of model.inputs its number, that of samples too",
+    _CLASS: "return a dictionary or a tuple, or register the class where it is defined, by "
+    "torch.export.register_dataclass(CLASS)",
     _LEFT_OUT: "an input that model.inputs leaves out may be needed where PyTorch traces forward: "
     f"name it there, such as attention_mask, {_NO_GRAPH}",
 }
@@ -101,14 +104,14 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
         )
     module.eval()
     chunk = _chunk(module)
-    with assigned_buffers(module) as assigned:
+    with assigned_buffers(module) as assigned, named_parameters(module, [s.name for s in inputs]):
         program = _exported(module, inputs, example_inputs(inputs, chunk))
-    if _takes_short_only(program):
-        try:
-            longer = _exported(module, inputs, example_inputs(inputs, chunk + _LONGER))
-        except ModelError:  # it takes no longer ones
-            longer = program
-        program = program if _takes_short_only(longer) else longer
+        if _takes_short_only(program):
+            try:
+                longer = _exported(module, inputs, example_inputs(inputs, chunk + _LONGER))
+            except ModelError:  # it takes no longer ones
+                longer = program
+            program = program if _takes_short_only(longer) else longer
     check_stateless(module, program.exported_program, assigned)
     model = program.model
     _name_outputs(model, _keys(program.exported_program))
@@ -122,7 +125,7 @@ def _exported(
     dynamic = {
         s.name: {i: d for i, d in enumerate(s.shape) if isinstance(d, str)} or None for s in inputs
     }
-    args, kwargs, shapes = _bind(module, example, dynamic)
+    args, kwargs, shapes = bound(module, example, dynamic)
     try:
         with (
             quiet_libraries(),
@@ -252,27 +255,6 @@ def _without_traces() -> Iterator[None]:
         setattr(torch.fx.config, name, before)
 
 
-def _bind(
-    module: torch.nn.Module, example: dict[str, torch.Tensor], dynamic: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any] | None, Any]:
-    """Return arguments: by name if ``forward`` has parameters of these names, else by position."""
-    parameters = inspect.signature(module.forward).parameters
-    if all(name in parameters for name in example):
-        return (), dict(example), dict(dynamic)
-    accepted = [
-        p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
-    if len(example) > len(accepted) and not variadic:
-        raise SpecError(
-            "model.inputs",
-            f"names {len(example)} inputs, but forward of {type(module).__name__} takes "
-            f"{len(accepted)}",
-            f"its parameters are {', '.join(parameters) or 'none'}",
-        )
-    return tuple(example.values()), None, tuple(dynamic.values())
-
-
 def _keys(program: torch.export.ExportedProgram | None) -> Sequence[str]:
     """Return the keys of the dictionary that a module returns; nothing if it returns none."""
     made = None if program is None else program.call_spec.out_spec
@@ -313,6 +295,8 @@ def _root_cause(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    if _CLASS in said:  # what follows is about PyTorch's own code
+        said = said.partition(". If")[0]
     return f"{type(error).__name__}: {said[:300]}"
 
 
@@ -331,7 +315,7 @@ def arguments(
     module: nn.Module, tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """Return inputs as a module is called with: by position, or by name if its forward has them."""
-    if set(inspect.signature(module.forward).parameters).issuperset(tensors):
+    if takes_names(module, tensors):
         return (), dict(tensors)
     return tuple(tensors.values()), {}
 
