@@ -22,7 +22,6 @@ from compressor.run.memory import peak_memory
 from compressor.run.metrics.class_metrics import fitted
 from compressor.run.metrics.judged import compared_parts
 from compressor.run.metrics.metrics import Metric, resolve_metric, single_number
-from compressor.run.metrics.scores import judged_beside
 from compressor.run.metrics.text_metrics import pooled_as
 from compressor.run.model import OpenedModel, open_model, open_other_model, option_path
 from compressor.run.unreached import unreached_weights
@@ -272,9 +271,7 @@ def _metric(
     parts = compared_parts(carrier, evaluation)
     shapes = {v.name or "": None if v.shape is None else tuple(v.shape) for v in values}
     target, where = evaluation.target, spec.where("metric")
-    compared = with_parts(shapes, parts)
-    judged = judged_beside(carrier.outputs)  # by a metric that compares with the float model
-    numbers = any(single_number(shape) for name, shape in compared.items() if name in judged)
+    numbers = any(map(single_number, with_parts(shapes, parts).values()))
     metric = resolve_metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )
