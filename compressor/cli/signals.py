@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -57,7 +57,8 @@ class Termination:
 
     def __init__(self, end: Callable[[], object]):
         self._end = end
-        self._noticed = Event()
+        self._ending = Lock()  # held by the thread that ends the process
+        self._seen = False
         self._guard = 0
 
     def watch(self) -> None:
@@ -86,11 +87,15 @@ class Termination:
             os.kill(self._guard, signal.SIGKILL)
             os.waitpid(self._guard, 0)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> NoReturn:
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
         del number, frame
-        signal.set_wakeup_fd(-1)  # a second one changes nothing
-        self._noticed.set()
+        signal.set_wakeup_fd(-1)
+        if self._seen:  # a second one changes nothing
+            return
+        self._seen = True
         _asked.set()
+        if not self._ending.acquire(blocking=False):
+            time.sleep(_CLEANING)  # the other thread ends the process
         raise KeyboardInterrupt
 
     def _wait(self, arrived: socket.socket) -> None:
@@ -100,8 +105,9 @@ class Termination:
             # Somebody else may have taken it over.
             if not terminated or signal.getsignal(signal.SIGTERM) != self._interrupt:
                 continue
-            if self._noticed.wait(_GRACE):
-                Event().wait(_CLEANING)
+            time.sleep(_GRACE)
+            if not self._ending.acquire(blocking=False):  # the main thread has seen the signal
+                time.sleep(_CLEANING)
             try:
                 self._end()
             finally:

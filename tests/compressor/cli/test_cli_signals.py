@@ -127,3 +127,23 @@ def test_a_closed_pipe_is_no_news(work: str) -> None:
         process.stdout.close()
         _, error = process.communicate(timeout=30)
     assert (process.returncode, error) == (141, b"")
+
+
+# Cleaning up takes longer than a second signal to come.
+CLEANING = """
+    try:
+        print('ready', flush=True); [time.sleep(0.1) for _ in range(600)]
+    finally:
+        time.sleep(1.0)
+        print('cleaned', flush=True)"""
+
+
+def test_a_second_termination_does_not_disturb_the_cleaning() -> None:
+    with start(CLEANING) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=30)
+    assert (process.returncode, out, error) == (130, b"cleaned\n", INTERRUPTED)
