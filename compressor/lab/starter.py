@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -50,7 +49,7 @@ from compressor.lab.starter_parts import (
 )
 from compressor.lab.starter_text import text_data, written_inputs
 from compressor.spec.schema import schema_seen_from
-from compressor.spec.source_text import scalar
+from compressor.spec.source_text import scalar, seen_from
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
 
 _IMAGE_AXES = 4
@@ -86,7 +85,7 @@ def write_starter(model: Path, output: Path, choices: Choices = _NOTHING) -> boo
             f"spec {str(output)!r}", "exists already", "name another file with -o, or remove it"
         )
     folder = output.resolve().parent
-    relative = Path(os.path.relpath(model.resolve(), folder)).as_posix()
+    relative = seen_from(folder, model)
     first = f"# yaml-language-server: $schema={schema_seen_from(folder)}\n"
     given = Given(model, folder, *settled(model, choices))
     text, inputs = _starter(model, relative, output.name, given)
@@ -124,7 +123,7 @@ def _starter(
 
 
 def _parts(model: Path, relative: str, spec: str, given: Given) -> tuple[str, Sequence[TensorSpec]]:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.resolve().stem).strip("-._") or "model"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", _named(model).stem).strip("-._") or "model"
     head = _head(model, spec, name)
     inputs: Sequence[TensorSpec]
     if model.suffix == ".onnx":
@@ -198,10 +197,13 @@ def _passes(recipe: Recipe) -> str:
     return PASSES.format(title=title, steps="\n".join(recipe.lines()))
 
 
+def _named(model: Path) -> Path:
+    """Return a path that ends in the model's name; a link has its own, unlike what it names."""
+    return model.resolve() if model.is_dir() else model
+
+
 def _head(model: Path, spec: str, name: str) -> str:
-    return HEAD.format(
-        model=printable(model.resolve().name), spec=printable(spec), name=scalar(name)
-    )
+    return HEAD.format(model=printable(_named(model).name), spec=printable(spec), name=scalar(name))
 
 
 def _why_feeds(

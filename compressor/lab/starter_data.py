@@ -17,7 +17,7 @@ from compressor.errors import SpecError, printable, suggestion
 from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, as_whole, beside, labels, look_at
 from compressor.lab.starter_parts import ACCURACY, ALONE, BATCH, COSINE, FILES, FILES_FOR_RANGES
 from compressor.lab.text_fields import texts_of
-from compressor.spec.source_text import scalar
+from compressor.spec.source_text import scalar, seen_from
 from compressor.types.tensors import TensorSpec, fixed_batch
 
 if TYPE_CHECKING:
@@ -239,8 +239,8 @@ class Given:
         found, choices = self.found, self.choices
         if found is not None and found.kind not in SUFFIXES:
             places = {
-                "calibration": _seen_from(self.folder, found.calibration),
-                "evaluation": _seen_from(self.folder, found.evaluation),
+                "calibration": _place(self.folder, found.calibration),
+                "evaluation": _place(self.folder, found.evaluation),
             }
             parted = found.halves() and (found.feeds or "    samples: feeds" not in text)
             folds = {"calibration": "1/2", "evaluation": "2/2"} if parted else {}
@@ -314,7 +314,7 @@ def _of_folder(
         "\n  # CHECK: take others; what tunes a model must not also judge it." if alone else ""
     )
     before = FILES_FOR_RANGES.format(
-        place=_seen_from(given.folder, found.calibration) + (_fold("1/2") if halves else ""),
+        place=_place(given.folder, found.calibration) + (_fold("1/2") if halves else ""),
         samples=samples,
         warning=warning,
         **values,
@@ -323,7 +323,7 @@ def _of_folder(
     return FILES.format(
         words=found.words(),
         calibration=before if calibrated else "",
-        place=_seen_from(given.folder, found.evaluation) + (_fold("2/2") if halves else ""),
+        place=_place(given.folder, found.evaluation) + (_fold("2/2") if halves else ""),
         target=f"    {target}\n" if found.classes > 1 else "",
         samples=f"    samples: {whole} # whole batches\n" if fixed > 1 and whole else "",
         batch=f"    batch: {given.batch}{ALONE}\n" if given.batch != BATCH else "",
@@ -349,7 +349,7 @@ def _keys(found: Found, given: Given, spec: TensorSpec) -> tuple[str, list[str]]
             length = spec.shape[1]
         cut = f"length: {length} # CHECK: samples of each sound; what is longer is cut"
         if extractor_file(own) is not None:
-            place = f"preprocessor: {_seen_from(given.folder, own)}"
+            place = f"preprocessor: {_place(given.folder, own)}"
             usual = "# prepared as preprocessor_config.json beside the model says"
             return spec.name, [place, cut] if waveform else [usual]
         taken = f"rate: {rate} # CHECK: samples a second, as in training"
@@ -395,5 +395,5 @@ def _image_keys(
         yield "layout: channels-first"
 
 
-def _seen_from(folder: Path, place: Path) -> str:
-    return scalar(Path(os.path.relpath(place.resolve(), folder.resolve())).as_posix())
+def _place(folder: Path, place: Path) -> str:
+    return scalar(seen_from(folder, place))

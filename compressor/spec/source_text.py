@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -224,6 +225,12 @@ def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
 
 _PLAIN = re.compile(r"(\.{0,2}/)*[A-Za-z_][A-Za-z0-9_./-]*")
 _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+
+
+def seen_from(folder: Path, place: Path) -> str:
+    """Return the path of a file or folder as a spec in a folder writes it; links are kept."""
+    whole = place.resolve() if place.is_dir() else place.parent.resolve() / place.name
+    return Path(os.path.relpath(whole, folder.resolve())).as_posix()
 
 
 def scalar(value: Any) -> str:

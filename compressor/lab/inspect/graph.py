@@ -239,7 +239,7 @@ def inspect_ort(path: Path, progress: Progress) -> ModelContents:
     with mapped(path, f"an {_ORT}") as data:
         proto, _ = ort_model(data)
         size = len(data)
-    model = checked_model(proto, path.parent, f"model {str(path)!r}")
+    model = checked_model(proto, path, f"model {str(path)!r}")
     common.LiftSubgraphInitializersToMainGraphPass()(model)
     used = {node.domain for node in all_nodes(model.graph)}
     for domain in set(model.opset_imports) - used - {""}:  # the runtime lists all that it knows

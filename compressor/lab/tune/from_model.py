@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from io import StringIO
 from pathlib import Path
@@ -25,7 +24,7 @@ from compressor.run.metrics.metrics import resolve_metric
 from compressor.run.model import OpenedModel, open_model
 from compressor.spec.keys import FEEDS
 from compressor.spec.load import Spec, check_spec
-from compressor.spec.source_text import Document
+from compressor.spec.source_text import Document, seen_from
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import fixed_batch, samples_in
 
@@ -64,7 +63,7 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
         raise SpecError(
             subject, "is given without data", "add --data with typical samples, or write a spec"
         )
-    relative = Path(os.path.relpath(model.resolve(), folder.resolve())).as_posix()
+    relative = seen_from(folder, model)
     given = Given(model, folder, choices, found)
     text = starter_text(model, relative, "tuned.yaml", given)
     value = YAML(typ="safe", pure=True).load(StringIO(text))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import NoReturn
 
 import onnx
 import onnx_ir as ir
@@ -25,6 +24,7 @@ from compressor.graph.messages import (
     subgraphs,
     tensors_in,
 )
+from compressor.models.onnx.tensor_data import check_data, data_folder
 
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
@@ -35,9 +35,7 @@ TARGET = "target"
 _CUT = "the file is truncated or of another format"
 _AGAIN = "export the model again"
 _REMEDY = "the file was edited or its exporter is broken; export the model again"
-_LONGEST_NAME = 255  # bytes, in the file systems of Linux
 _SHOWN = 4  # nodes of a cycle
-_PAIRS = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)  # two entries an element
 
 
 def read_onnx(path: Path) -> ir.Model:
@@ -52,11 +50,11 @@ def read_onnx(path: Path) -> ir.Model:
         ModelError: it is cut, not ONNX, or breaks ONNX's rules.
     """
     subject = f"model {str(path)!r}"
-    return checked_model(_parsed(path, subject), path.parent, subject)
+    return checked_model(_parsed(path, subject), path, subject)
 
 
-def checked_model(proto: onnx.ModelProto, folder: Path, subject: str) -> ir.Model:
-    """Return a message as a graph, in the order of execution; its external data lie in ``folder``.
+def checked_model(proto: onnx.ModelProto, path: Path, subject: str) -> ir.Model:
+    """Return the message that a file holds as a graph, in the order of execution.
 
     Raises:
         ModelError: it breaks ONNX's rules.
@@ -67,11 +65,8 @@ def checked_model(proto: onnx.ModelProto, folder: Path, subject: str) -> ir.Mode
     if wrong:
         raise ModelError(subject, f"breaks ONNX's rules: {wrong}", _REMEDY)
     _free_lengths(proto.graph)
-    for tensor in tensors_in(proto):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _check_external(tensor, folder, subject)
-        else:
-            _check_length(tensor, subject)
+    folder = data_folder(proto, path)
+    check_data(proto, folder, subject)
     try:
         model = ir.from_proto(proto)
     except (ir.serde.SerdeError, ValueError, TypeError, KeyError, NotImplementedError) as error:
@@ -196,92 +191,6 @@ def _check_tensor(role: str, value: onnx.ValueInfoProto, subject: str) -> None:
         "(skl2onnx: options={'zipmap': False})"
         if kind in ("sequence_type", "map_type")
         else "inputs and outputs have to be tensors; change the model and export it again",
-    )
-
-
-def _elements(tensor: TensorProto, subject: str) -> int:
-    """Return the number of elements; refuse impossible types and shapes."""
-    elements = 1
-    for length in tensor.dims:
-        elements *= length
-        if length < 0:
-            _refuse(tensor, subject, f"has a negative length in its shape {list(tensor.dims)}")
-    types = {kind.value for kind in ir.DataType} - {TensorProto.UNDEFINED}
-    if tensor.data_type not in types:
-        _refuse(tensor, subject, f"has element type {tensor.data_type}, which is not known")
-    return elements
-
-
-def _bytes(tensor: TensorProto, elements: int) -> int:
-    return -(-elements * ir.DataType(tensor.data_type).bitwidth // 8)
-
-
-def _check_length(tensor: TensorProto, subject: str) -> None:
-    """Check that a tensor stored in the file itself holds as much data as its shape needs."""
-    elements = _elements(tensor, subject)
-    if tensor.HasField("raw_data"):
-        if tensor.data_type == TensorProto.STRING:
-            _refuse(tensor, subject, "holds text as raw bytes")
-        have, want = len(tensor.raw_data), _bytes(tensor, elements)
-        unit = "bytes"
-    else:
-        # Types of less than a byte share an entry as they share a byte.
-        text = tensor.data_type == TensorProto.STRING
-        packed = 1 if text else max(1, 8 // ir.DataType(tensor.data_type).bitwidth)
-        each = 2 if tensor.data_type in _PAIRS else 1
-        have = len(getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type)))
-        want, unit = -(-elements * each // packed), "values"
-    if have != want:
-        shape = list(tensor.dims)
-        _refuse(tensor, subject, f"holds {have} {unit}, but its shape {shape} needs {want}")
-
-
-def _check_external(tensor: TensorProto, folder: Path, subject: str) -> None:
-    """Check that external data lies beside the model and is complete."""
-    # What is not UTF-8 comes as bytes.
-    places = {str(entry.key): str(entry.value) for entry in tensor.external_data}
-    location = places.get("location", "")
-    root = folder.resolve()
-    if "\0" in location or not location:
-        _refuse(tensor, subject, f"names no valid file for its data, {location!r}")
-    if tensor.data_type == TensorProto.STRING:
-        _refuse(tensor, subject, "holds text in another file")
-    file = folder / location
-    if len(Path(location).name.encode()) > _LONGEST_NAME:
-        _refuse(tensor, subject, f"names no valid file for its data, {location[:_LONGEST_NAME]!r}")
-    if not file.resolve().is_relative_to(root):
-        raise ModelError(
-            subject,
-            f"keeps {tensor.name!r} outside its folder, at {location!r}",
-            "keep external data beside the model",
-        )
-    offset, length = (_number(tensor, places, key, subject) for key in ("offset", "length"))
-    want = _bytes(tensor, _elements(tensor, subject))
-    if length is not None and length != want:
-        shape = list(tensor.dims)
-        _refuse(tensor, subject, f"has {length} bytes, but its shape {shape} needs {want}")
-    if not file.is_file() or file.stat().st_size < (offset or 0) + want:
-        raise ModelError(
-            subject,
-            f"external data file {location!r} is missing or too short",
-            "copy it beside the model again",
-        )
-
-
-def _number(tensor: TensorProto, places: dict[str, str], key: str, subject: str) -> int | None:
-    text = places.get(key)
-    if text is None:
-        return None
-    if not text.isascii() or not text.isdigit():
-        _refuse(tensor, subject, f"has the {key} {text!r} in its external data")
-    return int(text)
-
-
-def _refuse(tensor: TensorProto, subject: str, problem: str) -> NoReturn:
-    raise ModelError(
-        subject,
-        f"tensor {tensor.name!r} {problem}",
-        "the file is damaged or was edited; export it again",
     )
 
 

@@ -296,7 +296,7 @@ def test_external_data_outside_the_folder(tmp_path: Path, location: str):
         open_onnx(path, OPSET)
     assert str(caught.value) == (
         f"model {str(path)!r}: keeps 'conv1.weight' outside its folder, at {location!r}; "
-        "keep external data beside the model"
+        "keep external data beside the model, as files and not as links"
     )
 
 

@@ -133,3 +133,25 @@ def test_axes_that_lie_in_another_file_are_run(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)
     found = file_runner(path, open_onnx(path, OPSET).graph()).run({"x": x})
     np.testing.assert_allclose(found["y"], x.mean((2, 3)), rtol=1e-5)
+
+
+def test_data_of_a_linked_model_lie_beside_what_it_names(tmp_path: Path) -> None:
+    """As Hugging Face's cache keeps them; a link alone may not lead out of the folder."""
+    folders = [tmp_path / name for name in ("blobs", "snapshot", "elsewhere")]
+    for folder in folders:
+        folder.mkdir()
+    blobs, snapshot, elsewhere = folders
+    file = external(blobs)
+    (blobs / "w.data").rename(blobs / "0a")
+    (snapshot / "m.onnx").symlink_to("../blobs/m.onnx")
+    (snapshot / "w.data").symlink_to("../blobs/0a")
+    linked = open_onnx(snapshot / "m.onnx", OPSET)
+    (blobs / "w.data").write_bytes((blobs / "0a").read_bytes())
+    images = {"image": sample_images(0)}
+    expected, found = (c.runner().run(images)["logits"] for c in (open_onnx(file, OPSET), linked))
+    np.testing.assert_array_equal(found, expected)
+    (elsewhere / "w.data").write_bytes((blobs / "0a").read_bytes())
+    (snapshot / "w.data").unlink()
+    (snapshot / "w.data").symlink_to("../elsewhere/w.data")
+    with pytest.raises(ModelError, match=r"outside its folder, at 'w\.data'"):
+        open_onnx(snapshot / "m.onnx", OPSET)
