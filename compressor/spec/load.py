@@ -139,7 +139,7 @@ def check_spec(document: Document, objects: Mapping[str, Any] | None = None) -> 
         for section, kind in (("passes", "pass"), ("exports", "exporter"))
     ]
     data = {
-        role: attempt(_data_entry, role, value, document)
+        role: attempt(data_entry, role, value, document)
         for role, value in _data_values(document).items()
     }
     if keys is None:
@@ -208,7 +208,15 @@ def _data_values(document: Document) -> dict[str, dict[str, Any]]:
     return {r: values[r] for r in DataSection.model_fields if isinstance(values.get(r), dict)}
 
 
-def _data_entry(role: str, value: dict[str, Any], document: Document) -> DataEntry:
+def data_entry(role: str, value: dict[str, Any], document: Document) -> DataEntry:
+    """Check a data source of a spec.
+
+    Args:
+        value: what stands under ``data`` for the role.
+
+    Raises:
+        SpecError: a key is wrong, or a file does not exist.
+    """
     path: KeyPath = ("data", role)
     kind = _source_kind(value, document, path)
     common = {k: v for k, v in value.items() if k in keys_of(DataKeys)}

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compressor.errors import SpecError
+from compressor.errors import ArtifactError, ModelError, SpecError
 from compressor.lab.bench.device import Device, timed_on
 from compressor.lab.bench.energy import energy_counters, measure_energy
+from compressor.lab.bench.feeds import feeds_of_runs
 from compressor.lab.bench.finding import find_artifacts
 from compressor.lab.bench.inputs import (
     Declared,
@@ -17,7 +18,9 @@ from compressor.lab.bench.inputs import (
     batch_sizes,
     declared,
     fixed_shapes,
+    partly_fixed,
     random_inputs,
+    stored_feed,
     stored_inputs,
     undeclared,
 )
@@ -27,7 +30,7 @@ from compressor.run.artifact_file import ArtifactFile, Machinery
 from compressor.run.timing.cold_rounds import ROUNDS, cold_starts
 from compressor.run.timing.timing import PRECISION, Latencies, measure
 from compressor.run.workspace import environment
-from compressor.types.tensors import Batch, TensorSpec
+from compressor.types.tensors import Batch, TensorSpec, unstackable
 
 SCHEMA = 1
 _NOT_ASKED = "--no-cold"
@@ -43,7 +46,8 @@ class BenchOptions:
         seconds: that one batch size may take.
         cold: take cold starts apart, too.
         shapes: of inputs, by name.
-        data: an ``.npz`` file with samples; random values are used without one.
+        data: an ``.npz`` file with samples, or with a whole feed. Without one, the feeds of a run
+            are used if it has any, and random values otherwise.
         device: where the artifacts are run, if not here.
     """
 
@@ -63,13 +67,19 @@ class _Work:
 
     Attributes:
         running: those that can be run here.
+        reasons: why others cannot, by name.
+        runtimes: what runs them, by name; empty if a device does.
         batches: for each size, what they are run on.
+        data: where that is from; ``None`` for random values.
     """
 
     artifacts: Sequence[ArtifactFile]
     running: Sequence[ArtifactFile]
+    reasons: Mapping[str, str]
+    runtimes: Mapping[str, str]
     inputs: Sequence[TensorSpec]
     batches: Mapping[int, Sequence[Batch]]
+    data: str | None
 
 
 def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def bench(paths: Sequence[Path], options: BenchOptions, progress: Progress) -> d
         return _document(rows, work, options)
     with on_threads(machinery.threads):
         for artifact in work.running:
-            rows[artifact.name]["runtime"] = artifact.opener(machinery)().runtime
+            rows[artifact.name]["runtime"] = work.runtimes[artifact.name]
             rows[artifact.name]["runtime_reason"] = artifact.elsewhere(machinery) or None
         for size, inputs in work.batches.items():
             with progress.stage(f"time batches of {size}"):
@@ -142,7 +152,7 @@ def _document(
         "seconds": options.seconds,
         "base": work.running[0].name,
         "inputs": [{"name": i.name, "shape": list(i.shape), "dtype": i.dtype} for i in work.inputs],
-        "data": None if options.data is None else options.data.name,
+        "data": work.data,
         "artifacts": list(rows.values()),
     }
 
@@ -167,23 +177,76 @@ def in_turn(
 
 def _work(paths: Sequence[Path], options: BenchOptions) -> _Work:
     artifacts = find_artifacts(paths)
-    running = [a for a in artifacts if not a.cannot_run]
+    reasons = {a.name: a.cannot_run for a in artifacts if a.cannot_run}
+    inputs_of: dict[str, Declared] = {}
+    runtimes: dict[str, str] = {}
+    failed: list[ModelError | ArtifactError] = []
+    for artifact in artifacts:
+        if artifact.name in reasons:
+            continue
+        try:
+            inputs_of[artifact.name] = declared(artifact)
+            if options.device is None:
+                with on_threads(options.machinery.threads):
+                    runtimes[artifact.name] = artifact.opener(options.machinery)().runtime
+        except (ModelError, ArtifactError) as error:
+            failed.append(error)
+            inputs_of.pop(artifact.name, None)
+            reasons[artifact.name] = f"{error.problem}; {error.remedy}"
+    running = [a for a in artifacts if a.name not in reasons]
     if not running:
+        if failed:
+            raise failed[0]
         first = artifacts[0]
         raise SpecError(
             f"artifact {first.name!r}",
             f"cannot be run here: {first.cannot_run}",
             "name an artifact that can, or run this where it can",
         )
-    inputs_of = {a.name: declared(a) for a in running}
-    inputs = fixed_shapes(_inputs(inputs_of, options.shapes), options.shapes)
-    several = any(d.branches for d in inputs_of.values())
-    sizes = batch_sizes(inputs, options.batches)
+    branches = any(d.branches for d in inputs_of.values())
+    taken = _inputs(inputs_of, options.shapes)
+    inputs, batches, data = _batches(paths, options, taken, branches=branches)
+    return _Work(artifacts, running, reasons, runtimes, inputs, batches, data)
+
+
+def _batches(
+    paths: Sequence[Path], options: BenchOptions, taken: tuple[TensorSpec, ...], *, branches: bool
+) -> tuple[tuple[TensorSpec, ...], Mapping[int, Sequence[Batch]], str | None]:
+    """Return the inputs with the lengths they have, what is run by batch size, and its origin."""
+    feeds: list[Batch] = []
+    if options.data is None and not options.shapes and not options.batches:
+        feeds = feeds_of_runs(paths, taken, branches=branches)
+    if feeds:
+        return _as_fed(taken, feeds), {1: feeds}, "feeds of the run"
     if options.data is None:
-        batches = {size: random_inputs(inputs, size) for size in sizes}
-    else:
-        batches = {s: stored_inputs(options.data, inputs, s, several=several) for s in sizes}
-    return _Work(artifacts, running, inputs, batches)
+        inputs = fixed_shapes(taken, options.shapes)
+        sizes = batch_sizes(inputs, options.batches)
+        return inputs, {size: random_inputs(inputs, size) for size in sizes}, None
+    data, inputs = options.data, partly_fixed(taken, options.shapes)
+    sizes = batch_sizes(inputs, options.batches)
+    if unstackable(inputs) is not None:
+        asked = options.batches or (None,)
+        fed = {s or 1: [stored_feed(data, inputs, s)] for s in asked}
+        return _as_fed(inputs, next(iter(fed.values()))), fed, data.name
+    stored = {s: stored_inputs(data, inputs, s, several=branches) for s in sizes}
+    shown = _as_fed(inputs, stored[sizes[0]])
+    free = tuple(
+        replace(s, shape=s.shape if isinstance(i.shape[0], int) else ("batch", *s.shape[1:]))
+        for i, s in zip(inputs, shown, strict=True)
+    )
+    return free, stored, data.name
+
+
+def _as_fed(inputs: Sequence[TensorSpec], feeds: Sequence[Batch]) -> tuple[TensorSpec, ...]:
+    """Return the inputs with the lengths that all feeds have."""
+
+    def common(spec: TensorSpec, axis: int) -> int | str | None:
+        lengths = {feed[spec.name].shape[axis] for feed in feeds}
+        return lengths.pop() if len(lengths) == 1 else (spec.shape[axis] or "any")
+
+    return tuple(
+        replace(i, shape=tuple(common(i, axis) for axis in range(len(i.shape)))) for i in inputs
+    )
 
 
 def _inputs(
@@ -194,7 +257,7 @@ def _inputs(
 
 
 def _facts(artifact: ArtifactFile, work: _Work) -> dict[str, Any]:
-    reason = artifact.cannot_run
+    reason = work.reasons.get(artifact.name)
     return {
         "name": artifact.name,
         "path": str(artifact.path),
@@ -203,12 +266,12 @@ def _facts(artifact: ArtifactFile, work: _Work) -> dict[str, Any]:
         "size_ratio": artifact.bytes / work.running[0].bytes,
         "runtime": None,
         "runtime_reason": None,
-        "reason": reason or None,
+        "reason": reason,
         "latency": [],
         "cold": None,
-        "cold_reason": reason or None,
+        "cold_reason": reason,
         "energy": None,
-        "energy_reason": reason or None,
+        "energy_reason": reason,
     }
 
 

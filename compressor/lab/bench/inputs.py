@@ -24,9 +24,9 @@ from compressor.models.onnx.ort_session import OrtRunner
 from compressor.models.onnx.runtimes import OpenVinoRunner
 from compressor.run.artifact_file import ONNX, ArtifactFile, Machinery
 from compressor.run.evaluate import made_up_batch
-from compressor.types.tensors import Array, Batch, TensorSpec, may_agree, unstackable
+from compressor.types.tensors import Array, Batch, TensorSpec, may_agree
 
-_MOST_INPUTS = 64
+MOST_INPUTS = 64
 _IMAGE_AXES, _SIDE = 4, 224  # of an example
 _TOKENS = TensorSpec("input_ids", ("batch", "sequence"), "int64")
 
@@ -122,10 +122,21 @@ def fixed_shapes(
     Raises:
         SpecError: a length is missing or contradicts the declaration.
     """
+    return tuple(_fixed(s, shapes.get(s.name)) for s in partly_fixed(inputs, shapes))
+
+
+def partly_fixed(
+    inputs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]]
+) -> tuple[TensorSpec, ...]:
+    """Return the inputs with the lengths that are given, where data have the others.
+
+    Raises:
+        SpecError: a length contradicts the declaration, or there is no such input.
+    """
     for name in shapes:
         if name not in {spec.name for spec in inputs}:
             raise SpecError(f"--shape {name}", "is not an input", f"inputs are: {_listed(inputs)}")
-    return tuple(_fixed(spec, shapes.get(spec.name)) for spec in inputs)
+    return tuple(_fixed(s, shapes[s.name]) if s.name in shapes else s for s in inputs)
 
 
 def batch_sizes(inputs: Sequence[TensorSpec], sizes: Sequence[int]) -> tuple[int, ...]:
@@ -159,8 +170,7 @@ def stored_inputs(
     """Return batches of samples from a file.
 
     Args:
-        path: an ``.npz`` file with an array ``[samples, ...]`` for each input, by its name; or
-            with a whole feed, where an input has no axis for samples.
+        path: an ``.npz`` file with an array ``[samples, ...]`` for each input, by its name.
         size: samples in a batch; the file's are repeated where they are fewer.
         several: as many batches as there are, up to 64; otherwise the first.
 
@@ -168,17 +178,29 @@ def stored_inputs(
         SpecError: there is no such file, or it lacks an input.
         DataError: it is damaged or empty, or an array has another shape or dtype.
     """
-    sized = [_sized(spec, size) for spec in inputs]
-    if unstackable(sized) is not None:
-        feed = _npz(path, inputs).feed()
-        for spec in sized:
-            _check(path, spec, feed[spec.name].shape, feed[spec.name])
-        return [feed]
-    count = _MOST_INPUTS if several else 1
+    count = MOST_INPUTS if several else 1
     arrays = _arrays(path, inputs, size, count * size)
     count = max(1, len(next(iter(arrays.values()))) // size)
     taken = {name: np.resize(a, (max(len(a), size), *a.shape[1:])) for name, a in arrays.items()}
     return [{n: a[i * size : (i + 1) * size] for n, a in taken.items()} for i in range(count)]
+
+
+def stored_feed(path: Path, inputs: Sequence[TensorSpec], size: int | None) -> Batch:
+    """Return a whole feed from a file.
+
+    Args:
+        path: an ``.npz`` file with an array for each input, by its name.
+        size: what open first axes must have; ``None`` for any.
+
+    Raises:
+        SpecError: there is no such file, or it lacks an input.
+        DataError: it is damaged, or an array has another shape or dtype.
+    """
+    feed = _npz(path, inputs).feed()
+    for spec in inputs:
+        wanted = spec if size is None else _sized(spec, size)
+        _check(path, wanted, feed[spec.name].shape, feed[spec.name])
+    return feed
 
 
 def _narrowed(first: TensorSpec, second: TensorSpec) -> tuple[int | str | None, ...]:
@@ -196,7 +218,8 @@ def _fixed(spec: TensorSpec, shape: Sequence[int] | None) -> TensorSpec:
     if shape is None:
         missing = [d for d in spec.shape[1:] if not isinstance(d, int)]
         if missing:
-            raise SpecError(f"input {spec}", "has an unknown length", f"give {option}")
+            remedy = f"give {option}, or --data FILE.npz"
+            raise SpecError(f"input {spec}", "has an unknown length", remedy)
         shape = [d if isinstance(d, int) else 1 for d in spec.shape]
     if not may_agree(spec.shape, shape):
         shown = ",".join(str(d) for d in shape)
@@ -215,7 +238,8 @@ def _example(shape: Sequence[int | str | None]) -> list[int]:
 
 
 def _sized(spec: TensorSpec, size: int) -> TensorSpec:
-    return replace(spec, shape=tuple(size if isinstance(d, str) else d for d in spec.shape))
+    first = spec.shape[:1] if spec.shape and isinstance(spec.shape[0], int) else (size,)
+    return replace(spec, shape=(*first, *spec.shape[1:])) if spec.shape else spec
 
 
 def _arrays(path: Path, inputs: Sequence[TensorSpec], size: int, samples: int) -> dict[str, Array]:

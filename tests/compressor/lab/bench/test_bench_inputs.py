@@ -65,7 +65,8 @@ def test_free_lengths_come_from_the_option():
     with pytest.raises(CompressorError) as caught:
         fixed_shapes([IMAGE, TOKENS], {})
     assert str(caught.value) == (
-        "input ids int64[n, length]: has an unknown length; give --shape ids=1,1"
+        "input ids int64[n, length]: has an unknown length; give --shape ids=1,1, "
+        "or --data FILE.npz"
     )
     with pytest.raises(CompressorError, match="give --shape page=1,3,224,224"):
         fixed_shapes([TensorSpec("page", ("n", 3, "h", "w"), "float32")], {})

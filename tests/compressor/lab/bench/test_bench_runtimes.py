@@ -110,3 +110,20 @@ def test_what_others_wrote_says_nothing_of_a_target(save: SaveOnnx, tmp_path: Pa
     model.producer_name = "compressor"
     onnx.save(model, path)
     assert find_artifacts([path])[0].options == {"target": "openvino"}
+
+
+def test_an_artifact_that_does_not_load_has_a_reason(save: SaveOnnx, quick: None):
+    paths = [save("strange.onnx", operator="Unknown"), save(), save("again.onnx")]
+    result = CliRunner().invoke(
+        application, ["bench", *map(str, paths), "--seconds", "0", "--no-cold", "--json"]
+    )
+    assert result.exit_code == 0, result.stderr
+    strange, base, other = json.loads(result.stdout)["artifacts"]
+    assert "does not load it" in strange["reason"]
+    assert (strange["runtime"], strange["latency"], strange["cold_reason"]) == (
+        None,
+        [],
+        strange["reason"],
+    )
+    assert base["latency"][0]["ratio"] is None
+    assert other["latency"][0]["ratio"]["value"] > 0
