@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -84,6 +85,40 @@ def weight_source(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
             return looked_up(node), swapped
         value = node.inputs[0]
     return value, swapped
+
+
+def computed_weight(model: ir.Model) -> str | None:
+    """Return the initializer behind the first weight that constant expressions compute.
+
+    Passes that look for layers do not see through these; ``fuse`` computes them once. ``None`` if
+    there is no such weight.
+    """
+    for node in all_nodes(model.graph):
+        row = operator(node)
+        weight = node.inputs[row.weight] if len(node.inputs) > row.weight else None
+        if row.layer is not None and weight is not None and weight_source(weight)[0] is None:
+            stored = _computed_from(weight)
+            if stored:
+                return max(stored, key=lambda v: prod(static_shape(v) or (0,))).name
+    return None
+
+
+def _computed_from(value: ir.Value) -> list[ir.Value]:
+    """Return the initializers that a value is computed from; none if it is from something else."""
+    found: dict[str | None, ir.Value] = {}
+    pending, seen = [value], {value}
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if value.is_initializer() and not value.is_graph_input():
+            found[value.name] = value
+        elif node is None or operator(node).random or operator(node).family == "quantization":
+            return []
+        else:
+            new = [v for v in node.inputs if v is not None and v not in seen]
+            seen.update(new)
+            pending += new
+    return list(found.values())
 
 
 def sole_path(node: ir.Node) -> list[ir.Node] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx_ir as ir
 
 from compressor.errors import SpecError, listed
+from compressor.graph.stored_weights import computed_weight
 from compressor.passes.prune import criteria
 from compressor.passes.prune.structured.groups import Choice, Minimum, Prunable, Scope, Target
 from compressor.passes.prune.structured.scores import SHARES, Sensitivity, solved_counts
@@ -17,6 +20,20 @@ from compressor.types.channels import ChannelGroup, Flags, Units
 _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "latency"}
 _FAR = 0.1  # as a share, by which blocks of channels may miss what is asked for
 _UNSTATED = ", or export layout: graph alone, for which more can go than config.json can state"
+
+
+@contextmanager
+def advising_fuse(graph: ir.Model) -> Iterator[None]:
+    """Add to errors on what a target can reach what makes more layers visible, if any."""
+    try:
+        yield
+    except SpecError as error:
+        weight = computed_weight(graph)
+        if weight is None:
+            raise
+        remedy = f"put the pass fuse first, without which layers such as that of {weight!r}"
+        remedy += f" are not seen (their weights are computed), or {error.remedy}"
+        raise SpecError(error.subject, error.problem, remedy) from None
 
 
 @dataclass(frozen=True, eq=False)

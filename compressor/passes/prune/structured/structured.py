@@ -26,7 +26,7 @@ from compressor.passes.prune.structured.reconstruction import reconstructed
 from compressor.passes.prune.structured.remaining import QUICK, remaining_scores
 from compressor.passes.prune.structured.removal import PROOF_SAMPLES, Removal
 from compressor.passes.prune.structured.segments import Variant
-from compressor.passes.prune.structured.selection import Selector
+from compressor.passes.prune.structured.selection import Selector, advising_fuse
 from compressor.passes.prune.structured.shuffled import with_shuffled
 from compressor.passes.prune.structured.solved import first_batches, solved_losses
 from compressor.passes.prune.structured.stated import in_step
@@ -171,8 +171,9 @@ class PruneStructured(GraphPass):
                     reasons[layer.name] = f"the target leaves its {before} channels whole"
         actions |= (others := choice.unnamed(planned if exact else None))
         reasons |= dict.fromkeys(others, "")
-        rows = plan_layers(self.name, actions, reasons, quantized=is_quantized(graph))
-        selector.check()
+        with advising_fuse(graph):
+            rows = plan_layers(self.name, actions, reasons, quantized=is_quantized(graph))
+            selector.check()
         if self.criterion == "principal-components":
             principal.check(carrier, choice)
         removable = [p.group for p in choice.prunable]
@@ -231,7 +232,8 @@ class PruneStructured(GraphPass):
         if self.target.kind != "latency":
             return ()
         blocks = self.blocks(carrier, selector.choice)
-        latency.check_reachable(selector, carrier.graph(), blocks)
+        with advising_fuse(carrier.graph()):
+            latency.check_reachable(selector, carrier.graph(), blocks)
         return latency.plan_notes(blocks, context, self.scope, untimed=self._untimed(context))
 
     def selector(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 from pydantic import ValidationError
 from torch import nn
 
 from compressor.errors import SpecError
+from compressor.graph.inference import infer_shapes
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
+from compressor.passes.fuse.fuse import Fuse
 from compressor.types.carrier import Capability
 from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.prune.structured_models import (
@@ -100,6 +105,40 @@ def test_out_of_reach_says_what_is_reachable(residual, kind):
     declared(target={kind: said}, layers=rules).survey(residual, CONTEXT)
     with pytest.raises(SpecError):
         declared(target={kind: said - 0.002}, layers=rules).survey(residual, CONTEXT)
+
+
+def stored_flat() -> OnnxCarrier:
+    """Return two convolutions whose weights are stored flat and reshaped in the graph."""
+    text = """
+        <ir_version: 8, opset_import: ["" : 17]>
+        net (float[n, 4, 8, 8] x) => (float[n, 4, 8, 8] y)
+        {
+            w1 = Reshape (flat1, wide)
+            h = Conv <pads = [1, 1, 1, 1]> (x, w1)
+            r = Relu (h)
+            w2 = Reshape (flat2, narrow)
+            y = Conv <pads = [1, 1, 1, 1]> (r, w2)
+        }
+    """
+    arrays = {
+        "flat1": np.ones(32 * 36, np.float32),
+        "flat2": np.ones(4 * 288, np.float32),
+        "wide": np.array([32, 4, 3, 3]),
+        "narrow": np.array([4, 32, 3, 3]),
+    }
+    tensors = [ir.tensor(array, name=name) for name, array in arrays.items()]
+    model = ir.from_onnx_text(text, initializers=tensors)
+    infer_shapes(model)
+    return OnnxCarrier(model)
+
+
+@pytest.mark.parametrize("target", [{"macs": 0.5}, {"ratio": 0.5}, {"latency": 0.5}])
+def test_weights_that_the_graph_computes_need_fuse_first(target):
+    network, step = stored_flat(), declared(target=target, round_to=1)
+    with pytest.raises(SpecError, match="put the pass fuse first, .* such as that of 'flat1'"):
+        step.survey(network, CONTEXT)
+    fused = Fuse().apply(network, CONTEXT, {}).carrier
+    assert step.survey(fused, CONTEXT).layers
 
 
 def test_outputs_never_vanish():
