@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from compressor.calibration.sources.arrays import NpySource, NpzSource, SafetensorsSource
 from compressor.calibration.sources.audio import WavFolderSource
@@ -54,6 +54,8 @@ class Found:
         fields: of the first object of a jsonl file, those that the next objects have too.
     """
 
+    for_ranges: ClassVar[int] = 512  # samples that set ranges, at most
+
     kind: str
     calibration: Path
     evaluation: Path
@@ -92,6 +94,32 @@ class Found:
         what = "npz files" if self.feeds else what
         count = f"{self.files:,} " if self.kind in SUFFIXES or self.feeds else ""
         return f"{count}{what}" + (f" in {self.classes:,} classes" if self.classes else "")
+
+
+def whole_batches(
+    found: Found | None, ranges: Iterable[str], judged: Iterable[str], batch: int
+) -> tuple[int, int]:
+    """Return how many samples set ranges, and how many judge where it cannot be all (else 0).
+
+    Args:
+        ranges: the arrays that are read for ranges.
+        judged: those that are read to judge.
+        batch: how many samples the model takes at a time; both numbers are multiples of it.
+    """
+    held: list[int | None] = [None, None]
+    if found is not None and found.stacked:
+        for place, arrays, names in (
+            (0, found.typical_arrays, ranges),
+            (1, found.arrays, judged),
+        ):
+            lengths = [arrays[n].shape[0] for n in names if n in arrays and arrays[n].shape]
+            # Of halves, the first takes the odd one.
+            parts = 2 if found.halves() else 1
+            held[place] = (min(lengths) + (parts - 1) * (1 - place)) // parts if lengths else None
+    typical, judging = held
+    most = Found.for_ranges if typical is None or batch == 1 else min(Found.for_ranges, typical)
+    whole = 0 if judging is None or judging % batch == 0 else judging // batch * batch
+    return most // batch * batch or Found.for_ranges, whole
 
 
 def look_at(place: Path) -> Found:

@@ -13,7 +13,7 @@ import numpy as np
 
 from compressor.calibration.sources.file_source import Header
 from compressor.errors import SpecError, printable
-from compressor.lab.found_data import labels
+from compressor.lab.found_data import labels, whole_batches
 from compressor.lab.starter_data import IMAGENET, Given
 from compressor.lab.starter_parts import (
     ACCURACY,
@@ -31,7 +31,7 @@ from compressor.lab.starter_parts import (
     OF_CLASSES,
 )
 from compressor.spec.source_text import scalar
-from compressor.types.tensors import TensorSpec, may_agree
+from compressor.types.tensors import TensorSpec, fixed_batch, may_agree
 
 _IMAGE_AXES = 4
 _COLOURS = 3
@@ -61,12 +61,15 @@ def of_arrays(
     seen = label or numbers or given.label(inputs)
     named = f"target: {scalar(seen or LABEL)}"
     target = named if label else f"# {named}{OF_CLASSES if seen and not numbers else OF_ANSWERS}"
-    own = CALIBRATION.format(mapping=mapping_of(given.names(inputs, typical)), batch=batch)
+    ranges, judged = given.names(inputs, typical), given.names(inputs, judging)
+    whole = whole_batches(given.found, ranges.values(), judged.values(), fixed_batch(inputs) or 1)
+    own = CALIBRATION.format(mapping=mapping_of(ranges), batch=batch, samples=whole[0])
     return DATA.format(
         calibration=own if calibrated else "",
         images=_images(inputs),
-        mapping=mapping_of(given.names(inputs, judging)),
+        mapping=mapping_of(judged),
         judged=f"{given.batch}{ALONE}" if given.batch != BATCH else batch,
+        samples=f"    samples: {whole[1]} # whole batches\n" if whole[1] else "",
         target=target,
         metric=ACCURACY if label else metric,
     )

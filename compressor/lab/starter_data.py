@@ -23,7 +23,6 @@ from compressor.types.tensors import TensorSpec, fixed_batch
 if TYPE_CHECKING:
     from compressor.run.metrics.metrics import Metric
 
-_SAMPLES = 512  # that calibrate
 _SIDE = 224  # of images, where the model does not say
 _RATE = 16_000  # samples a second, where nothing says
 _NONE = "-"  # an answer
@@ -305,7 +304,7 @@ def _of_folder(
     fixed = fixed_batch(inputs) or 1
     halves = calibrated and found.halves(fixed)
     of = 2 if halves else 1
-    samples = min(_SAMPLES, found.typical // of) // fixed * fixed or _SAMPLES
+    samples = min(found.for_ranges, found.typical // of) // fixed * fixed or found.for_ranges
     whole = found.files // of // fixed * fixed
     steps = "".join(f"    {line}\n" for line in keys)
     values = {"kind": found.kind, "keys": steps, "mapping": f"{scalar(spec.name)}: {array}"}

@@ -145,7 +145,7 @@ CALIBRATION = """\
     inputs:
 {mapping}
     # transform: my_package.data:normalize # fn(batch) -> batch, on arrays by name
-    samples: 512
+    samples: {samples}
     batch: {batch}
 """
 
@@ -172,7 +172,7 @@ data:
 {mapping}
     # transform: my_package.data:normalize
     {target}
-    batch: {judged}
+{samples}    batch: {judged}
 
 {metric}"""
 

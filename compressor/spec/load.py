@@ -319,7 +319,9 @@ def resolve_path(text: str, key: KeyPath, document: Document) -> Path:
             return "$"
         if name not in os.environ:
             problem = f"uses the environment variable {name}, which is not set"
-            raise document.error(key, problem, f"export {name}=/path")
+            raise document.error(
+                key, problem, f"export {name}=/path, or write $$ for a dollar sign"
+            )
         return os.environ[name]
 
     expanded = Path(_VARIABLE.sub(value_of, text)).expanduser()

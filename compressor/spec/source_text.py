@@ -228,9 +228,12 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 
 def seen_from(folder: Path, place: Path) -> str:
-    """Return the path of a file or folder as a spec in a folder writes it; links are kept."""
+    """Return the path of a file or folder as a spec in a folder writes it; links are kept.
+
+    A dollar sign is written twice: a single one begins the name of an environment variable.
+    """
     whole = place.resolve() if place.is_dir() else place.parent.resolve() / place.name
-    return Path(os.path.relpath(whole, folder.resolve())).as_posix()
+    return Path(os.path.relpath(whole, folder.resolve())).as_posix().replace("$", "$$")
 
 
 def scalar(value: Any) -> str:

@@ -239,3 +239,32 @@ def test_models_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(error, match=name):
             write_starter(tmp_path / name, tmp_path / "spec.yaml")
     assert not (tmp_path / "spec.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "expected"),
+    [
+        ({"image": 11}, (6, 3)),  # halves of 6 and 5
+        ({"x_train": 11, "x_test": 8}, (9, 6)),
+        ({"x_train": 700, "x_test": 9}, (510, 9)),
+    ],
+)
+def test_whole_batches_where_the_model_fixes_them(
+    tmp_path: Path, arrays: dict[str, int], expected: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(0)
+    values = {n: rng.standard_normal((rows, 4)).astype(np.float32) for n, rows in arrays.items()}
+    np.savez(tmp_path / "data.npz", **values)  # type: ignore[arg-type]  # of its keyword
+    output = tmp_path / "spec.yaml"
+    model = save_onnx(tmp_path / "m.onnx", shape=(3, 4))
+    write_starter(model, output, Choices(tmp_path / "data.npz"))
+    data = make_plan(load_spec(output)).data
+    assert (data["calibration"].samples, data["evaluation"].samples) == expected
+
+
+def test_a_dollar_sign_in_a_path(tmp_path: Path) -> None:
+    model = save_onnx(tmp_path / "a $X.onnx")
+    np.savez(tmp_path / "b${Y}.npz", image=np.zeros((8, 4), np.float32))
+    write_starter(model, tmp_path / "spec.yaml", Choices(tmp_path / "b${Y}.npz"))
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert spec.onnx == model

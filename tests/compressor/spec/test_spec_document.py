@@ -260,9 +260,9 @@ def test_a_variable_that_is_not_set(load: Load, monkeypatch: pytest.MonkeyPatch)
     text = SPEC.replace("tiny.onnx", "$MODELS/m.onnx") + 'output: "${MODELS}/x"\n'
     assert refusal(load, text).splitlines() == [
         "spec.yaml:3: model.onnx: uses the environment variable MODELS, which is not set; "
-        "export MODELS=/path",
+        "export MODELS=/path, or write $$ for a dollar sign",
         "spec.yaml:6: output: uses the environment variable MODELS, which is not set; "
-        "export MODELS=/path",
+        "export MODELS=/path, or write $$ for a dollar sign",
     ]
 
 

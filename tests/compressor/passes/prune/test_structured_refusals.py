@@ -135,7 +135,7 @@ def stored_flat() -> OnnxCarrier:
 @pytest.mark.parametrize("target", [{"macs": 0.5}, {"ratio": 0.5}, {"latency": 0.5}])
 def test_weights_that_the_graph_computes_need_fuse_first(target):
     network, step = stored_flat(), declared(target=target, round_to=1)
-    with pytest.raises(SpecError, match="put the pass fuse first, .* such as that of 'flat1'"):
+    with pytest.raises(SpecError, match=r"put the pass fuse first, .* such as that of 'flat1'"):
         step.survey(network, CONTEXT)
     fused = Fuse().apply(network, CONTEXT, {}).carrier
     assert step.survey(fused, CONTEXT).layers
