@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,12 +40,14 @@ class Document:
         value: plain dictionaries, lists and scalars.
         lines: the line (from 1) of each key path.
         settings: what was overridden from the command line, by key path.
+        stands_for: what messages name in place of the path, where no file was read.
     """
 
     path: Path
     value: Any
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
     settings: Mapping[KeyPath, str] = field(default_factory=dict)
+    stands_for: str = ""
 
     @property
     def folder(self) -> Path:
@@ -57,7 +59,8 @@ class Document:
         while path and path not in self.lines and path not in self.settings:
             path = path[:-1]
         line = self.lines.get(path)
-        place = str(self.path) if line is None else f"{self.path}:{line}"
+        shown = self.stands_for or str(self.path)
+        place = shown if line is None else f"{shown}:{line}"
         return self.settings.get(path, place)
 
     def error(self, path: KeyPath, problem: str, remedy: str) -> SpecError:
@@ -164,7 +167,7 @@ def override(document: Document, settings: Sequence[str]) -> Document:
         lines = {path: line for path, line in lines.items() if path[: len(place)] != place}
         given = {path: text for path, text in given.items() if path[: len(place)] != place}
         given[place] = f"--set {setting}"
-    return Document(document.path, value, lines, given)
+    return replace(document, value=value, lines=lines, settings=given)
 
 
 def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> KeyPath:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ruamel.yaml import YAML
 from compressor.calibration.sources.file_source import FileSource
 from compressor.calibration.sources.folds import fold_numbers
 from compressor.calibration.sources.tokens import TokenSource
-from compressor.errors import SpecError, argument
+from compressor.errors import DataError, SpecError, argument
 from compressor.lab.found_data import Found
 from compressor.lab.recipes import decides, judged_outputs, scores_classes
 from compressor.lab.starter import starter_text
@@ -81,7 +82,8 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     value["limits"] = {"metric-drop": None, "size-ratio": None, "latency-ratio": None}
     if not any(entry["pass"] in REMEDIES for entry in value["passes"]):
         value["passes"] = [*value["passes"][:-1], {"pass": "quantize-static"}]
-    spec = check_spec(Document(folder / model.name, value))
+    document = Document(folder / model.name, value, stands_for=str(model))
+    spec = check_spec(document)
     opened = open_model(spec)
     carrier = opened.carrier
     if preparation(given, carrier.inputs, model) is not None:
@@ -92,14 +94,26 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
         classes = decides(carrier) or (scores_classes(carrier) and not numbers)
         value["metric"] = "agreement" if classes else "cosine"
     _map_only_array(value["data"], spec, carrier)
-    spec = check_spec(Document(folder / model.name, value))
+    spec = check_spec(document)
     _check_labels(spec, metric)
     fixed = fixed_batch(carrier.inputs)
     _whole_batches(value["data"], spec, fixed)
     if fixed is None and _lists(opened, spec):
         for entry in value["data"].values():
             entry["batch"] = 1
-    return check_spec(Document(folder / model.name, value))
+    return check_spec(document)
+
+
+@contextmanager
+def in_a_spec(spec: Spec) -> Iterator[None]:
+    """Say in errors on data which spec would take their remedy, where none was written."""
+    try:
+        yield
+    except DataError as error:
+        model = spec.document.stands_for
+        if model and (error.where or "").startswith(model):
+            error.remedy += f", in a spec (compress init {argument(model)})"
+        raise
 
 
 def _parted(roles: Mapping[str, Any], found: Found) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from compressor import catalog
 from compressor.errors import SpecError
 from compressor.lab.tune.options import AS_IT_IS, FLOAT, HALF, STORED, bits_of, rule_of
 from compressor.spec.load import Spec, check_spec
-from compressor.spec.source_text import Document
 from compressor.types.layer_rules import match_of, rule_class
 from compressor.types.passes import Pass, TrainPass
 
@@ -279,8 +278,7 @@ def spec_with(spec: Spec, value: Mapping[str, Any]) -> Spec:
     Raises:
         SpecError: they do not fit.
     """
-    document = Document(spec.document.path, {**spec.document.value, **value}, spec.document.lines)
-    return check_spec(document)
+    return check_spec(replace(spec.document, value={**spec.document.value, **value}, settings={}))
 
 
 def with_recipe(spec: Spec, recipe: Recipe) -> Spec:

@@ -13,7 +13,7 @@ from compressor.errors import SpecError
 from compressor.files import json_text, switch, write_text
 from compressor.lab.tune.answer import Answer, Goal
 from compressor.lab.tune.candidate import Candidate
-from compressor.lab.tune.from_model import is_model
+from compressor.lab.tune.from_model import in_a_spec, is_model
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.opened import opened_bench
 from compressor.lab.tune.recipe import Recipe, spec_with
@@ -71,7 +71,7 @@ def tune(
     progress, watch = progress or Silent(), Watch()
     watch.start(goal.seconds)
     file = _place(spec, output)
-    with progress.stage("plan"):
+    with progress.stage("plan"), in_a_spec(spec):
         bench, goal = opened_bench(spec, goal, progress, watch)
     place = str(bench.spec.document.value["output"])
     answered = spec_with(bench.spec, {"output": place.removesuffix("tuned") + file.stem})

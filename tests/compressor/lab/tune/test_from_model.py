@@ -181,3 +181,12 @@ def test_search_data_of_class_folders_are_of_all_classes(on_onnx: Project):
         for v in b["image"].max((1, 2, 3))
     }
     assert values == set(range(1, 80, 2))
+
+
+def test_errors_on_data_name_the_model_and_the_spec_that_could_help(model: Path):
+    np.savez("turned.npz", pictures=np.zeros((64, 8, 8, 1), np.float32))
+    result = tuned(ONNX, "--data", "turned.npz", "--max-metric-drop", "1", "-o", "mine.yaml")
+    assert result.exit_code == 3
+    assert result.stderr.startswith(f"error: {ONNX}: calibration data, input 'image': shape is [1,")
+    remedy = f"convert it in a transform, in a spec (compress init {ONNX})"
+    assert result.stderr.strip().endswith(remedy)
