@@ -55,7 +55,7 @@ def _at(path: Path) -> list[ArtifactFile]:
     subject = f"path {str(path)!r}"
     settled_folder(path)
     if path.is_dir() and (path / REPORT).is_file():
-        return _of_run(path)
+        return artifacts_of_run(path)
     if path.is_dir():
         if not any((path / name).is_file() for name in _FOLDERS):
             raise SpecError(
@@ -82,7 +82,16 @@ def _at(path: Path) -> list[ArtifactFile]:
     return [ArtifactFile(str(path), path, kind, files, options)]
 
 
-def _of_run(folder: Path) -> list[ArtifactFile]:
+def artifacts_of_run(folder: Path, only: str | None = None) -> list[ArtifactFile]:
+    """Return the artifacts that a run wrote.
+
+    Args:
+        only: the main file of the one that is wanted; files of others may be missing.
+
+    Raises:
+        ModelError: the report or the manifest is damaged, or a file is missing.
+        InputError: a file was changed since.
+    """
     subject = f"run {str(folder)!r}"
     manifest, _ = unchanged_run(folder, subject, SILENT)
     report = read_mapping(folder / REPORT)
@@ -100,6 +109,8 @@ def _of_run(folder: Path) -> list[ArtifactFile]:
         ) from error
     artifacts = []
     for name, kind, files in entries:
+        if only not in (None, name):
+            continue
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise ModelError(subject, f"lacks {missing[0]!r}", "run its spec again")

@@ -8,7 +8,7 @@ from typing import Any
 
 from compressor.errors import DataError, SpecError
 from compressor.lab.bench.bench import in_turn
-from compressor.lab.bench.finding import find_artifacts
+from compressor.lab.bench.finding import artifacts_of_run
 from compressor.lab.bench.inputs import agreed, batch_sizes, declared, fixed_shapes, random_inputs
 from compressor.lab.compare.runs import (
     Allowed,
@@ -182,14 +182,14 @@ def timed_ratio(base: Side, candidate: Side, progress: Progress) -> LatencyRatio
 def _not_here(side: Side) -> str:
     if side.name == FLOAT:
         return "the float model is not an artifact of its run"
-    entries = side.run.report["artifacts"]
+    entries = [a for a in side.run.report["artifacts"] if a["path"] == side.name]
     missing = [f["name"] for e in entries for f in e["files"] if f["name"] in side.run.missing]
     return f"{side.run.path} has no {missing[0]}" if missing else _artifact(side).cannot_run
 
 
 def _artifact(side: Side) -> ArtifactFile:
-    path = side.run.folder / side.name
-    return next(a for a in find_artifacts([side.run.folder]) if a.path == path)
+    (artifact,) = artifacts_of_run(side.run.folder, only=side.name)
+    return artifact
 
 
 def _timed(base: ArtifactFile, candidate: ArtifactFile) -> Latencies | str:

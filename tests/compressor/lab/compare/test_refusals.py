@@ -1,6 +1,7 @@
 """Runs that cannot be compared, and what is said of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from compressor.errors import CompressorError, ExitCode
 from compressor.lab.compare.compare import CompareOptions, compare_runs
 from tests.compressor.lab.compare.made_runs import made_run, results
+from tests.compressor.tiny_project import Project
 
 STORED = CompareOptions(timing=False)
 
@@ -111,6 +113,19 @@ def test_artifacts_need_not_be_there(base: Path, tmp_path: Path) -> None:
     comparison = compare_runs(base, other / "report.json", CompareOptions())
     assert comparison.latency.value == pytest.approx(1.0)
     assert "has no model.onnx" in comparison.latency.source
+
+
+def test_only_the_compared_artifact_is_missed(on_onnx: Project, tmp_path: Path) -> None:
+    on_onnx.spec["exports"] = [{"format": "safetensors"}, {"format": "onnx"}]
+    on_onnx.run()
+    other = shutil.copytree(on_onnx.output, tmp_path / "other")
+    (other / "model.safetensors").unlink()
+    options = CompareOptions(artifact="model.onnx", base_artifact="model.onnx")
+    compared = compare_runs(other, on_onnx.output, options)
+    assert compared.latency.source == "both run in turn here, on random inputs"
+    (other / "model.onnx").unlink()
+    compared = compare_runs(other, on_onnx.output, options)
+    assert f"{other} has no model.onnx" in compared.latency.source
 
 
 def test_a_report_without_what_is_read_is_refused(base: Path, tmp_path: Path) -> None:
