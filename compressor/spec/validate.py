@@ -132,7 +132,8 @@ def _translate(
         path = (str(detail["loc"][-1]),)
     full = (*base, *path)
     if kind == "extra_forbidden":
-        remedy = suggestion(str(path[-1]), _keys_at(cls, path[:-1]))
+        key, around = str(path[-1]), _options_at(cls, path[:-1])
+        remedy = _deeper(key, around) or suggestion(key, keys_of(around))
         return document.error(full, "is not a known key", remedy)
     if kind == "missing":
         return document.error(full, "is missing", f"add {path[-1] if path else 'it'!s}")
@@ -158,7 +159,18 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
+def _deeper(key: str, cls: type[Options] | None) -> str:
+    """Return where a key of just that name stands one level deeper; empty if nowhere."""
+    below = []
+    for name, field in () if cls is None else cls.model_fields.items():
+        nested, place = nested_options(field.annotation), field.alias or name
+        if nested is not None and key in keys_of(nested):
+            listed = isinstance(field.default, tuple)
+            below.append(f"in an entry of {place}" if listed else f"as {place}.{key}")
+    return f"write it {' or '.join(below)}" if below else ""
+
+
+def _options_at(cls: type[Options], path: KeyPath) -> type[Options] | None:
     current: type[Options] | None = cls
     named = False  # the next part is a name of the user's
     for part in path:
@@ -168,14 +180,12 @@ def _keys_at(cls: type[Options], path: KeyPath) -> list[str]:
         field = next((f for f in current.model_fields.values() if f.alias == part), None)
         named = field is not None and get_origin(field.annotation) is dict
         current = None if field is None else nested_options(field.annotation)
-    if current is None:
-        return []
-    return keys_of(current)
+    return current
 
 
-def keys_of(cls: type[Options]) -> list[str]:
-    """Return the keys of a declaration, as a spec has them."""
-    return [f.alias or name for name, f in cls.model_fields.items()]
+def keys_of(cls: type[Options] | None) -> list[str]:
+    """Return the keys of a declaration, as a spec has them; none of none."""
+    return [] if cls is None else [f.alias or name for name, f in cls.model_fields.items()]
 
 
 def nested_options(annotation: Any) -> type[Options] | None:
