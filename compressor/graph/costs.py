@@ -339,10 +339,11 @@ def _parameters(layer: Layer) -> list[str]:
 
 
 BARE = "a bare checkpoint has no graph and cannot be run"
+FOREIGN = "it has operators that ONNX Runtime does not know and cannot be run"
 
 
 def cannot_run(carrier: Carrier) -> str:
     """Return why a model that does not offer ``run`` cannot be run."""
     if Capability.GRAPH not in carrier.offers:
         return BARE
-    return "it has operators that ONNX Runtime does not know and cannot be run"
+    return FOREIGN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from compressor.errors import argument
-from compressor.graph.costs import BARE
+from compressor.graph.costs import BARE, FOREIGN
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.report.verdict import METRIC_DROP, Report, check_rows, limit_rows, metric_name
@@ -97,6 +97,11 @@ def _mend(report: Report, folder: str, failed: set[str]) -> str:
 def _decide(report: Report, folder: str, undecided: set[str]) -> str:
     """Return how to learn whether limits hold that nothing has decided."""
     if report["baseline"]["metric"] is None and METRIC_DROP in undecided:
+        if report["baseline"]["metric_reason"] == FOREIGN:
+            return (
+                "to measure quality, export the model without the operators that ONNX Runtime does "
+                "not know, or measure it where it runs"
+            )
         if report.get("objects"):
             return "to measure quality, pass data to evaluate on"
         spec = "name data.evaluation in a spec of the float model (compress init)"

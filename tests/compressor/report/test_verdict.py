@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from compressor import catalog
-from compressor.graph.costs import BARE
+from compressor.graph.costs import BARE, FOREIGN
 from compressor.passes.quantize.static.placement import profile_for
 from compressor.report import verdict
 from compressor.report.html import html_report
@@ -97,6 +97,14 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
     assert "otherwise, or if that is refused, name data.evaluation in a spec" in step
     blind_report["objects"] = [{"key": "model.factory", "type": "Net"}]
     assert "data to evaluate on" in next_step(blind_report, "out/a")
+
+
+def test_a_model_that_cannot_be_run_is_not_told_to_name_data(blind_report: Report):
+    """Data for it would be refused."""
+    blind_report["baseline"]["metric_reason"] = FOREIGN
+    step = next_step(blind_report, "out/a")
+    assert step.startswith("to measure quality, export the model without the operators that")
+    assert "data.evaluation" not in step
 
 
 @pytest.mark.parametrize(
