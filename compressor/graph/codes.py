@@ -264,13 +264,19 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
     chain = Chain(editor, name)
 
     def rows_of(table: ir.Value, suffix: str) -> ir.Value:
-        return chain.add("Gather", [table, indices], suffix, table.dtype)
+        found = chain.add("Gather", [table, indices], suffix, table.dtype)
+        if indices.shape is not None and table.shape is not None:  # exporters read it
+            found.shape = ir.Shape([*indices.shape, *table.shape[1:]])
+        return found
 
     rows = rows_of(codes.codes, "_codes")
     if granularity == "channel":
         last = editor.constant(f"{name}_axis", np.array([-1], np.int64))
-        scale = chain.add("Unsqueeze", [rows_of(codes.scale, "_scale"), last], "_column")
+        scales = rows_of(codes.scale, "_scale")
+        scale = chain.add("Unsqueeze", [scales, last], "_column")
+        scale.shape = None if scales.shape is None else ir.Shape([*scales.shape, 1])
         floats = chain.add("Cast", [rows], "_float", attributes={"to": ir.DataType.FLOAT})
+        floats.shape = rows.shape
         result = chain.add("Mul", [floats, scale], "_dequantized")
     elif granularity == "tensor":
         inputs = [rows, codes.scale, *([zero] if zero else [])]
@@ -282,6 +288,7 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
         blocks = {"axis": -1, "block_size": codes.scheme.group or 1}
         result = chain.add("DequantizeLinear", inputs, "_dequantized", attributes=blocks)
     assert gather.graph is not None
+    result.shape = gather.outputs[0].shape
     ir.convenience.replace_nodes_and_values(
         gather.graph, gather, [gather], chain.nodes, gather.outputs, [result]
     )

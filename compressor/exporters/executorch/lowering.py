@@ -41,7 +41,7 @@ def check_kernels(lowered: TorchProgram) -> None:
         if name.startswith("aten::") and name not in bases:
             raise SpecError(
                 "export executorch", f"the runtime has no kernel for {name}",
-                "export onnx or litert instead, or change the network",
+                "export onnx instead, try litert, or change the network",
             )  # fmt: skip
 
 
@@ -69,5 +69,5 @@ def content(model: ir.Model, notes: str) -> bytes:
         except (RuntimeError, AssertionError, ValueError, KeyError, NotImplementedError) as error:
             raise SpecError(
                 "export executorch", f"ExecuTorch does not write it ({first_line(error)})",
-                "export onnx or litert instead",
+                "export onnx instead, or try litert",
             ) from error  # fmt: skip

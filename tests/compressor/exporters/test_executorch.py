@@ -171,7 +171,9 @@ def test_what_executorch_cannot_take_is_named():
     )
     grouped = QuantizeWeights(bits=4, group=8).apply(opened(nn.Linear(16, 4), 16), TARGET, {})
     dynamic = QuantizeDynamic().apply(opened(nn.Linear(64, 64), 64), TARGET, {})
+    volumes = opened(nn.Sequential(nn.Conv3d(1, 4, 3), nn.MaxPool3d(2)), 1, 6, 6, 6)
     for model, message in (
+        (volumes, "no kernel for aten::max_pool3d.*; export onnx instead, try litert, or change"),
         (any_height, "'x': has a length that is not fixed; .* only samples may be many"),
         (grouped.carrier, "has scales for groups of a row.*set granularity: channel"),
         (dynamic.carrier, "ExecuTorch does not take it; use quantize-static"),

@@ -13,8 +13,9 @@ from torch import nn
 from compressor.errors import SpecError
 from compressor.exporters import LitertExporter
 from compressor.models.torch.carrier import open_module
+from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.tensors import TensorSpec
-from tests.compressor.exporters.test_litert import Function, noise, opened, written
+from tests.compressor.exporters.test_litert import TARGET, Function, noise, opened, written
 
 SHAPE = (5, 6, 7)
 TAKEN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -66,6 +67,22 @@ def test_columns_of_categories(tmp_path: Path):
     with torch.no_grad():
         theirs = module(*(torch.from_numpy(given[name]) for name in ("kinds", "x")))
     np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-6)
+
+
+def test_codes_of_tables_are_looked_up(tmp_path: Path):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(4000, 8), nn.Flatten(), nn.Linear(24, 2)).eval()
+    specs = [TensorSpec("x", ("batch", 3), "int64")]
+    floats = open_module(lambda: module, {}, specs, "model")
+    declared = QuantizeWeights(bits=8, group=None, embeddings=True)
+    model = declared.apply(floats, TARGET, {}).carrier
+    path = written(model, tmp_path)
+    assert path.stat().st_size < 2 * 4000 * 8
+    given = {"x": np.arange(12).reshape(4, 3) * 300}
+    (ours,), (theirs,) = (
+        r.run(given).values() for r in (LitertExporter().open(path), model.runner())
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 class Scaled(nn.Module):
