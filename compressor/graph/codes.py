@@ -266,7 +266,7 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
     def rows_of(table: ir.Value, suffix: str) -> ir.Value:
         found = chain.add("Gather", [table, indices], suffix, table.dtype)
         if indices.shape is not None and table.shape is not None:  # exporters read it
-            found.shape = ir.Shape([*indices.shape, *table.shape[1:]])
+            found.shape = ir.Shape([*indices.shape.dims, *table.shape.dims[1:]])
         return found
 
     rows = rows_of(codes.codes, "_codes")
@@ -274,7 +274,7 @@ def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
         last = editor.constant(f"{name}_axis", np.array([-1], np.int64))
         scales = rows_of(codes.scale, "_scale")
         scale = chain.add("Unsqueeze", [scales, last], "_column")
-        scale.shape = None if scales.shape is None else ir.Shape([*scales.shape, 1])
+        scale.shape = None if scales.shape is None else ir.Shape([*scales.shape.dims, 1])
         floats = chain.add("Cast", [rows], "_float", attributes={"to": ir.DataType.FLOAT})
         floats.shape = rows.shape
         result = chain.add("Mul", [floats, scale], "_dequantized")
