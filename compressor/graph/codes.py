@@ -260,6 +260,7 @@ def _looks_up_rows(node: ir.Node, codes: Codes) -> bool:
 def _look_up_codes(editor: Editor, gather: ir.Node, codes: Codes) -> None:
     """Look up rows in the codes, scales and zero points instead of the weight."""
     name, indices = gather.outputs[0].name or "", gather.inputs[1]
+    assert indices is not None
     zero, granularity = codes.zero_point, codes.scheme.granularity
     chain = Chain(editor, name)
 
