@@ -17,6 +17,7 @@ from compressor.graph.channels.labels import (
     reshaped,
     spread,
 )
+from compressor.graph.values import is_op
 
 
 def reshape(flow: Flow, node: ir.Node) -> None:
@@ -152,7 +153,10 @@ def space_to_depth(flow: Flow, node: ir.Node) -> None:
 
 
 def spatial(flow: Flow, node: ir.Node) -> None:
-    """Pooling, resizing and sampling: channels stay separate; channels on other axes are frozen."""
+    """Pooling, resizing and sampling: channels stay separate; channels on other axes are frozen.
+
+    Of heads on the axis of samples, each with places of its own, features are removed from all.
+    """
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     left = []
     for family in flow.labels(node.inputs[0]):
@@ -161,6 +165,8 @@ def spatial(flow: Flow, node: ir.Node) -> None:
         if moved or not same:
             flow.freeze([family], node, "moves them")
             continue
+        if is_op(node, "GridSample") and depends_on(family, 0):
+            flow.fix(family, [0], node, "has places for each")
         left.append(family)
     flow.put(node.outputs[0], left)
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):

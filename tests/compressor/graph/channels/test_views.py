@@ -107,6 +107,28 @@ def test_sampling_a_grid():
     checked(model, 8)
 
 
+def test_heads_that_each_sample_at_their_own_places():
+    """Deformable attention: heads lie on the axis of samples, of features and of places alike."""
+    model = graph(
+        """(float[N,16,4] x) => (float[N,16,3] y) {
+            h = MatMul(x, w) t = Transpose<perm=[0,2,1]>(h) maps = Reshape(t, image)
+            p = MatMul(x, v) each = Reshape(p, heads) turned = Transpose<perm=[0,2,1,3]>(each)
+            places = Reshape(turned, grid) s = GridSample(maps, places)
+            rows = Reshape(s, joined) z = Transpose<perm=[0,2,1]>(rows) y = MatMul(z, head)
+        }""",
+        {
+            "w": (4, 12),
+            "v": (4, 6),
+            "head": (12, 3),
+            "image": [-1, 4, 4, 4],
+            "heads": [0, 16, 3, 2],
+            "grid": [-1, 16, 1, 2],
+            "joined": [-1, 12, 16],
+        },
+    )
+    checked(model, 4, {"GridSample 's' is told by them what to do"})
+
+
 def test_positions_of_a_pool_number_all_channels():
     text = """
         a, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(h) c = Conv(a, w2)
