@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from compressor.graph.bodies import free_states
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.inference import infer_shapes
 from compressor.graph.values import all_nodes, constant_array, is_op
@@ -35,7 +36,9 @@ def fold_constants(
     kept: Callable[[ir.Node], bool],
     infer: bool = False,
 ) -> Folded:
-    """Compute constants in place, and replace pieces of a sequence by slices before.
+    """Compute constants in place; before, pieces of a sequence are replaced by slices.
+
+    Lengths of states that a loop changes are forgotten, also before.
 
     Args:
         limit: elements of the largest constant that is read or made.
@@ -45,6 +48,7 @@ def fold_constants(
     from onnxscript import optimizer
 
     _slice_pieces(model)
+    free_states(model)
     try:
         result: Any = optimizer.fold_constants(
             model,

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, defs, helper
 
 from compressor.errors import ModelError, first_line
+from compressor.graph.bodies import settle_constants
 from compressor.graph.codebooks import code_widths, narrow
 from compressor.graph.messages import broken_node, cyclic_function, expansion, tensors_in
 from compressor.graph.operators import RESIZE
@@ -71,6 +72,7 @@ def skeleton(model: ir.Model, *, narrowed: bool = False) -> Skeleton:
     if plain.functions:
         common.InlinePass()(plain)
     widths = code_widths(plain) if narrowed else {}  # before notes go
+    settle_constants(plain, _SMALL)
     for step in (*steps, common.RemoveUnusedOpsetsPass()):
         step(plain)
     tensors = _detach(plain.graph)
