@@ -269,6 +269,8 @@ class Adjuster:
             stays = lost.get(axis)
             if stays is None or where is None or not len(where):  # nothing picked stays so
                 continue
+            if len(where) == len(stays):  # all stays all, also of an axis that samples lie on too
+                continue
             line = (np.cumsum(stays) - 1)[where[stays[where]]]
             distances = np.unique(np.diff(line)) if len(line) > 1 else np.asarray([1])
             if len(distances) > 1:

@@ -215,3 +215,22 @@ def test_relative_positions():
         "w2": (12, 8),
     }
     checked(row_net(text.replace("b0 = Transpose(a)", "b0 = Identity(a)"), weights, 8), 20)
+
+
+def test_a_whole_slice_of_an_axis_that_samples_and_heads_share():
+    """As in ``bias[:, :, None]``: its bounds hold for any number of samples."""
+    model = row_net(
+        """a = Reshape(h, four) t = Transpose<perm=[0,2,1,3]>(a) m = Reshape(t, rows)
+           s = Slice(m, zero, most, zero, one) r = Relu(s) b = Reshape(r, heads)
+           u = Transpose<perm=[0,2,1,3]>(b) z = Reshape(u, three)""",
+        {
+            "four": [0, 5, 3, 4],
+            "rows": [-1, 5, 4],
+            "heads": [-1, 3, 5, 4],
+            "three": [0, 5, 12],
+            "zero": [0],
+            "most": [2**63 - 1],
+            "one": [1],
+        },
+    )
+    checked(model, 3)
