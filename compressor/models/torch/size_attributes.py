@@ -189,8 +189,12 @@ def _around(module: nn.Module, path: str) -> dict[str, Tensor]:
 
 
 def _configuration(part: nn.Module) -> dict[str, object]:
-    """Return the entries of a module's configuration that may be sizes, by ``config.NAME``."""
-    values = getattr(getattr(part, CONFIG[:-1], None), "__dict__", {})
+    """Return the entries of a module's configuration that may be sizes, by ``config.NAME``.
+
+    One that cannot be changed has none: a property, or the frozen dictionary of ``diffusers``.
+    """
+    held = vars(part).get(CONFIG[:-1])
+    values = {} if isinstance(held, Mapping) else getattr(held, "__dict__", {})
     named = {n: v for n, v in values.items() if _CONFIGURED.search(n) and not _OTHERS.search(n)}
     return {CONFIG + name: value for name, value in named.items()}
 
