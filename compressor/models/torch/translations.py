@@ -24,6 +24,7 @@ _CLAMPS = frozenset(
     for owner in (torch, torch.Tensor)
     for name in ("clamp", "clamp_", "clip", "clip_")
 )
+_SUBTRACTIONS = (torch.rsub, torch.Tensor.__rsub__)
 _PAIR = 3  # arguments of a sum of products of two tensors
 _USUAL_RANK = 4  # of attention: batch, heads, positions, features
 _FEW_ROWS = 25
@@ -57,6 +58,8 @@ class OtherCalls(TorchFunctionMode):
 
     Both bounds are floats where one is, as in ``x.clamp(0.1, 1)``: the exporter makes a tensor of
     one of two numbers of different types, and finds no operator that takes a tensor and a number.
+    What is taken from a float is a float, as in ``1.0 - mask``: the exporter finds no operator
+    that takes a number and an integer tensor.
     Bags of embeddings become a lookup and a sum: it writes a loop that no runtime loads. Complex
     zeros and sums of products are made of real ones: it has no function for them.
     """
@@ -66,6 +69,8 @@ class OtherCalls(TorchFunctionMode):
         if func in _CLAMPS and any(isinstance(x, float) for x in (*args, *given.values())):
             args = (args[0], *map(_as_float, args[1:]))
             given = {name: _as_float(value) for name, value in given.items()}
+        elif func in _SUBTRACTIONS and any(isinstance(x, float) for x in args[1:]):
+            args = (_with_fractions(args[0]), *args[1:])
         elif func is torch.nn.functional.embedding_bag and given.get("max_norm") is None:
             return embedding_bag(*args, **given)
         elif func is torch.einsum and len(args) == _PAIR and _are_complex(args[1:]):
@@ -80,6 +85,11 @@ def _are_complex(operands: Iterable[Any]) -> bool:
 
 def _as_float(bound: Any) -> Any:
     return float(bound) if type(bound) is int else bound
+
+
+def _with_fractions(tensor: torch.Tensor) -> torch.Tensor:
+    whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    return tensor.to(torch.get_default_dtype()) if whole else tensor
 
 
 def _as_strided(

@@ -180,6 +180,26 @@ def test_bounds_of_two_types():
     agree(Bounds(), 2 * normal(3, 5))
 
 
+class Taken(nn.Module):
+    """Integers taken from floats, as masks of ones and zeros are, and floats from floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, a: Tensor, b: Tensor) -> list[Tensor]:
+        return [
+            (1.0 - a) * -1e4,
+            torch.rsub(a.to(torch.int32), 0.5),
+            1 - a,
+            self.scale * (1.5 - b),
+        ]
+
+
+def test_integers_taken_from_a_float():
+    agree(Taken(), np.array([[1, 0, 1, 0]]), normal(1, 4))
+
+
 class Spectral(nn.Module):
     """A layer of a Fourier neural operator, in both usual spellings."""
 
