@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -37,22 +39,43 @@ def test_long_inputs_are_those_that_a_graph_is_made_for(longest: int, positions:
     np.testing.assert_allclose(have, want)
 
 
-def test_no_mask_is_made_where_forward_makes_none() -> None:
-    """Informer's layers have fewer queries than keys: the mask did not fit."""
+@pytest.mark.parametrize(
+    ("padding", "masked"),
+    [
+        (lambda _: None, False),
+        (lambda x: torch.ones(x.shape[:2]), False),
+        (lambda x: torch.ones(x.shape[:2], dtype=torch.long).bool(), False),
+        (lambda x: torch.ones(x.shape[:2]).index_fill(1, torch.tensor([0]), 0.0), True),
+        (lambda x: _changed(torch.ones(x.shape[:2])), True),
+        (lambda x: x[..., 0] > 0, True),
+    ],
+    ids=["none", "ones", "cast", "other", "changed", "given"],
+)
+def test_no_mask_is_made_where_forward_makes_none(
+    padding: Callable[[Tensor], Tensor | None], masked: bool
+) -> None:
+    """Informer's layers have fewer queries than keys: the mask did not fit.
+
+    Nystromformer's have landmarks in place of queries, and makes a mask of ones.
+    """
     transformers = pytest.importorskip("transformers")
     masking = pytest.importorskip("transformers.masking_utils")
-    config = transformers.BertConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24
-    )
+    config = transformers.BertConfig(hidden_size=16, num_attention_heads=2)
+    config._attn_implementation = "sdpa"  # without one, no mask is ever made
 
     class Masked(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            mask = masking.create_bidirectional_mask(config, x, None)
-            return x if mask is None else x[..., :0]
+            mask = masking.create_bidirectional_mask(config, x, padding(x))
+            return x if mask is None else x[..., :1]
 
     carrier = TorchCarrier(Masked(), [spec("x", "batch", "time", 16)])
     (made,) = carrier.runner().run({"x": np.ones((2, 5, 16), np.float32)}).values()
-    assert made.shape == (2, 5, 16)
+    assert made.shape == (2, 5, 1 if masked else 16)
+
+
+def _changed(mask: Tensor) -> Tensor:
+    mask.view(-1)[0] = 0.0
+    return mask
 
 
 def test_a_mask_of_padding_is_made() -> None:
