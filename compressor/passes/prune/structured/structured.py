@@ -176,8 +176,7 @@ class PruneStructured(GraphPass):
             selector.check()
         if self.criterion == "principal-components":
             principal.check(carrier, choice)
-        removable = [p.group for p in choice.prunable]
-        observed = removable if self.criterion == "activation" else ()
+        observed = selector.removable if self.criterion == "activation" else ()
         requests = scores.activation_requests(choice.channels, observed)
         notes = (
             *groups.frozen_notes(choice.channels),
@@ -187,7 +186,7 @@ class PruneStructured(GraphPass):
         )
         if self.reconstruct is False or not context.shapes:
             return Survey(rows, requests, notes)
-        drops = bool(self.blocks(carrier, choice))
+        drops, removable = bool(self.blocks(carrier, choice)), selector.removable
         unsolved, taken = memory.planned(carrier, removable, scored=self.trades, dropping=drops)
         return Survey(rows, requests, (*notes, *unsolved), taken)
 
@@ -290,7 +289,6 @@ class _Pruning:
         queues = self._selector.queues(found)
         sensitivities = self._sensitivities(queues)
         variant = self._chosen(queues, sensitivities)
-        self._notes += self._selector.notes(variant.removed)
         smaller, kept = self._removal.smaller(variant)
         probe = calibration_batch(self._samples, PROOF_SAMPLES)
         if variant.dropped:
@@ -321,7 +319,7 @@ class _Pruning:
         gone = {name for i in variant.dropped for name in self._blocks[i].layers}
         left = [layer for layer in self._carrier.layers() if layer.name not in gone]
         layers = groups.outcomes(self._channels, left, variant.removed, details)
-        return Outcome(after, layers, tuple(self._notes))
+        return Outcome(after, layers, (*self._notes, *self._selector.notes(variant.removed)))
 
     @property
     def _solves(self) -> bool:
