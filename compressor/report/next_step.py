@@ -6,6 +6,7 @@ import json
 
 from compressor.errors import argument
 from compressor.graph.costs import BARE, FOREIGN
+from compressor.graph.operators import operator_named
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.report.verdict import METRIC_DROP, Report, check_rows, limit_rows, metric_name
@@ -147,7 +148,7 @@ def _why_slower(report: Report) -> str:
     of_images = {
         row["name"]
         for row in (report.get("graph") or {"layers": ()})["layers"]
-        if row["operator"] == "Conv"
+        if operator_named(row["operator"]).is_convolution
     }
     widths = [
         row.get("details", {}).get("inputs_after", 0)

@@ -31,10 +31,10 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, Any]]:
     asked: list[Mapping[str, Any]] = []
     start: Callable[..., Any] = ort.InferenceSession
 
-    def session(model: Any, options: Any, **how: Any) -> Any:
+    def session(model: Any, options: Any, *providers: Any, **how: Any) -> Any:
         spinning = options.get_session_config_entry("session.intra_op.allow_spinning")
         asked.append({"threads": options.intra_op_num_threads, "spinning": spinning})
-        return start(model, options, **how)
+        return start(model, options, *providers, **how)
 
     monkeypatch.setattr(ort, "InferenceSession", session)
     return asked
