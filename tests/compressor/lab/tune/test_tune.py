@@ -114,7 +114,7 @@ def test_what_trains_is_tried_on_two_candidates_at_most(
     assert not any(made.values())
     lost = "4 bits, training: it may lose more than training wins back"
     assert lost in found(project)["not_tried"]
-    assert any(name.startswith("round ") for name in made)
+    assert "float16, as it is" in made  # what nothing else may keep the limit without
     assert any("more samples could prove " in line for line in found(project)["path"])
     tuned(project, "--max-metric-drop", "5", "--rounds", "2")
     assert made["4 bits, training"]
