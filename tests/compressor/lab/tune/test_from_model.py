@@ -184,8 +184,8 @@ def test_search_data_of_class_folders_are_of_all_classes(on_onnx: Project):
 
 
 def test_errors_on_data_name_the_model_and_the_spec_that_could_help(model: Path):
-    np.savez("turned.npz", pictures=np.zeros((64, 8, 8, 1), np.float32))
-    result = tuned(ONNX, "--data", "turned.npz", "--max-metric-drop", "1", "-o", "mine.yaml")
+    np.savez("large.npz", pictures=np.zeros((64, 1, 9, 9), np.float32))
+    result = tuned(ONNX, "--data", "large.npz", "--max-metric-drop", "1", "-o", "mine.yaml")
     assert result.exit_code == 3
     assert result.stderr.startswith(f"error: {ONNX}: calibration data, input 'image': shape is [1,")
     remedy = f"convert it in a transform, in a spec (compress init {ONNX})"
