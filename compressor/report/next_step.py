@@ -62,8 +62,10 @@ def next_step(report: Report, folder: str) -> str:
     undecided = {row.key for row in limit_rows(report) if row.verdict == "unknown"}
     if not all(check.ok for check in check_rows(report)):
         return f"read the failed checks in {folder}/report.md"
-    # Rules for layers win back what the metric lost; they mend no other limit.
-    of_metric = METRIC_DROP in failed | undecided or not failed | undecided
+    # Rules for layers win back what the metric lost; they mend no other limit, and none that holds
+    # whatever the artifact answers.
+    unmet = failed | (undecided - {METRIC_DROP} if _is_blind(report) else undecided)
+    of_metric = METRIC_DROP in unmet or not failed | undecided
     if of_metric and (report.get("advice") or {}).get("suggested"):
         # No file holds the spec of a Python program.
         return f"compress explain {argument(folder)}{'' if report.get('objects') else ' --apply'}"
@@ -115,7 +117,7 @@ def _decide(report: Report, folder: str, undecided: set[str]) -> str:
         return f"to measure quality{': ' if text else ', '}{text}{spec}"
     if any(e.get("reason") == NO_SHARE for e in report["limits"]):
         return "state limits.metric-drop in the metric's own unit"
-    if any((e.get("reason") or "").startswith(BLIND) for e in report["limits"]):
+    if _is_blind(report):
         return (
             "check the labels of data.evaluation, if there are any, or state a smaller "
             "limits.metric-drop"
@@ -127,6 +129,11 @@ def _decide(report: Report, folder: str, undecided: set[str]) -> str:
     if _is_bare(report):
         return "evaluate on more text, take more bits or method gptq, or set limits in a spec"
     return "evaluate more samples, or allow more with limits.metric-drop"
+
+
+def _is_blind(report: Report) -> bool:
+    """Whether a limit is so wide that one answer for all samples would be within it."""
+    return any((e.get("reason") or "").startswith(BLIND) for e in report["limits"])
 
 
 def _why_slower(report: Report) -> str:

@@ -10,7 +10,7 @@ from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.next_step import ALL_INTEGERS, next_step
 from compressor.report.terminal import plain_text, reason_line, run_page
-from compressor.run.verdicts.verdicts import judge
+from compressor.run.verdicts.verdicts import BLIND, judge
 from compressor.spec.keys import LimitKeys
 
 Report = dict[str, Any]
@@ -81,6 +81,17 @@ def test_an_interval_that_contains_its_limit_is_unknown(passed_report: Report):
     ]
     assert next_step(passed_report, "out/a") == "measure longer: compress bench out/a"
     assert next_step(passed_report, "my run") == "measure longer: compress bench 'my run'"
+
+
+def test_a_limit_that_every_answer_holds_is_not_met_by_other_rules(passed_report: Report):
+    limit = next(e for e in passed_report["limits"] if e["name"] == "metric-drop")
+    reason = f"{BLIND}: it loses at most 0.00995"
+    unknown = {**limit, "ok": True, "verdict": "unknown", "reason": reason}
+    advice = {"suggested": [{"match": "a", "skip": True}]}
+    passed_report.update(verdict="unknown", limits=[unknown], advice=advice)
+    assert "state a smaller limits.metric-drop" in next_step(passed_report, "out/a")
+    passed_report["limits"] = [{**unknown, "reason": "the 95 % interval contains the limit"}]
+    assert next_step(passed_report, "out/a") == "compress explain out/a --apply"
 
 
 def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
