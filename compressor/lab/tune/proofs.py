@@ -15,6 +15,7 @@ from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
 from compressor.lab.tune.solver import (
     Standing,
+    as_noise_orders,
     beyond_the_expected,
     is_smaller,
     order_of_proof,
@@ -57,10 +58,10 @@ class Proofs:
         """Prove those that may be shown to keep the limit, each smaller than the one before."""
         limit = self.goal.metric_drop
         assert limit is not None
-        hopeful = [c for c in self._left(pool) if (b := self._bound(c)) is None or b <= limit]
-        if hopeful:
-            found = [self._standing(c) for c in hopeful]
-            self._sequence([hopeful[i] for i in order_of_proof(found, limit, self._most)])
+        left = self._left(pool)
+        found = self._standings(left)
+        if any(s.drop is None or s.drop <= limit for s in found):
+            self._sequence([left[i] for i in order_of_proof(found, limit, self._most)])
 
     def finish(self, pool: Sequence[Candidate]) -> Candidate | None:
         """Prove what is left, and return the answer; ``None`` where no candidate is one."""
@@ -74,10 +75,10 @@ class Proofs:
         self.expected(pool)
         left = self._left(pool)
         if left and not self._done:  # the least bad one is still an answer
-            self._sequence([left[order_of_proof([self._standing(c) for c in left], limit, 1)[0]]])
+            self._sequence([left[order_of_proof(self._standings(left), limit, 1)[0]]])
         left = self._left(pool)
         if self._is_proved and self.best is not None:
-            found = [self._standing(c) for c in left]
+            found = self._standings(left)
             places = beyond_the_expected(found, limit, self.size(self.best))
             self._sequence([left[place] for place in places])
         elif left:
@@ -227,10 +228,12 @@ class Proofs:
             it = "it" if candidate is self.best else other
             self.journal.more_samples(it, candidate, number, judged)
 
-    def _standing(self, candidate: Candidate) -> Standing:
-        return Standing(self.size(candidate), self._bound(candidate))
-
-    def _bound(self, candidate: Candidate) -> float | None:
-        """Return the largest drop that is expected; what is known to break the limit has no end."""
-        found = self.bench.searched(candidate)
-        return math.inf if found.stopped else found.bound
+    def _standings(self, candidates: Sequence[Candidate]) -> list[Standing]:
+        """Return where candidates stand, in order of their noise; what breaks the limit is inf."""
+        found = [(self.size(c), self.bench.searched(c)) for c in candidates]
+        return as_noise_orders(
+            [
+                Standing(size, math.inf) if s.stopped else Standing(size, s.bound, s.least)
+                for size, s in found
+            ]
+        )

@@ -25,6 +25,7 @@ _PARTS = (256, 1024)  # samples after which a candidate may be dropped
 _MOST = 2048
 _LEAST = 128  # samples beyond those that calibrate, to be worth taking
 _HELD = 4  # a quarter of the calibration data, where there are no others
+_ENOUGH = 1024  # samples that calibrate as well as more would
 _LEAST_HELD = 32
 
 
@@ -95,7 +96,7 @@ def search_data(plan: Plan) -> SearchData:
 
     These are ``data.search``; else what the source of the calibration data holds beyond the samples
     that calibrate, or of files in class folders every second one; else a quarter of the calibration
-    data, which then calibrate no more.
+    data, or what they have beyond 1024 samples, which then calibrate no more.
 
     Raises:
         CompressorError: a source is unusable.
@@ -120,7 +121,7 @@ def search_data(plan: Plan) -> SearchData:
         source = Slice(beyond.source, used, min(total, used + _MOST))
         words = f"samples {used + 1} to {min(total, used + _MOST)} of the calibration source"
         return _search(plan, replace(beyond, role="search", source=source), {}, words)
-    held = used // _HELD // calibration.batch * calibration.batch
+    held = max(used // _HELD, min(used - _ENOUGH, _MOST)) // calibration.batch * calibration.batch
     if held < _LEAST_HELD or entry.keys.samples == FEEDS:
         words = "the calibration data themselves: they are too few to hold some back"
         return _search(plan, calibration, {}, words)

@@ -40,6 +40,7 @@ class Searched:
     bound: float | None
     sqnr_db: float | None
     stopped: bool = False
+    least: float | None = None
 
 
 def breaks(pairs: Pairs, search: SearchData, limit: float | None) -> bool:
@@ -73,11 +74,13 @@ def judged(pairs: Pairs, search: SearchData, float_model: Evaluation, *, stopped
     sqnr = -10 * math.log10(noise) if noise > 0 else None
     drop: float | None = None
     bound: float | None = 0.0
+    least: float | None = None
     if search.same:
         difference = paired_difference(base, values, metric.scale)
         drop = bound = difference.drop
         if not same_function(sqnr):
             bound += _REACH * difference.deviation / math.sqrt(count)
+            least = bound - _REACH * difference.deviation / math.sqrt(len(values))
     elif not search.tells:
         bound = 0.0 if same_function(sqnr) else None
     elif not same_function(sqnr):
@@ -87,7 +90,7 @@ def judged(pairs: Pairs, search: SearchData, float_model: Evaluation, *, stopped
         power = count * (float(changes.sum()) + 0.5 * most) / (len(values) + 1)
         power += 2 * UNSEEN * most if metric.scale.of_decisions else 0.0
         bound = metric.scale.factor * _REACH * math.sqrt(power) / count
-    return Searched(len(values), drop, bound, sqnr, stopped)
+    return Searched(len(values), drop, bound, sqnr, stopped, least)
 
 
 def _values(pairs: Pairs) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -171,10 +171,37 @@ class Standing:
     Attributes:
         size: what is to be minimized: bytes, or the ratio of latencies.
         drop: as in :class:`Reached`.
+        least: the smallest drop that the search leaves possible; ``None`` where it leaves no other.
     """
 
     size: float
     drop: float | None
+    least: float | None = None
+
+
+def as_noise_orders(found: Sequence[Standing]) -> list[Standing]:
+    """Return candidates with drops that do not fall as noise grows, where the search allows it.
+
+    A few hundred samples order candidates by chance. What a noisier one keeps, a quieter one keeps
+    too, unless the samples say otherwise.
+
+    >>> [s.drop for s in as_noise_orders([Standing(9, 0.4, -0.2), Standing(5, 0.1, -0.5)])]
+    [0.1, 0.1]
+    >>> [s.drop for s in as_noise_orders([Standing(9, 0.4, 0.2), Standing(5, 0.1, -0.5)])]
+    [0.4, 0.1]
+
+    Args:
+        found: the quietest first.
+    """
+    ordered, smallest_drop = list(found), math.inf
+    for i in reversed(range(len(found))):
+        drop, least = found[i].drop, found[i].least
+        if drop is None:
+            continue
+        if least is not None and least <= smallest_drop < drop:
+            ordered[i] = replace(found[i], drop=smallest_drop)
+        smallest_drop = min(smallest_drop, drop)
+    return ordered
 
 
 def samples_to_prove(drop: float, bound: float, samples: int, limit: float) -> int | None:

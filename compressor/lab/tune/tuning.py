@@ -101,7 +101,7 @@ class Tuning:
             structure = Structure(self.bench, self.goal, self.journal, added, ahead, proofs)
             structure.explore(tuple(pool))
         else:
-            self.journal.skip("fewer channels and training", "their starting point was not proved")
+            self.journal.skip("fewer channels and training", "a proof before them has failed")
         self.proofs.finish(pool)
         if self.proofs.is_open:
             self._nearer(pool)

@@ -13,6 +13,7 @@ from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.options import FLOAT
 from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import Recipe
+from compressor.lab.tune.searched import Searched
 from compressor.lab.tune.solver import Entry, noise_of
 from compressor.lab.tune.tuning import Tuning
 from compressor.lab.tune.watch import Watch
@@ -102,6 +103,6 @@ def test_of_one_size_the_quietest_is_looked_at():
     choice = dict.fromkeys(LAYERS, "8")
     pool = [bench.candidate(name, RECIPE, choice) for name in ("loud", "quiet", "louder")]
     decibels = {"loud": 30.7, "quiet": 34.4, "louder": 30.0}
-    bench.searched = lambda c: Mock(bound=0.1, drop=0.1, stopped=False, sqnr_db=decibels[c.name])
+    bench.searched = lambda c: Searched(9, 0.1, 0.1, decibels[c.name])
     search.proofs.expected(pool)
     assert [c.name for c in pool if c.proof is not None] == ["quiet"]

@@ -12,6 +12,7 @@ import pytest
 
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.proofs import Proofs
+from compressor.lab.tune.searched import Searched
 from compressor.lab.tune.watch import Watch
 
 
@@ -22,6 +23,7 @@ class Made:
     name: str
     bytes: int
     bound: float | None = 0.1
+    least: float | None = None
     drop: float = 0.0
     verdict_of_proof: str = "passed"
     ratio: float | None = None
@@ -47,10 +49,9 @@ class Bench:
     evaluated: list[str] = field(default_factory=list)
     watch: Watch = field(default_factory=Watch)
 
-    def searched(self, made: Made) -> Any:
-        return SimpleNamespace(
-            stopped=made.stopped, bound=made.bound, drop=made.searched_drop, sqnr_db=made.sqnr_db
-        )
+    def searched(self, made: Made) -> Searched:
+        drop = made.searched_drop
+        return Searched(100, drop, made.bound, made.sqnr_db, made.stopped, made.least)
 
     def proved(self, made: Made) -> Any:
         made.proof = SimpleNamespace(drop=made.drop, ci95=(made.drop, made.drop))
@@ -75,6 +76,17 @@ def finished(pool: Sequence[Made], **goal: Any) -> tuple[str | None, list[str]]:
     made = proofs(**goal)
     best = made.finish(pool)
     return None if best is None else best.name, made.bench.evaluated
+
+
+def test_chance_in_the_search_does_not_put_the_noisier_first() -> None:
+    few = [Made("a", 300, bound=0.4, least=-0.3), Made("b", 100, bound=0.1, least=-0.6)]
+    assert finished(few) == ("b", ["a", "b"])
+    many = [Made("a", 300, bound=0.4, least=0.2), Made("b", 100, bound=0.1, least=0.0)]
+    assert finished(many) == ("b", ["b"])
+    few = [Made("a", 300, bound=0.6, least=-0.3), Made("b", 100, bound=0.1, least=-0.6)]
+    assert finished(few) == ("b", ["a", "b"])  # what only chance leaves no hope for
+    many = [Made("a", 300, stopped=True), Made("b", 100, bound=0.1, least=-0.6)]
+    assert finished(many) == ("b", ["b"])
 
 
 def test_the_smallest_that_is_proved_is_the_answer() -> None:
