@@ -81,7 +81,7 @@ class Editor:
 
     def constant(self, name: str, array: Array) -> ir.Value:
         """Add an initializer with these values."""
-        return self.initializer(name, ir.tensor(np.ascontiguousarray(array)))
+        return self.initializer(name, ir.tensor(np.asarray(array, order="C")))
 
     def shared_constant(self, name: str, array: Array) -> ir.Value:
         """Return the initializer of this name if it has these values; otherwise add one."""

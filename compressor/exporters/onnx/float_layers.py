@@ -26,7 +26,7 @@ def keep_floats(editor: Editor) -> bool:
             continue
         last = _with_activation(node.outputs[0])
         if _is_quantized(last):
-            _copy_behind(editor, last)
+            copy_behind(editor, last)
             changed = True
     return changed
 
@@ -56,7 +56,8 @@ def _is_quantized(value: ir.Value) -> bool:
     return any(operator(reader).quantizes for reader in readers)
 
 
-def _copy_behind(editor: Editor, value: ir.Value) -> None:
+def copy_behind(editor: Editor, value: ir.Value) -> None:
+    """Put a copy between a value and all that reads it."""
     node, uses = value.producer(), tuple(value.uses())
     assert node is not None
     chain = Chain(editor, value.name or "")

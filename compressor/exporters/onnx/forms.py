@@ -11,7 +11,13 @@ import onnx_ir.passes.common as common
 
 from compressor.exporters.onnx.float_layers import keep_floats
 from compressor.exporters.onnx.images import as_images
-from compressor.exporters.onnx.integer_products import keep_apart, merge_biases, write_squares
+from compressor.exporters.onnx.integer_products import (
+    clip_codes,
+    keep_apart,
+    keep_integers,
+    merge_biases,
+    write_squares,
+)
 from compressor.exporters.onnx.matmul_nbits import (
     Compute,
     WeightOnly,
@@ -347,6 +353,7 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     narrow = _narrow(changed, weights) if on_cpu else []
     for node in narrow:
         widen(editor, node)
+    clipped = on_cpu and clip_codes(editor)
     merged = on_cpu and merge_biases(editor)
     fused = on_cpu and fuse_around_codes(editor)
     for weight in weights:
@@ -360,9 +367,11 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
             pack(editor, weight, packing, compute)
     rows = on_cpu and as_gemms(editor)
     kept = target.startswith("ort") and keep_floats(editor)
+    integers = on_cpu and keep_integers(editor)
     wide = target.startswith("ort") and transpose_as_floats(changed)
     squares = target == "openvino" and write_squares(editor)
-    if not (weights or narrow or merged or fused or rows or kept or wide or images or squares):
+    around = (clipped, merged, fused, rows, kept, integers, wide, squares, images)
+    if not (weights or narrow or any(around)):
         return model
     common.RemoveUnusedNodesPass()(changed)
     return changed

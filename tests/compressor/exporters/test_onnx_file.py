@@ -84,7 +84,7 @@ def test_a_float_weight_left_beside_its_codes_is_found(tmp_path: Path) -> None:
     value = ir.val("first.weight_before", left.dtype, left.shape, const_value=left)
     graph.graph.register_initializer(value)
     with pytest.raises(ArtifactError, match=r"'first.weight_before', which nothing reads"):
-        OnnxExporter().write(OnnxCarrier(graph), tmp_path, CONTEXT)
+        OnnxExporter(target="tensorrt").write(OnnxCarrier(graph), tmp_path, CONTEXT)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])

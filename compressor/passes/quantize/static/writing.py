@@ -57,9 +57,9 @@ def write_static_codes(
             write_out_zero_point(model.graph, stored)
         if bias is not None and profile.stores_bias(node, decision.schemes[layer.name]):
             node.replace_input_with(2, _attach_bias_codes(model.graph, bias, scales[value], make))
-    values = value_by_name(model)
+    values, editor = value_by_name(model), Editor(model)
     for name in placement.values:
-        _quantize_value(model.graph, values[name], activations[name], placement.carried)
+        _quantize_value(editor, values[name], activations[name], placement.carried)
     return makers
 
 
@@ -206,7 +206,7 @@ def _tensor(value: ir.Value) -> ir.TensorProtocol:
 
 
 def _quantize_value(
-    graph: ir.Graph, value: ir.Value, code: ActivationCode, carried: frozenset[str]
+    editor: Editor, value: ir.Value, code: ActivationCode, carried: frozenset[str]
 ) -> None:
     """Write Q/DQ behind a value, which keeps its name and its float type.
 
@@ -215,28 +215,29 @@ def _quantize_value(
     """
     uses = list(value.uses())
     name = value.name or ""
-    scale = _constant(graph, f"{name}_scale", np.asarray(code.scale, np.float32), None)
-    zero = _constant(graph, f"{name}_zero_point", np.asarray(code.zero_point), code.dtype)
+    scale = _constant(editor, f"{name}_scale", np.asarray(code.scale, np.float32), None)
+    zero = _constant(editor, f"{name}_zero_point", np.asarray(code.zero_point), code.dtype)
     added = []
     source = value
     if code.limits is not None:
         ends = [
-            _constant(graph, f"{name}_{end}", np.asarray(limit, np.float32), None)
+            _constant(editor, f"{name}_{end}", np.asarray(limit, np.float32), None)
             for end, limit in zip(("low", "high"), code.limits, strict=True)
         ]
-        clip = _node("Clip", [value, *ends], f"{name}_clipped", ir.DataType.FLOAT, value)
+        clip = _node(editor, "Clip", [value, *ends], f"{name}_clipped", ir.DataType.FLOAT, value)
         added.append(clip)
         source = clip.outputs[0]
-    quantized = _node("QuantizeLinear", [source, scale, zero], f"{name}_codes", code.dtype, value)
+    inputs = [source, scale, zero]
+    quantized = _node(editor, "QuantizeLinear", inputs, f"{name}_codes", code.dtype, value)
     added.append(quantized)
-    insert_behind(graph, value, added)
-    _read_codes(graph, quantized.outputs[0], (scale, zero), uses, carried)
+    insert_behind(editor.model.graph, value, added)
+    _read_codes(editor, quantized.outputs[0], (scale, zero), uses, carried)
     if value.is_graph_output():
-        _replace_output(graph, value, quantized.outputs[0], (scale, zero))
+        _replace_output(editor, value, quantized.outputs[0], (scale, zero))
 
 
 def _read_codes(
-    graph: ir.Graph,
+    editor: Editor,
     codes: ir.Value,
     parameters: tuple[ir.Value, ir.Value],
     uses: Sequence[tuple[ir.Node, int]],
@@ -249,7 +250,7 @@ def _read_codes(
     other = [use for use in uses if use not in lengths]
     plain = [(node, index) for node, index in other if index != 0 or node.name not in carried]
     if plain:
-        dequantized = _dequantized(graph, codes, parameters)
+        dequantized = _dequantized(editor, codes, parameters)
         for node, index in plain:
             node.replace_input_with(index, dequantized)
     for node in moves:
@@ -263,54 +264,52 @@ def _read_codes(
         moved = node.outputs[0]
         output = moved.is_graph_output()
         moved.type = codes.type
-        moved.name = f"{moved.name}_codes"
-        _read_codes(graph, moved, parameters, readers, carried)
+        moved.name = editor.free_name(f"{moved.name}_codes")
+        _read_codes(editor, moved, parameters, readers, carried)
         if output:
-            _replace_output(graph, moved, moved, parameters)
+            _replace_output(editor, moved, moved, parameters)
 
 
 def _dequantized(
-    graph: ir.Graph, codes: ir.Value, parameters: tuple[ir.Value, ir.Value]
+    editor: Editor, codes: ir.Value, parameters: tuple[ir.Value, ir.Value]
 ) -> ir.Value:
     name = (codes.name or "").removesuffix("_codes") + "_dequantized"
-    node = _node("DequantizeLinear", [codes, *parameters], name, ir.DataType.FLOAT, codes)
+    node = _node(editor, "DequantizeLinear", [codes, *parameters], name, ir.DataType.FLOAT, codes)
     producer = codes.producer()
     assert producer is not None
-    graph.insert_after(producer, node)
+    editor.model.graph.insert_after(producer, node)
     return node.outputs[0]
 
 
 def _replace_output(
-    graph: ir.Graph, value: ir.Value, codes: ir.Value, parameters: tuple[ir.Value, ir.Value]
+    editor: Editor, value: ir.Value, codes: ir.Value, parameters: tuple[ir.Value, ir.Value]
 ) -> None:
     """Make the dequantized codes a graph output, under its own name."""
     name = (value.name or "").removesuffix("_codes")
     if value is not codes:
-        value.name = f"{name}_float"
-    result = _dequantized(graph, codes, parameters)
-    node = result.producer()
-    assert node is not None
-    if any(use.node is not node and use.node.name == node.name for use in codes.uses()):
-        node.name = f"{name}_output_node"  # layers read the value, too
+        value.name = editor.free_name(f"{name}_float")
+    result = _dequantized(editor, codes, parameters)
     result.name = name
-    for index, output in enumerate(graph.outputs):
+    outputs = editor.model.graph.outputs
+    for index, output in enumerate(outputs):
         if output is value:
-            graph.outputs[index] = result
+            outputs[index] = result
 
 
 def _node(
-    op_type: str, inputs: list[ir.Value], name: str, dtype: ir.DataType, like: ir.Value
+    editor: Editor,
+    op_type: str,
+    inputs: list[ir.Value],
+    name: str,
+    dtype: ir.DataType,
+    like: ir.Value,
 ) -> ir.Node:
+    name = editor.free_name(name)  # a file that holds codes already may have the name
     output = ir.Value(name=name, shape=like.shape, type=ir.TensorType(dtype))
     return ir.Node("", op_type, inputs, outputs=[output], name=f"{name}_node")
 
 
-def _constant(graph: ir.Graph, name: str, array: Array, dtype: ir.DataType | None) -> ir.Value:
+def _constant(editor: Editor, name: str, array: Array, dtype: ir.DataType | None) -> ir.Value:
     if dtype is not None:
         array = array.astype(dtype.numpy())
-    tensor = ir.tensor(array, name=name, dtype=dtype)
-    value = ir.Value(
-        name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value
+    return editor.initializer(name, ir.tensor(array, dtype=dtype))
