@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+from compressor.calibration.sources.user_functions import call
 from compressor.errors import DataError, SpecError, listed
 from compressor.passes.train.engine import train_model
 from compressor.passes.train.job import Micro
@@ -140,7 +141,9 @@ class TaskLoss:
     ) -> Tensor:
         """Call the user's function with the model's only output, or all of them by name."""
         by_name = {name: outputs[name] for name in self._outputs}
-        loss = function(outputs[self._outputs[0]] if len(by_name) == 1 else by_name, target)
+        single = len(by_name) == 1
+        given = f"loss {self._name!r}" + ("" if single else f" of outputs {listed(self._outputs)}")
+        loss = call(given, function, by_name[self._outputs[0]] if single else by_name, target)
         samples = len(next(iter(target.values()))) if isinstance(target, dict) else len(target)
         if not isinstance(loss, torch.Tensor) or loss.shape != (samples,):
             shown = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__

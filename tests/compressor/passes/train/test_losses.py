@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from compressor.errors import DataError
+from compressor.passes.train.finetune import TaskLoss
 from compressor.passes.train.losses import cross_entropy, squared_error
 from compressor.run.metrics.class_metrics import PERPLEXITY
 
@@ -61,3 +66,23 @@ def test_smoothed_labels_are_pytorchs() -> None:
     expected = -(truth * logits.log_softmax(1)).sum(1)
     expected[3] = 0.0  # does not count
     torch.testing.assert_close(smoothed, expected)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (("a", "b"), r"loss 'my:loss' of outputs .*a.*b.*: raised KeyError: 'scores'"),
+        (("a",), "loss 'my:loss': raised .*Error"),
+    ],
+)
+def test_what_the_users_loss_raises_is_told_with_the_outputs(
+    outputs: tuple[str, ...], message: str
+) -> None:
+    def loss(outputs: Any, target: torch.Tensor) -> torch.Tensor:
+        return outputs["scores"] - target
+
+    data: Any = SimpleNamespace(data=SimpleNamespace(target="label"), load_symbol=lambda *_: loss)
+    micro: Any = SimpleNamespace(tensors={"label": torch.zeros(4)}, mixed=None)
+    made = TaskLoss("my:loss", outputs, data)
+    with pytest.raises(DataError, match=message):
+        made.losses({name: torch.zeros(4, 2) for name in outputs}, micro, 0)
