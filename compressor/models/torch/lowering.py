@@ -18,7 +18,7 @@ from compressor.models.executor.module import GraphModule
 from compressor.models.garbage import without_collector
 from compressor.models.torch.inputs_by_name import bound, named_parameters, takes_names
 from compressor.models.torch.masks import without_fast_paths, without_idle_masks
-from compressor.models.torch.matching import attach_weights
+from compressor.models.torch.matching import attach_weights, give_way
 from compressor.models.torch.parametrized import computed_by
 from compressor.models.torch.program_state import assigned_buffers, check_stateless
 from compressor.models.torch.recurrences import recurrences, whole_recurrences
@@ -114,7 +114,9 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
             program = program if _takes_short_only(longer) else longer
     check_stateless(module, program.exported_program, assigned)
     model = program.model
-    _name_outputs(model, _keys(program.exported_program))
+    keys = _keys(program.exported_program)
+    give_way(model, module, [*(spec.name for spec in inputs), *keys])
+    _name_outputs(model, keys)
     attach_weights(model, module)
     return model
 
@@ -269,7 +271,7 @@ def _name_outputs(model: ir.Model, keys: Sequence[str]) -> None:
     """Name outputs by ``keys``, or a single one ``output``, several ``output_0``, ``output_1``, ...
 
     An input or a parameter that is returned keeps its name, and so does what is returned twice; a
-    key that one of these has is not used.
+    key that an input or a submodule's parameter has is not used.
     """
     outputs = model.graph.outputs
     for index, value in enumerate(outputs):

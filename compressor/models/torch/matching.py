@@ -20,6 +20,7 @@ from compressor.types.layers import StoredTensor, WeightCodes
 from compressor.types.tensors import Batch
 
 _OPTIONAL = "num_batches_tracked"
+_GIVES_WAY = ".tensor"  # a submodule would have the tensor's name: no other tensor has this one
 _PART = 1 << 22  # elements looked at together
 
 
@@ -110,11 +111,34 @@ def load_tensors(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -
 
 
 def held_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers by name, tied ones under each of their names."""
-    return {
+    """Return parameters and buffers by name, tied ones under each of their names.
+
+    Those of the module itself have a second name, see :func:`give_way`.
+    """
+    held = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+    return held | {name + _GIVES_WAY: tensor for name, tensor in held.items() if "." not in name}
+
+
+def give_way(model: ir.Model, module: torch.nn.Module, taken: Collection[str]) -> None:
+    """Rename initializers that inputs or outputs have the names of, as a graph has each name once.
+
+    They get the second name that :func:`held_tensors` gives the module's tensors. Tensors of
+    submodules keep theirs.
+
+    Args:
+        model: as PyTorch exported it: its initializers are the module's own tensors, and have
+            other names where an input has theirs.
+        taken: names of inputs and outputs.
+    """
+    held = held_tensors(module)
+    wanted = {id(held[name]): name for name in taken if name + _GIVES_WAY in held}
+    for value in tuple(model.graph.initializers.values()):
+        name = wanted.get(id(getattr(value.const_value, "raw", None)))
+        if name is not None and (value.name == name or value.name not in held):
+            value.name = name + _GIVES_WAY
 
 
 def stored_tensors(

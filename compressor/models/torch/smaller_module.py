@@ -137,8 +137,8 @@ def with_unread(
         read: the names of the tensors that the module's graph reads.
         inputs: those of the module.
     """
-    held = dict(module.named_parameters(remove_duplicate=False))
-    known = {id(held[name]) for name in {*read, *kept} & held.keys()}
+    held, named = dict(module.named_parameters(remove_duplicate=False)), held_tensors(module)
+    known = {id(named[name]) for name in {*read, *kept} & named.keys()}
     # Those of parametrizations make a weight that is read.
     unread = [n for n, t in held.items() if id(t) not in known and ".parametrizations." not in n]
     computed = _computed(module, inputs) if unread else frozenset()

@@ -71,6 +71,43 @@ def test_loading_reaches_the_graph_that_is_there_already(tmp_path: Path):
     assert torch.equal(carrier.weight(layer), weight)
 
 
+class _SameNames(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 2)
+        self.x = torch.nn.Parameter(torch.rand(3))
+        self.register_buffer("scale", torch.rand(2))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.linear(x * self.x)
+        return {"scores": scores, "scale": scores * self.scale}
+
+
+def test_tensors_give_way_to_inputs_and_outputs_of_their_names(tmp_path: Path):
+    carrier = open_module(_SameNames, {}, X, "key")
+    batch = batch_of(carrier, LENGTHS)
+    assert [o.name for o in carrier.outputs] == ["scores", "scale"]
+    state = {k: v + 1 for k, v in _SameNames().state_dict().items()}
+    torch.save(state, tmp_path / "w.pt")
+    carrier.load(tmp_path / "w.pt")
+    changed = carrier.with_weights({"x": state["x"] + 2, "scale": state["scale"] * 3})
+    changed.save(tmp_path)
+    restored = carrier.restore(tmp_path)
+    for each, factor in ((carrier, 1), (changed, 3), (restored, 3)):
+        results = each.runner().run(batch)
+        assert isinstance(each, TorchCarrier)
+        for have, want in zip(results.values(), each.module_outputs(batch), strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-5)
+        np.testing.assert_allclose(
+            results["scale"], results["scores"] * state["scale"].numpy() * factor, rtol=1e-5
+        )
+    executing = carrier.with_trainable_graph(carrier.graph(), ())
+    assert isinstance(executing, TorchCarrier)
+    assert executing.executes_graph
+    names = {name for name, _ in executing.module.named_parameters()}
+    assert names == {"x.tensor", "linear.weight", "linear.bias"}, "trained as before"
+
+
 def test_half_precision_checkpoints_fit(tmp_path: Path):
     carrier = open_module(linear, {}, X, "key")
     halves = {n: t.half() for n, t in linear().state_dict().items()}
