@@ -131,6 +131,8 @@ def check_worth(nodes: Sequence[tuple[str, str]], weights: int, subject: str) ->
 def recipe_for(carrier: Carrier) -> Recipe:
     """Return the recipe for a model, of those that ``compress plan`` accepts.
 
+    Where nothing can run the model, it needs no calibration data.
+
     Raises:
         ModelError: it is quantized in a way that is not known.
     """
@@ -142,7 +144,12 @@ def recipe_for(carrier: Carrier) -> Recipe:
     carrier = floats or carrier
     title, chosen = _choice(carrier)
     fallback = ((_FUSE, _STATIC), (_FUSE, _DYNAMIC), (_BYTES,))
-    fitting = (s for s in (chosen, *fallback) if s and _after(carrier, s) is not None)
+    runs = Capability.RUN in carrier.offers
+    known = (
+        tuple(_BYTES if s is _STATIC and not runs else s for s in steps)
+        for steps in (chosen, *fallback)
+    )
+    fitting = (s for s in known if s and _after(carrier, s) is not None)
     steps = next(fitting, (_FUSE,))
     recipe = Recipe(title, (*start, *steps), any(s is _STATIC for s in steps))
     if steps == (_FUSE,):

@@ -12,6 +12,7 @@ from typing import Any
 from compressor.calibration.sources.tokenizer import has_tokenizer
 from compressor.errors import ModelError, SpecError, printable
 from compressor.files import write_text
+from compressor.graph.values import all_nodes
 from compressor.lab.recipes import (
     ENCODER,
     ENCODER_OF_TEXT,
@@ -33,6 +34,7 @@ from compressor.lab.starter_parts import (
     FEEDS_FOR_RANGES,
     HEAD,
     LABEL,
+    NOTHING_RUNS,
     OF_ANSWERS,
     ONNX,
     PART,
@@ -156,7 +158,9 @@ def _of_onnx(
     import onnx
     from google.protobuf.message import DecodeError
 
+    from compressor.models.executor import unknown_operators
     from compressor.models.onnx.carrier import open_onnx
+    from compressor.models.onnx.checks import foreign_operators
     from compressor.models.torch.lowering import OPSET
 
     try:
@@ -171,6 +175,11 @@ def _of_onnx(
     recipe, inputs = recipe_for(carrier), carrier.inputs
     listed = "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
     first = ONNX.format(model=scalar(relative), inputs=listed)
+    operators = ((node.domain, node.op_type) for node in all_nodes(carrier.graph().graph))
+    storage = "" if unknown_operators(operators) else STORAGE
+    last = _passes(recipe) + _rest(name, recipe.size_ratio, storage)
+    if foreign := foreign_operators(carrier.graph()):
+        return first + NOTHING_RUNS.format(operator=printable(foreign[0])) + last, ()
     calibrated = recipe.calibrated
     if samples_apart(inputs, carrier.outputs):
         given = replace(given, batch=1)
@@ -188,7 +197,7 @@ def _of_onnx(
             why = "Each file is a sample"
         fed = why and _feeds(inputs, carrier.outputs, given, calibrated, why, metric)
         data = fed or of_arrays(inputs, given, calibrated, metric, numbers)
-    return first + data + _passes(recipe) + _rest(name, recipe.size_ratio), inputs
+    return first + data + last, inputs
 
 
 def _passes(recipe: Recipe) -> str:

@@ -183,7 +183,8 @@ class Given:
             SpecError: the data have none.
         """
         data = text.partition("\npasses:")[0]
-        if self.needs_labels and self.found and not re.search(r"^    target: ", data, re.M):
+        named = "\ndata:" not in data or re.search(r"^    target: ", data, re.M)
+        if self.needs_labels and self.found and not named:
             raise SpecError(
                 f"option --metric {self.choices.metric!r}",
                 f"needs right answers, and none were seen in {str(self.found.evaluation)!r}",
@@ -236,7 +237,7 @@ class Given:
     def chosen(self, text: str) -> str:
         """Return a spec with the file, target and metric that were chosen in place of its own."""
         found, choices = self.found, self.choices
-        if found is not None and found.kind not in SUFFIXES:
+        if found is not None and found.kind not in SUFFIXES and "\ndata:" in text:
             places = {
                 "calibration": _place(self.folder, found.calibration),
                 "evaluation": _place(self.folder, found.evaluation),

@@ -22,6 +22,11 @@ model:
   onnx: {model}
 """
 
+NOTHING_RUNS = """
+# ONNX Runtime has no operator {operator}, so nothing can run the model here. There is
+# no `data`, for the passes need none, and neither quality nor latency is measured.
+"""
+
 TORCH = """
 # The float model: a function that builds the network, and the weights to put into it
 # ({tensors:,} tensors, {parameters:,} parameters). Python names are imported, from this folder or

@@ -42,6 +42,26 @@ def filled(spec: Path) -> Spec:
     return load_spec(spec)
 
 
+@pytest.mark.parametrize("data", [False, True])
+def test_a_model_with_an_operator_that_nothing_knows_gets_no_data(
+    tmp_path: Path, data: bool
+) -> None:
+    model = onnx.load(save_onnx(tmp_path / "net.onnx"))
+    model.graph.node.append(helper.make_node("Swish", ["output"], ["last"], domain="my.ops"))
+    model.graph.output[0].name = "last"
+    model.opset_import.append(helper.make_opsetid("my.ops", 1))
+    onnx.save(model, tmp_path / "net.onnx")
+    np.savez(tmp_path / "arrays.npz", image=np.zeros((2, 4), np.float32), label=np.zeros(2, int))
+    choices = Choices(tmp_path / "arrays.npz" if data else Path("-"), metric="accuracy")
+    assert not write_starter(tmp_path / "net.onnx", tmp_path / "spec.yaml", choices)
+    spec = load_spec(tmp_path / "spec.yaml")
+    assert not spec.data
+    assert [p.name for p in spec.passes] == ["fuse", "quantize-weights"]
+    assert [e.format for e in spec.exports] == ["onnx"], "no other runtime has the operator"
+    assert "# ONNX Runtime has no operator my.ops.Swish" in (tmp_path / "spec.yaml").read_text()
+    make_plan(spec)
+
+
 def test_of_an_onnx_file(tmp_path: Path) -> None:
     model = save_onnx(tmp_path / "My net (v2).onnx")
     output = tmp_path / "specs" / "spec.yaml"
