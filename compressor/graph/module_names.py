@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import onnx_ir as ir
 
@@ -74,6 +75,6 @@ def _module_of(node: ir.Node) -> str:
 
 def _steps(parts: list[str]) -> Iterator[str]:
     """Yield the steps of a path; that of a child in a list repeats the list: ``a/a.0/b``."""
-    for part, following in zip(parts, [*parts[1:], ""], strict=True):
+    for part, following in zip_longest(parts, parts[1:], fillvalue=""):
         if not following.startswith(f"{part}."):
             yield part

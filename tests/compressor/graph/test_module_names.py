@@ -73,6 +73,16 @@ def test_names_of_modules(tmp_path: Path, dynamo: bool) -> None:
     np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_a_product_of_the_outermost_module_keeps_its_name(tmp_path: Path) -> None:
+    """The name of its node is a path without a module: ``/MatMul``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        given = (torch.randn(2, 3, 4),)
+        torch.onnx.export(nn.Linear(4, 5), given, tmp_path / "net.onnx", dynamo=False)
+    (stored,) = (t.name for t in onnx.load(tmp_path / "net.onnx").graph.initializer if t.dims[1:])
+    assert [layer.name for layer in open_onnx(tmp_path / "net.onnx", OPSET).layers()] == [stored]
+
+
 def hand_made(folder: Path, scopes: str, names: tuple[str, str]) -> OnnxCarrier:
     """Return two products in modules of the same path."""
     weights = [numpy_helper.from_array(np.eye(8, dtype=np.float32), name) for name in names]
