@@ -27,9 +27,9 @@ from compressor.run.model import OpenedModel, open_model, open_other_model, opti
 from compressor.run.unreached import unreached_weights
 from compressor.run.verdicts.data_doubts import (
     check_data_is_of_use,
+    check_limit,
     check_output_apart,
     data_doubts,
-    limit_doubts,
     why_foreign,
 )
 from compressor.run.verdicts.verdicts import check_reachable
@@ -194,11 +194,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         peak_memory=peak_memory(
             float_model, data, [(p.requests, p.blockwise, p.memory) for p in passes]
         ),
-        warnings=(
-            *_warnings(spec, passes, exports, size),
-            *limit_doubts(spec.limits.metric_drop, metric),
-            *doubts,
-        ),
+        warnings=(*_warnings(spec, passes, exports, size), *doubts),
         doubts=doubts,
         training_metric=training_metric,
     )
@@ -276,6 +272,9 @@ def _metric(
         spec.metric, bool(target), spec.symbol, where, numbers=numbers, parts=parts
     )
     metric = fitted(_of_folder(metric, carrier, where), carrier.outputs)
+    if _limits_metric(spec):
+        place = spec.where("limits", "metric-drop")
+        check_limit(spec.limits.metric_drop, metric, "limits.metric-drop", place)
     if isinstance(spec.metric, MetricKeys) and spec.metric.expect is not None:
         check_reachable(metric, spec.metric.expect, where)
     labels = None if metric.against_float or not target else samples["evaluation"].get(target)

@@ -14,9 +14,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
+from compressor import catalog
 from compressor.errors import DataError
 from compressor.lab.compare.compare import Comparison
 from compressor.report import formats
+from compressor.run.verdicts.data_doubts import check_limit
 from compressor.run.verdicts.statistics import Difference
 from compressor.run.verdicts.verdicts import DEFAULT_SHARE, WIDEST_RATIO, Verdict, verdict_of
 
@@ -95,6 +97,7 @@ def judge(comparison: Comparison, limits: GateLimits) -> GateResult:
 
     Raises:
         DataError: what a limit is about was not measured, or nothing can be judged.
+        SpecError: no candidate can break the limit of the metric.
     """
     checks: list[Check] = []
     if comparison.difference is not None:
@@ -124,6 +127,8 @@ def _metric(comparison: Comparison, difference: Difference, limits: GateLimits) 
     real = difference.drop > 0 and difference.p < alpha
     metric = comparison.base.metric
     assert metric is not None  # there is a difference
+    if metric["name"] in catalog.names("metric"):
+        check_limit(limit, catalog.load("metric", metric["name"]), "option --max-metric-drop")
     share = formats.is_share(metric)
     usual = 1.0 if share else DEFAULT_SHARE * abs(metric["value"])
     allowed = usual if limit is None else limit

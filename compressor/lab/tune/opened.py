@@ -15,6 +15,7 @@ from compressor.lab.tune.workbench import Workbench
 from compressor.progress import Progress
 from compressor.run.plan import Plan, make_plan
 from compressor.run.store import Store, store_of
+from compressor.run.verdicts.data_doubts import check_limit
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability
 
@@ -58,6 +59,7 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
             "add data.evaluation",
             where=spec.where("data"),
         )
+    check_limit(goal.metric_drop, plan.metric, "option --max-metric-drop")
     if goal.train and Capability.TRAIN not in plan.model.carrier.offers:
         raise SpecError(
             "option --train",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -259,17 +259,24 @@ def why_foreign(carrier: Carrier) -> tuple[str, str]:
     )
 
 
-def limit_doubts(limit: float | None, metric: Metric | None) -> Iterator[str]:
-    """Yield that no artifact can break the limit of a metric, if its range is no wider.
+def check_limit(
+    limit: float | None, metric: Metric, subject: str, where: str | None = None
+) -> None:
+    """Check that an artifact can break the limit of a metric: that its range is wider.
 
     Args:
         limit: how much worse the metric may be, in its unit.
+        subject: what states the limit, and ``where`` it stands.
+
+    Raises:
+        SpecError: none can.
     """
-    if metric is None or limit is None:
-        return
     most = (metric.bounds[1] - metric.bounds[0]) * metric.scale.factor
-    if limit >= most:
-        yield (
-            f"limits.metric-drop: is {limit:g}, and {metric.name} can lose {most:g} at most, so "
-            "that no artifact breaks it; state a smaller one"
+    if limit is not None and limit >= most:
+        raise SpecError(
+            subject,
+            f"is {limit:g}, and {metric.name} can lose {most:g} at most, so that no artifact "
+            "breaks it",
+            "state a smaller one" + (", or null for none" if where else ""),
+            where=where,
         )

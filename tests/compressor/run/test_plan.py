@@ -1,5 +1,6 @@
 """Planning: what it finds before heavy work, and what it predicts."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compressor.calibration.sources.user_functions import FactorySource
-from compressor.errors import ModelError
+from compressor.errors import ModelError, SpecError
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch import carrier as torch_carrier
 from compressor.models.torch import matching
@@ -306,7 +307,8 @@ def test_a_plan_says_where_latency_is_not_judged(on_onnx: Project, monkeypatch: 
 
 
 @pytest.mark.parametrize("limit", [99.0, 100.0, 101.0])
-def test_a_limit_that_nothing_breaks_is_doubted(on_onnx: Project, limit: float):
+def test_a_limit_that_nothing_breaks_is_refused(on_onnx: Project, limit: float):
     on_onnx.spec["limits"] = {"metric-drop": limit}
-    warned = [text for text in on_onnx.plan().warnings if "can lose 100 at most" in text]
-    assert len(warned) == (limit >= 100)
+    refused = pytest.raises(SpecError, match=r"metric-drop: is 10\d, and accuracy can lose 100 at")
+    with refused if limit >= 100 else nullcontext():
+        on_onnx.plan()

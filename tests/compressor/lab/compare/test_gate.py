@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compressor.errors import DataError
+from compressor.errors import DataError, SpecError
 from compressor.lab.compare.compare import Comparison, compare_runs
 from compressor.lab.compare.gate import GateLimits, judge
 from tests.compressor.lab.compare.made_runs import (
@@ -46,6 +46,11 @@ def test_within_the_limit_as_measured_is_enough_unless_strict(worse: Comparison)
     assert "within the limit 0.45 as measured, not proved with 4,000 samples;" in check.text
     assert check.text.endswith(" would do")
     assert not only(worse, GateLimits(metric_drop=0.45, strict=True)).ok
+
+
+def test_a_limit_that_nothing_breaks_is_refused(worse: Comparison) -> None:
+    with pytest.raises(SpecError, match=r"--max-metric-drop: is 100, and accuracy can lose 100"):
+        judge(worse, GateLimits(metric_drop=100.0))
 
 
 def test_noise_is_not_distinguishable(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def elements(entry: dict[str, Any], name: str) -> int:
 def test_a_narrow_range_cuts_values_off(on_onnx: Project):
     observer = {"observer": "percentile", "percentile": 90}
     on_onnx.spec.update(passes=[{**STATIC, "activations": observer}], exports=[{"format": "onnx"}])
-    on_onnx.spec["limits"] = {"metric-drop": 100, "size-ratio": 3, "latency-ratio": 100}
+    on_onnx.spec["limits"] = {"metric-drop": None, "size-ratio": 3, "latency-ratio": 100}
     (static,) = on_onnx.run().report["passes"]
     outside = [item["input"]["outside"] for item in static["histograms"]]
     assert max(outside) > 5
@@ -84,7 +84,7 @@ def test_weights_alone_have_a_range_and_inputs_a_reason(on_onnx: Project):
         passes=[{"pass": "quantize-weights", "bits": 8}],
         exports=[{"format": "onnx"}],
     )
-    on_onnx.spec["limits"] = {"metric-drop": 100, "size-ratio": 3, "latency-ratio": 100}
+    on_onnx.spec["limits"] = {"metric-drop": None, "size-ratio": 3, "latency-ratio": 100}
     (entry,) = on_onnx.run().report["passes"]
     assert entry["histograms"]
     for item in entry["histograms"]:
@@ -95,7 +95,7 @@ def test_weights_alone_have_a_range_and_inputs_a_reason(on_onnx: Project):
 
 def test_ranges_of_each_input_are_called_that(on_onnx: Project):
     on_onnx.spec.update(passes=[{"pass": "quantize-dynamic"}], exports=[{"format": "onnx"}])
-    on_onnx.spec["limits"] = {"metric-drop": 100, "size-ratio": 3, "latency-ratio": 100}
+    on_onnx.spec["limits"] = {"metric-drop": None, "size-ratio": 3, "latency-ratio": 100}
     (entry,) = on_onnx.run().report["passes"]
     (item,) = entry["histograms"]
     assert item["weight"]["range_reason"] == "it stays codes while the model runs"
@@ -118,7 +118,7 @@ def test_a_layer_that_the_float_model_does_not_have_says_so(on_onnx: Project):
         passes=[{"pass": "low-rank", "rank": 1, "layers": [{"match": "conv*", "skip": True}]}],
         exports=[{"format": "onnx"}],
     )
-    on_onnx.spec["limits"] = {"metric-drop": 100, "size-ratio": 3, "latency-ratio": 100}
+    on_onnx.spec["limits"] = {"metric-drop": None, "size-ratio": 3, "latency-ratio": 100}
     (entry,) = on_onnx.run().report["passes"]
     rows = {row["name"]: row for row in entry["layers"]}
     assert rows["fc.down"]["bytes_before"] is None
