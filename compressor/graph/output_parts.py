@@ -32,7 +32,10 @@ WHOLE: tuple[Part, ...] = ((),)
 
 _MOST_PARTS = 16
 _MOST_PLACES = 1 << 24
-_NUMBERED = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+_NUMBERED = (  # those of a byte are codes, such as of scores
+    *(ir.DataType.INT64, ir.DataType.INT32, ir.DataType.INT16, ir.DataType.BOOL),
+    *(ir.DataType.UINT64, ir.DataType.UINT32, ir.DataType.UINT16),
+)
 _SIZES = (2, 3, 5, 7, 11, 13)  # of dynamic axes, in the order in which they are met
 
 
@@ -157,9 +160,9 @@ def compared_outputs(model: ir.Model) -> tuple[bool, ...]:
 
     Two kinds do not count beside others. An output that no value of an input reaches, such as the
     anchors of a detector, is the same for all samples: it would halve what a mean shows of the
-    others. Whole numbers are names, of classes or of entries of a table: how far apart two are
-    says nothing. Where there is no other output, all count. Shapes are no values: the number of
-    samples alone does not change what a row holds.
+    others. Whole numbers wider than a byte are names, of classes or of entries of a table: how far
+    apart two are says nothing. Where there is no other output, all count. Shapes are no values: the
+    number of samples alone does not change what a row holds.
 
     Args:
         model: with the types of its outputs; not changed.

@@ -14,9 +14,10 @@ from compressor.errors import ModelError, SpecError
 from compressor.graph.blocks import values_read
 from compressor.graph.editing import inner_nodes
 from compressor.graph.operators import operator
+from compressor.graph.output_parts import compared_outputs
 from compressor.graph.stored_weights import is_quantized
 from compressor.graph.values import all_nodes
-from compressor.run.metrics.scores import judged_beside, scored_output
+from compressor.run.metrics.scores import scored_output
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.passes import PassContext
@@ -173,15 +174,16 @@ def _mostly(carrier: Carrier, types: Collection[str]) -> bool:
 def judged_outputs(carrier: Carrier) -> tuple[TensorSpec, ...]:
     """Return the outputs that say what a model finds, of those that it has.
 
-    Not among them are numbers of classes beside the scores that they are chosen by, and what no
-    layer computes, such as an input that is handed through. Without its graph, all are.
+    Not among them is what :func:`compared_outputs` leaves out, and what no layer computes, such as
+    an input that is handed through. Without its graph, all are.
     """
     if Capability.GRAPH not in carrier.offers:
         return tuple(carrier.outputs)
-    pairs = list(zip(carrier.outputs, carrier.graph().graph.outputs, strict=True))
-    pairs = [p for p in pairs if _of_layers(p[1])] or pairs
-    judged = judged_beside([spec for spec, _ in pairs])
-    return tuple(spec for spec, _ in pairs if spec.name in judged)
+    graph = carrier.graph()
+    found = list(zip(carrier.outputs, graph.graph.outputs, compared_outputs(graph), strict=True))
+    found = [entry for entry in found if _of_layers(entry[1])] or found
+    found = [entry for entry in found if entry[2]] or found
+    return tuple(spec for spec, _, _ in found)
 
 
 def scores_classes(carrier: Carrier) -> bool:

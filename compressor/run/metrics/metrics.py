@@ -13,7 +13,7 @@ import numpy as np
 from compressor import catalog
 from compressor.errors import DataError, SpecError, located
 from compressor.graph.output_parts import OutputParts, named_parts, with_parts
-from compressor.run.metrics.scores import UnfitError, numbers_first, quantities, scores_first
+from compressor.run.metrics.scores import UnfitError, numbers_first, scores_first
 from compressor.run.verdicts.statistics import MOST_LOG, Scale, paired_difference
 from compressor.spec.keys import MetricKeys
 from compressor.types.tensors import Array, Batch
@@ -196,7 +196,7 @@ class Metric:
             return numbers_first(outputs)
         if self.about_classes:
             return scores_first(outputs)
-        return quantities(outputs) if self.against_float else outputs
+        return outputs
 
     def _without_samples(self, samples: str, name: str, shape: Sequence[object]) -> DataError:
         return DataError(

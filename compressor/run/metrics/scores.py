@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -90,29 +89,6 @@ def scored_output(outputs: Iterable[TensorSpec]) -> str | None:
     """Return the output that metrics about classes read; ``None`` without scores."""
     found = _first_scores(_drawn(outputs))
     return None if found is None else found[0]
-
-
-def judged_beside(outputs: Iterable[TensorSpec]) -> list[str]:
-    """Return the names of the outputs that :func:`quantities` leaves."""
-    return list(quantities(_drawn(outputs)))
-
-
-def quantities(outputs: Batch) -> Batch:
-    """Return outputs without numbers of classes whose scores are another output.
-
-    A mean over them says nothing: class 9 for 0 is no worse than 1 for 0. They are integers wider
-    than a byte, one for each row of scores.
-
-    Args:
-        outputs: arrays with an axis of samples.
-    """
-    scores = (np.moveaxis(a, class_axis(a.shape), -1) for a in outputs.values() if a.ndim)
-    rows = {math.prod(a.shape[:-1]) for a in scores if holds_scores(a)}
-    return {
-        name: array
-        for name, array in outputs.items()
-        if array.dtype.kind not in "iu" or array.dtype.itemsize == 1 or array.size not in rows
-    }
 
 
 def _first_scores(outputs: Batch) -> tuple[str, Array] | None:

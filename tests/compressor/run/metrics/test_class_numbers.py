@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from compressor.errors import DataError
 from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT, TOP5, fitted
-from compressor.run.metrics.metrics import COSINE, MSE, Metric
 from compressor.types.tensors import TensorSpec
 
 MASK = TensorSpec("mask", ("n", 2, 3), "int64")
@@ -68,29 +65,3 @@ def test_what_needs_scores_names_what_does_not() -> None:
     assert fitted(TOP5, [MASK]) is TOP5
     with pytest.raises(DataError, match="not scores; set metric: accuracy or agreement for"):
         TOP5.per_sample({"mask": OURS}, TRUTH, 2)
-
-
-@pytest.mark.parametrize("metric", [MSE, COSINE])
-def test_numbers_beside_their_scores_are_no_quantities(metric: Metric) -> None:
-    """One sample that went from class 0 to 9 counted 81 times as much as one from 0 to 1."""
-    scores = np.eye(10, dtype=np.float32)[[0, 3]] + 1
-    ours, theirs = ({"label": np.array([n, 3]), "scores": scores} for n in (0, 9))
-    metric = replace(metric, against_float=True)
-    judged, target = metric.sampled(ours, 2), metric.sampled(theirs, 2)
-    same = metric.per_sample(judged, target, 2)
-    assert same.tolist() == pytest.approx([float(metric.higher_is_better)] * 2)
-    shapes, types = {"label": ("n",), "scores": ("n", 10)}, {"label": "int64"}
-    metric.check_fit(shapes, None, types)
-
-
-@pytest.mark.parametrize(
-    "outputs",
-    [
-        {"map": np.ones((2, 4, 4), np.int64), "scores": np.ones((2, 10))},  # of other things
-        {"codes": np.ones(2, np.uint8), "scores": np.ones((2, 10))},
-        {"counts": np.ones(2, np.int64), "value": np.ones((2, 1))},
-    ],
-)
-def test_other_numbers_are_judged(outputs: dict[str, np.ndarray]) -> None:
-    judged = replace(MSE, against_float=True).sampled(outputs, 2)
-    assert list(judged) == list(outputs)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from compressor.errors import DataError
-from compressor.graph.output_parts import WHOLE
+from compressor.graph.output_parts import WHOLE, compared_outputs
 from compressor.run.data import Data
 from compressor.run.evaluate import evaluate
 from compressor.run.metrics.judged import compared_parts
@@ -79,6 +79,22 @@ def test_what_does_not_count_hides_no_loss_and_is_named_where_it_changes() -> No
     found = evaluate(Runs(0.75, 3, 5), Runs(0, 2, 1), data, metric)
     assert found.metric["value"] == pytest.approx(0.8)
     assert set(found.unread) == {"grid", "kind"}
+
+
+@pytest.mark.parametrize("name", ["mse", "cosine"])
+def test_numbers_of_classes_are_no_quantities(name: str) -> None:
+    """One sample that went from class 0 to 9 counted 81 times as much as one from 0 to 1."""
+    metric = resolve_metric(name, False, load_symbol, "s:1", parts=PARTS)
+    data = Data("evaluation", Rows(), None, 4, "", "spec.yaml:3")
+    found = evaluate(Runs(0, 2, 9), Runs(0, 2, 1), data, metric)
+    assert found.metric["value"] == float(metric.higher_is_better)
+
+
+@pytest.mark.parametrize(("kind", "counts"), [("int16", False), ("uint32", False), ("uint8", True)])
+def test_integers_of_a_byte_are_codes(kind: str, counts: bool) -> None:
+    graph = GRAPH.clone()
+    graph.graph.outputs[2].dtype = ir.DataType[kind.upper()]
+    assert compared_outputs(graph) == (True, False, counts)
 
 
 def test_a_single_number_that_does_not_count_is_no_reason_to_refuse_the_cosine() -> None:
