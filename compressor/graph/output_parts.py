@@ -131,7 +131,8 @@ def cut_parts(outputs: Sequence[Array], parts: OutputParts) -> list[Array]:
     """Return the parts of outputs, one after the other; without any, the outputs."""
     if not parts:
         return list(outputs)
-    return [array[part] for array, cuts in zip(outputs, parts, strict=True) for part in cuts]
+    pairs = zip(outputs, parts, strict=True)
+    return [array[part] if part else array for array, cuts in pairs for part in cuts]
 
 
 def with_parts(outputs: Mapping[str, Kind], parts: OutputParts) -> Mapping[str, Kind]:

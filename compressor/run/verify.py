@@ -36,7 +36,7 @@ from compressor.types.carrier import Carrier
 from compressor.types.exporter import Check
 from compressor.types.tensors import Batch, fixed_batch, samples_in
 
-_COMPARED = 2  # version of what is stored
+_COMPARED = 3  # version of what is stored
 _TIMED_SAMPLES = 64
 _THREADS = 1  # more would measure how many cores are free
 _GLANCE = 1.0  # seconds for the time of what is not judged, such as a storage format

@@ -22,7 +22,7 @@ from compressor.progress import Progress, Steps
 from compressor.run.blocks.decoder_runner import DecoderRunner
 from compressor.run.data import Data
 from compressor.run.evaluate import CachingRunner, Evaluation, evaluate
-from compressor.run.metrics.judged import judged_parts
+from compressor.run.metrics.judged import compared_parts
 from compressor.run.metrics.metrics import Metric
 from compressor.run.options import DEFAULTS, RunOptions
 from compressor.run.plan import Plan
@@ -44,7 +44,7 @@ from compressor.types.tensors import (
 _LOOKED_AT_MACS = 2e10
 _FEWEST_LOOKED_AT = 4
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
-_EVALUATION = 9  # version of what is stored
+_EVALUATION = 10  # version of what is stored
 _CHECK_SAMPLES = 2
 _CACHE_BYTES = 16 << 20  # bytes of a compressed model's outputs
 
@@ -182,9 +182,10 @@ class Workspace:
 
     @cached_property
     def output_parts(self) -> OutputParts:
-        """The parts that each of the float model's outputs is joined of; empty if unknown."""
+        """The parts of the float model's outputs that a comparison counts; empty if unknown."""
         data = self.evaluation
-        return () if data is None else judged_parts(self.plan.model.carrier, data)
+        known = data is not None and data.recurrence is None
+        return compared_parts(self.plan.model.carrier, data) if data and known else ()
 
     def sample(self, count: int) -> Batch:
         """Return a batch of ``count`` samples of real data, or one feed; see :meth:`probes`."""

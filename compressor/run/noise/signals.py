@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compressor.graph.output_parts import OutputParts, cut_parts
+from compressor.graph.output_parts import WHOLE, OutputParts, cut_parts
 from compressor.types.tensors import Array
 
 _ROUNDING = 1e-12  # of the largest output's power: a few units in float32's last place
@@ -80,10 +80,12 @@ class OutputSums:
 
     Args:
         parts: what each output is joined of, in their order; empty where outputs count as a whole.
+            One without a part says nothing of a sample, and counts only where it has an error.
     """
 
     def __init__(self, parts: OutputParts = ()):
-        self._parts = parts
+        self._parts = [cuts or WHOLE for cuts in parts]
+        self._telling = [bool(cuts) for cuts in parts for _ in cuts or WHOLE]
         self._sums: list[SignalSums] = []
         self._sizes: list[int] = []
         self._totals: list[float] = []
@@ -127,6 +129,8 @@ class OutputSums:
         powers = signals / np.maximum(self._sizes, 1)
         powers = np.where(self._floats, powers, 0.0) if any(self._floats) else powers
         counted = powers > _ROUNDING * powers.max(initial=0.0)
+        if self._telling:
+            counted &= np.logical_or(self._telling, [sums.error > 0 for sums in self._sums])
         ones = np.divide(1.0, signals, out=np.zeros(len(signals)), where=counted)
         return np.asarray(ones / max(int(counted.sum()), 1))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from compressor.errors import ArtifactError
-from compressor.graph.output_parts import OutputParts, cut_parts
+from compressor.graph.output_parts import WHOLE, OutputParts, cut_parts
 from compressor.run.evaluate import CachingRunner, largest_gap, outputs_of
 from compressor.run.metrics.judged import check_finite
 from compressor.run.noise.signals import OutputSums
@@ -24,7 +24,7 @@ class Trio:
     Attributes:
         name: the artifact's file name.
         declared: what the source says of its outputs.
-        parts: what each output is joined of, if that is known.
+        parts: what each output is joined of, as :class:`OutputSums` takes it, if that is known.
     """
 
     name: str
@@ -53,7 +53,8 @@ class Trio:
             ArtifactError: the artifact's outputs have other shapes than the source declares.
             DataError: they are NaN or infinite.
         """
-        written, compressed = OutputSums(), OutputSums()
+        written, compressed = OutputSums(self.parts), OutputSums(self.parts)
+        cuts = [each or WHOLE for each in self.parts]
         worst, equal, numbers, seen = 0.0, True, False, 0
         errors: list[Array] = []
         for batch in batches:
@@ -66,9 +67,10 @@ class Trio:
             equal = equal and all(map(np.array_equal, named.values(), sources))
             numbers = numbers or any(a.dtype.kind == "f" for a in sources)
             alike = map(filled, named.values(), sources, floats)
-            outputs, source, base = (cut_parts(x, self.parts) for x in zip(*alike, strict=True))
-            written.add(source, outputs)
-            compressed.add(base, source)
+            whole = tuple(zip(*alike, strict=True))
+            written.add(whole[1], whole[0])
+            compressed.add(whole[2], whole[1])
+            outputs, source, base = (cut_parts(each, cuts) for each in whole)
             rows = [_errors(part, base, samples_in(batch)) for part in (outputs, source)]
             errors.append(np.stack(rows, axis=1))
             worst = max(worst, *map(largest_gap, outputs, base))

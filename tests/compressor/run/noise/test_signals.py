@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compressor.graph.output_parts import WHOLE
 from compressor.run.noise.signals import OutputSums, SignalSums, ratio_db, signal_and_error
 
 
@@ -67,6 +68,20 @@ def test_parts_of_an_output_count_alike():
         sums.add([joined], [worse])
     assert (whole.sqnr_db or 0) > 100
     assert cut.ratio == pytest.approx(0.01 / 2)
+
+
+def test_an_output_that_says_nothing_counts_where_it_has_changed():
+    """Such as anchors, which no input reaches: beside them, half of the error was hidden."""
+    grid, scores = np.arange(6.0).reshape(2, 3), np.full((2, 5), 0.01)
+    for parts, changed, ratio in (
+        ((WHOLE, ()), 1.0, 0.01),
+        ((WHOLE, WHOLE), 1.0, 0.01 / 2),
+        ((WHOLE, ()), 1.1, 0.01),
+    ):
+        sums = OutputSums(parts)
+        sums.add([scores, grid], [scores * 1.1, grid * changed])
+        assert sums.ratio == pytest.approx(ratio)
+        assert len(sums.spread_db) == 2, "it is named where it has changed"
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e3), st.floats(0, 1)), min_size=1, max_size=4))
