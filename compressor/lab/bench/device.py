@@ -158,8 +158,11 @@ def timed_on(
             place.mkdir()
             for file in artifact.files:
                 copy(file, place / file.name, link=True)
-            entry = {"file": f"{number}/{artifact.path.name}", "runtime": _runtime(artifact)}
-            plan["artifacts"][artifact.name] = entry
+            plan["artifacts"][artifact.name] = {
+                "file": f"{number}/{artifact.path.name}",
+                "runtime": _runtime(artifact),
+                "merge": not ort_session.merges_halves(artifact.path),  # needs a package to tell
+            }
         for module in _SENT:
             _send(Path(str(module.__file__)), folder)
         (folder / on_device.PLAN).write_text(json.dumps(plan), encoding="utf-8")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,11 +51,12 @@ def timed(folder: Path) -> dict[str, Any]:
     return {"runtimes": runtimes, "sizes": found}
 
 
-def _opener(folder: Path, name: str, entry: Mapping[str, str]) -> Opener:
+def _opener(folder: Path, name: str, entry: Mapping[str, Any]) -> Opener:
     path, subject = folder / entry["file"], f"artifact {name!r}"
     if entry["runtime"] == "litert":
         return partial(LitertRunner, path, subject)
-    runtime = OnnxRuntime("openvino" if entry["runtime"] == "openvino" else "onnxruntime")
+    library: Literal["openvino", "onnxruntime"] = entry["runtime"]
+    runtime = OnnxRuntime(library, merge=entry["merge"])
     return partial(runtime.open, path, subject)
 
 
