@@ -14,54 +14,12 @@ from compressor.errors import ModelError
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, input_of, sole_reader, static_shape
+from compressor.passes.fuse.affine import Affine, batch_norm, identity
 from compressor.passes.fuse.draft import Draft, bypass, rank, replace
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 
-
-@dataclass(frozen=True)
-class Affine:
-    """The map ``y = scale * x + shift`` of every channel."""
-
-    scale: torch.Tensor  # `[channels]` or `[1]`, float64
-    shift: torch.Tensor  # `[channels]` or `[1]`, float64
-
-    def weight(self, matrix: torch.Tensor) -> torch.Tensor:
-        """Return the weight ``[rows, columns]`` of the layer followed by this map."""
-        return matrix * self.scale[:, None]
-
-    def bias(self, bias: torch.Tensor) -> torch.Tensor:
-        """Return the bias ``[rows]`` of the layer followed by this map."""
-        return bias * self.scale + self.shift
-
-
-def identity() -> Affine:
-    """Return the map that changes nothing."""
-    return Affine(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))
-
-
-def batch_norm(
-    gamma: torch.Tensor,
-    beta: torch.Tensor,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    epsilon: float,
-) -> Affine:
-    """Return batch normalization in evaluation mode as an affine map.
-
-    ``y = gamma * (x - mean) / sqrt(variance + epsilon) + beta``, all ``[channels]``, float64
-    (S. Ioffe, C. Szegedy, Batch Normalization, 2015, algorithm 2).
-
-    Raises:
-        ValueError: ``variance + epsilon`` of a channel is not positive.
-    """
-    spread = variance + epsilon
-    bad = torch.nonzero(~(spread > 0)).flatten()
-    if len(bad):
-        channel = int(bad[0])
-        raise ValueError(f"variance + epsilon is {float(spread[channel]):g} in channel {channel}")
-    scale = gamma / torch.sqrt(spread)
-    return Affine(scale, beta - mean * scale)
+_SHARED = "another layer reads the same weight"
 
 
 @dataclass(frozen=True)
@@ -162,28 +120,68 @@ def _fold(step: Step, draft: Draft) -> bool:
     target = find_target(step.source, step.node, step.axis, draft)
     if target is None or not _length_fits(step, target):
         return False
-    layer = target.layer
-    bare = layer.bias_is_separate and target.bias_node is None
-    if bare and step.shifts and (not step.scales or target.passed):
+    layer, folds = target.layer, [(step, target)]
+    if _is_bare(target) and step.shifts and (not step.scales or target.passed):
         return False  # the term is the layer's bias already, or would need a place to go
-    if step.scales and target.obstacle:
+    if step.scales and target.obstacle == _SHARED:
+        folds = _behind_each_reader(step, target, draft)
+    if step.scales and (target.obstacle not in ("", _SHARED) or not folds):
         draft.kept(layer.name, f"{step.name} stays: {target.obstacle}")
         return False
     if step.scales:
         scale_weight(step, target, draft)
-    if bare and step.shifts:
-        bias = set_bias(target, step.affine, draft)
-        step.source.name = f"{step.source.name}_folded"
-        replace(step.node, "Add", [step.source, bias])
-    else:
-        if step.shifts or target.bias is not None:
-            set_bias(target, step.affine, draft)
-        for value in target.changed(step.source):
+    old, bias = target.bias, None
+    if step.shifts or old is not None:
+        bias = set_bias(target, step.affine, draft, shared=len(folds))
+    for one, at in folds:
+        if bias is not None and at is not target:
+            _attach(at, old, bias)
+        if _is_bare(at) and step.shifts:
+            one.source.name = f"{one.source.name}_folded"
+            replace(one.node, "Add", [one.source, bias])
+            continue
+        for value in at.changed(one.source):
             value.name = f"{value.name}_folded"
-        bypass(step.node, step.source)
+        bypass(one.node, one.source)
     draft.did(layer.name, f"fold {step.name}")
-    draft.counts[f"{step.name.split()[0]} folded"] += 1
+    draft.counts[f"{step.name.split()[0]} folded"] += len(folds)
     return True
+
+
+def _is_bare(target: Target) -> bool:
+    """Whether a layer has no bias and no place for one."""
+    return target.layer.bias_is_separate and target.bias_node is None
+
+
+def _behind_each_reader(step: Step, target: Target, draft: Draft) -> list[tuple[Step, Target]]:
+    """Return the map behind each layer that reads a weight, as where a module is called twice.
+
+    Returns:
+        The layers with their own nodes of the map; nothing if one is followed by another map, or
+        has another bias.
+    """
+
+    def form(node: ir.Node) -> list[object]:
+        constants = [v if constant_of(v) is not None else None for v in node.inputs]
+        return [node.op_identifier(), dict(node.attributes), constants]
+
+    def like(at: Target) -> list[object]:
+        layer, beta = at.layer, at.node.attributes.get_float("beta", 1.0)
+        return [layer.kind, layer.transposed, layer.groups, at.bias, beta, _is_bare(at)]
+
+    found: list[tuple[Step, Target]] = []
+    constants = (v for v in step.node.inputs if v is not None and constant_of(v) is not None)
+    for node in dict.fromkeys(use.node for use in next(constants).uses()):
+        if form(node) != form(step.node):
+            continue
+        same = _batch_norm_step(node) or arithmetic_step(node)
+        at = None if same is None else find_target(same.source, node, same.axis, draft)
+        fits = at is not None and at.weight is target.weight and like(at) == like(target)
+        if same is not None and at is not None and fits and _length_fits(same, at):
+            found.append((same, target if at.node is target.node else at))
+    uses = target.weight.uses()
+    whole = {at.node for _, at in found} == {u.node for u in uses} and len(found) == len(uses)
+    return found if whole else []
 
 
 def _length_fits(step: Step, target: Target) -> bool:
@@ -246,7 +244,7 @@ class Target:
         if value.is_graph_input() or value.is_graph_output():
             return "the weight is an input or output of the graph"
         if len(value.uses()) != 1:
-            return "another layer reads the same weight"
+            return _SHARED
         return ""
 
     def changed(self, last: ir.Value) -> list[ir.Value]:
@@ -302,11 +300,13 @@ def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft
     return Target(layer, node, bias_node, tuple(passed))
 
 
-def set_bias(target: Target, affine: Callable[[], Affine], draft: Draft) -> ir.Value:
+def set_bias(
+    target: Target, affine: Callable[[], Affine], draft: Draft, shared: int = 1
+) -> ir.Value:
     """Map the layer's bias affinely; a layer without one gets one.
 
-    The bias is stored as a vector. A bias parameter that only this layer reads keeps its name;
-    another is called after the layer.
+    The bias is stored as a vector. A bias parameter that no other layers read than the ``shared``
+    ones that get the result keeps its name; another is called after the layer.
     """
     layer, old = target.layer, target.bias
     tensor = constant_of(old)
@@ -322,7 +322,8 @@ def set_bias(target: Target, affine: Callable[[], Affine], draft: Draft) -> ir.V
     if dtype is None:
         raise TypeError(f"the type of {layer.weight!r} is unknown")
     shape = (layer.rows,)
-    reused = old is not None and old in draft.parameters and sole_reader(old) is not None
+    own = old is not None and len(old.uses()) == shared and not old.is_graph_output()
+    reused = own and old in draft.parameters
     if reused and old is not None and old.name:
         old.const_value = draft.promise(mapped, dtype, shape, old.name)
         old.shape = ir.Shape(shape)

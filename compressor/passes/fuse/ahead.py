@@ -12,16 +12,15 @@ from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_of
 from compressor.passes.fuse.absorb import (
-    Affine,
     Step,
     Target,
     arithmetic_step,
     bias_fits,
-    identity,
     scale_weight,
     set_bias,
     wide,
 )
+from compressor.passes.fuse.affine import Affine, identity
 from compressor.passes.fuse.draft import Draft, node_graph, private_maker, scalar
 
 _MOST = 16.0  # times a factor that a term may be: sums with larger ones would lose digits

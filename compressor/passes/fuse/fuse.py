@@ -34,7 +34,8 @@ from compressor.types.passes import GraphPass, LayerOutcome, LayerPlan, Outcome,
 
 _NO_LAYER = "before it is no layer that could take it over"
 _SHARED = (
-    "another layer reads the same weight; if a module is called several times, compress it alone"
+    "another layer reads the same weight, and is not followed by the same; if a module is called "
+    "several times, compress it alone"
 )
 
 _ROUNDS = 12
@@ -102,7 +103,7 @@ class Fuse(GraphPass):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = (
         "B. Jacob et al., Quantization and Training of Neural Networks for Efficient "

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from compressor.passes.fuse.absorb import batch_norm, identity
+from compressor.passes.fuse.affine import batch_norm, identity
 
 SIZES = st.integers(1, 8)
 

@@ -105,9 +105,58 @@ def test_a_shared_weight_is_not_touched(parse, fuse, survey, agree, ops, rng):
     assert [(entry.name, entry.touched) for entry in plan.layers] == [("fc", False)]
     assert "another layer reads the same weight" in plan.layers[0].reason
     assert outcome.notes[-1] == (
-        "2 batch-norms stay: another layer reads the same weight; if a module is called several "
-        "times, compress it alone"
+        "2 batch-norms stay: another layer reads the same weight, and is not followed by the same; "
+        "if a module is called several times, compress it alone"
     )
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("kind", ["conv", "matmul"])
+def test_a_batch_norm_behind_each_call_of_a_module_is_folded_once(
+    biased, kind, parse, fuse, survey, agree, ops, rng
+):
+    """As in siamese networks. One weight and one bias remain."""
+    parameters = norm_parameters(rng, 6) | ({"fc.bias": normal(rng, 6)} if biased else {})
+    if kind == "conv":
+        parameters["fc.weight"] = normal(rng, 6, 4, 3, 3)
+        shapes, feeds = ("N, 4, 5, 5", "N, 6, 3, 3"), [normal(rng, 2, 4, 5, 5) for _ in "ab"]
+        call = f"Conv({{}}, fc.weight{', fc.bias' * biased})"
+    else:
+        parameters["fc.weight"] = normal(rng, 4, 6)
+        shapes, feeds = ("N, 4", "N, 6"), [normal(rng, 3, 4) for _ in "ab"]
+        call = "MatMul({}, fc.weight)"
+    body = ""
+    for source in "ab":
+        made = f"l{source}"
+        body += f"{made} = {call.format(source)} "
+        if kind == "matmul" and biased:
+            body, made = f"{body} s{source} = Add({made}, fc.bias) ", f"s{source}"
+        body += bn(made, f"n{source}") + " "
+    model = parse(
+        f"g (float[{shapes[0]}] a, float[{shapes[0]}] b) => (float[{shapes[1]}] y) "
+        f"{{ {body} y = Sub(na, nb) }}",
+        parameters,
+    )
+    outcome = fuse(model)
+    fused = outcome.carrier.model
+    assert ops(fused) == {"Conv" if kind == "conv" else "Gemm": 2, "Sub": 1}
+    assert sorted(fused.graph.initializers) == ["fc.bias", "fc.weight"]
+    assert outcome.layers[0].details == {"fused": ["fold batch-norm bn"]}
+    assert survey(model).layers[0].touched
+    agree(model, fused, dict(zip("ab", feeds, strict=True)), 5e-6)
+
+
+def test_a_shared_weight_with_another_reader_is_not_touched(parse, fuse, agree, ops, rng):
+    parameters = norm_parameters(rng, 6) | {"fc.weight": normal(rng, 4, 6)}
+    model = parse(
+        "g (float[N, 4] a) => (float[N, 6] x, float[N, 6] y, float[N, 6] z) {"
+        f"p = MatMul(a, fc.weight) {bn('p', 'x')} b = Relu(a) q = MatMul(b, fc.weight) "
+        f"{bn('q', 'y')} c = Neg(a) z = MatMul(c, fc.weight) }}",
+        parameters,
+    )
+    fused = fuse(model).carrier.model
+    assert ops(fused)["BatchNormalization"] == 2
+    agree(model, fused, {"a": normal(rng, 3, 4)}, 1e-6)
 
 
 def test_equal_weights_of_two_layers_stay_apart(parse, fuse, agree, ops, rng):
