@@ -63,6 +63,25 @@ class Moments:
         held = self._vectors
         return held if held is None or isinstance(held, torch.Tensor) else held()
 
+    def joined(self, other: Moments) -> Moments:
+        """Return the moments of these vectors and of others, for a weight that multiplies both.
+
+        Large results are computed when they are read, and are not cached.
+        """
+
+        def vectors() -> torch.Tensor:
+            both = (self.vectors, other.vectors)
+            return torch.cat([each for each in both if each is not None], 1)
+
+        rows = self.rows + other.rows
+        few = None not in (self._vectors, other._vectors) and rows <= self.first.shape[1]
+        return Moments(
+            lambda: copy(self).second + copy(other).second,
+            self.first + other.first,
+            rows,
+            vectors if few else None,
+        )
+
     def divided(self, factors: torch.Tensor) -> Moments:
         """Return the moments of vectors divided by ``factors [groups, columns]``.
 

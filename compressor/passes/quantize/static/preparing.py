@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def prepare(
     given: Prepared,
     scales: ScaleMap,
     decide: Callable[[ir.Model, Decision | None], Decision],
-    moments: Callable[[Decision], Mapping[str, Request]],
+    moments: Callable[[Decision], Mapping[str, Sequence[Request]]],
     replay: Replay,
 ) -> Prepared:
     """Scale channels where that lowers the predicted error, and outputs stay what they are.
@@ -65,7 +65,7 @@ def prepare(
         given: the model, and the statistics that were asked for.
         scales: what can be scaled.
         decide: returns what is quantized in a graph, which may copy another that was decided on.
-        moments: returns the requests for second moments, by layer name.
+        moments: returns the requests for second moments, by layer name: one a reader.
         replay: runs calibration samples again.
     """
     statistics, carrier = given.statistics, given.carrier
@@ -84,9 +84,10 @@ def prepare(
     _forget(carrier.graph(), scaled.weights)
     old, new = moments(before), moments(decision)
     for layer, columns in scaled.columns.items():
-        observed = statistics.get(old[layer].key) if layer in old else None
-        if isinstance(observed, Moments) and layer in new:
-            known[new[layer].key] = observed.divided(columns)
+        for earlier, later in zip(old.get(layer, ()), new.get(layer, ()), strict=False):
+            observed = statistics.get(earlier.key)
+            if isinstance(observed, Moments):
+                known[later.key] = observed.divided(columns)
     names = dict(scaled.renamed)
     missing = {request.key: request for request in decision.requests() if request.key not in known}
     changed = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, reduce
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -54,7 +55,7 @@ from compressor.types.carrier import Capability, Carrier
 from compressor.types.layer_rules import plan_layers, resolve_rules, skip_reason
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import GraphPass, LayerOutcome, Outcome, PassContext, Survey
-from compressor.types.statistics import Request
+from compressor.types.statistics import Moments, Request
 
 _BYTE = 8
 _FEW = 4  # bits of a weight; with fewer, the first and last layers keep 8
@@ -138,7 +139,8 @@ class QuantizeStatic(GraphPass):
         lstms = _integer_lstms(decision, context.targets)
         actions |= {x.name: f"{stored[x.name]} dynamic" for pair in lstms.values() for x in pair}
         planned = plan_layers(self.name, actions, kept, quantized=is_quantized(carrier.graph()))
-        asked = [*self._moment_requests(decision).values(), *decision.requests()]
+        moments = chain.from_iterable(self._moment_requests(decision).values())
+        asked = [*moments, *decision.requests()]
         notes = [
             *kernel_notes(context.targets, settings.symmetric),
             *decision.notes(carrier, context),
@@ -233,9 +235,12 @@ class QuantizeStatic(GraphPass):
             return given
         return prepare(given, scales, decide, self._moment_requests, replay)
 
-    def _moment_requests(self, decision: Decision) -> dict[str, Request]:
-        """Ask for the second moments of what layers with codes multiply, by the layer's name."""
-        requests, coded = dict[str, Request](), schemes_of(decision)
+    def _moment_requests(self, decision: Decision) -> dict[str, list[Request]]:
+        """Ask for the second moments of what layers with codes multiply, by the layer's name.
+
+        There is one for each node that reads the weight.
+        """
+        requests, coded = dict[str, list[Request]](), schemes_of(decision)
         for node, layer in decision.readers.items() if self.weights.rounding != "nearest" else ():
             looks_up = layer.is_table or layer.is_recurrent
             here = node.graph is decision.model.graph and layer.columns <= _MOST_COLUMNS
@@ -245,7 +250,7 @@ class QuantizeStatic(GraphPass):
                 continue  # what suits one reader's inputs may harm the other
             request = moment_request(layer, node)
             if request is not None:
-                requests[layer.name] = request
+                requests.setdefault(layer.name, []).append(request)
         return requests
 
     def _settings(self, context: PassContext) -> StaticSettings:
@@ -276,7 +281,11 @@ class QuantizeStatic(GraphPass):
         statistics, planned = given.statistics, given.decision
         decision = self._settings(context).decide(planned.model.clone(), planned)
         asked = self._moment_requests(decision)
-        moments = {x: statistics[r.key] for x, r in asked.items() if r.key in statistics}
+        moments: dict[str, Moments] = {
+            name: reduce(Moments.joined, (statistics[r.key] for r in requests))
+            for name, requests in asked.items()
+            if all(r.key in statistics for r in requests)
+        }
         decision, pixels = decision.with_pixels(statistics, moments)
         model, schemes, stored = decision.model, schemes_of(decision), decision.stored
         layers = {layer.name: layer for layer, _ in decision.placement.layers}

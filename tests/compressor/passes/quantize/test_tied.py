@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 
 from compressor.models.onnx.carrier import OnnxCarrier
@@ -28,3 +30,34 @@ def test_a_weight_that_is_also_read_transposed(bits: int, rounding: str, least: 
     assert {layer.dtype for layer in after.layers()} == {f"int{bits}"}
     batch = data(ROWS, seed=7)[0]
     assert sqnr(outputs(model, batch), outputs(after, batch)) > least
+
+
+CALLED_TWICE = """(float[batch, 64] image) => (float[batch, 24] first, float[batch, 24] second) {
+    mixed = Gemm(image, mixing)
+    first = Gemm<transB = 1>(mixed, weight)
+    few = Mul(mixed, factors)
+    second = Gemm<transB = 1>(few, weight)
+}"""
+
+
+def test_a_weight_is_rounded_by_what_all_of_its_readers_multiply() -> None:
+    """The second call sees every eighth column only, and says nothing of the others."""
+    form = {"weight": (24, 64), "mixing": (64, 64), "factors": (64,)}
+    model, rng = OnnxCarrier(graph(CALLED_TWICE, form)), np.random.default_rng(0)
+    mixing = rng.normal(size=(64, 6)) @ rng.normal(size=(6, 64))
+    mixing += 0.02 * rng.normal(size=(64, 64))
+    stored = model.graph().graph.initializers
+    stored["mixing"].const_value = ir.tensor(mixing.astype(np.float32), name="mixing")
+    factors = (np.arange(64) % 8 == 0).astype(np.float32)
+    stored["factors"].const_value = ir.tensor(factors, name="factors")
+    batch, found = data(ROWS, seed=7)[0], {}
+    for rounding in ("gptq", "nearest"):
+        options = {
+            "prepare": "none",
+            "weights": {"bits": 4, "rounding": rounding},
+            "layers": [{"match": "mixing", "skip": True}, {"match": "*"}],
+        }
+        declared = QuantizeStatic.model_validate(options, strict=False)
+        after = quantized(declared, model, spec=ROWS).carrier
+        found[rounding] = sqnr(outputs(model, batch), outputs(after, batch))
+    assert found["gptq"] > found["nearest"] + 8
