@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx_ir as ir
 
 from compressor.graph.editing import Editor
 from compressor.graph.inference import infer_shapes
-from compressor.graph.values import all_nodes, is_op
+from compressor.graph.operators import operator
+from compressor.graph.values import all_nodes, constant_array, input_of, is_op, origin
 
 _STATES = 2  # inputs of a body in front: the number of the turn, and whether it is taken
 _RESULTS = 1  # outputs in front: whether another turn follows
@@ -81,3 +84,42 @@ def free_states(model: ir.Model) -> None:
             before.shape = ir.Shape(
                 [n if n == m else None for n, m in zip(before.shape.dims, lengths, strict=True)]
             )
+
+
+def in_turns(graph: ir.Graph, turns: int = 1) -> Iterator[tuple[ir.Node, int]]:
+    """Yield every node with how often it is computed, those of subgraphs included.
+
+    All branches count, and a loop whose turns are not known is taken to have one.
+
+    Args:
+        turns: how often the graph itself is computed.
+    """
+    for node in graph:
+        yield node, turns
+        inner = turns_of(node)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from in_turns(attribute.as_graph(), turns * (1 if inner is None else inner))
+
+
+def turns_of(node: ir.Node) -> int | None:
+    """Return how often a node computes its subgraphs; ``None`` where values decide it."""
+    if is_op(node, "Scan"):
+        ends = node.attributes.get_ints("scan_input_axes", (0,))
+        shape = None if node.inputs[-1] is None else node.inputs[-1].shape
+        length = None if shape is None else shape[ends[-1]]
+        return length if isinstance(length, int) else None
+    if not is_op(node, "Loop"):
+        return 1
+    body = node.attributes["body"].as_graph()
+    goes_on = origin(body.outputs[0], lambda maker: operator(maker).moves == "same")
+    count, first = constant_array(node.inputs[0]), input_of(node, 1)
+    follows = [first] if goes_on is body.inputs[1] else [first, goes_on]
+    if count is None or not all(v is None or _is_true(v) for v in follows):
+        return None
+    return max(int(count.reshape(())), 0)
+
+
+def _is_true(value: ir.Value) -> bool:
+    array = constant_array(value)
+    return array is not None and bool(array.all())

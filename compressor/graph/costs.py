@@ -8,6 +8,8 @@ from math import prod
 
 import onnx_ir as ir
 
+from compressor.graph.bodies import in_turns, turns_of
+from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.stored_weights import looked_up, side_tensors, weight_source
@@ -124,11 +126,23 @@ def recurrent_macs(node: ir.Node) -> tuple[int, int]:
 def macs(model: ir.Model) -> int:
     """Multiply-accumulates of the whole graph for one sample.
 
+    The body of a loop counts as often as it is computed; see :func:`turn_notes`.
+
     Example:
         >>> f"{macs(ir.load('model.onnx')):,}"
         '40,813,184'
     """
-    return sum(node_macs(node) for node in all_nodes(model.graph))
+    return sum(turns * node_macs(node) for node, turns in in_turns(model.graph) if turns)
+
+
+def turn_notes(model: ir.Model) -> list[str]:
+    """Return a sentence for each loop whose work is counted once, for want of a known number."""
+    return [
+        f"MACs in {node.op_type} {node.name or node.outputs[0].name!r} count once: values decide "
+        "how many turns it takes"
+        for node in all_nodes(model.graph)
+        if turns_of(node) is None and any(map(node_macs, inner_nodes(node)))
+    ]
 
 
 def _is_codes(value: ir.Value) -> bool:

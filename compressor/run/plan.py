@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from compressor.calibration.collect import make_observer
 from compressor.errors import SpecError, located
-from compressor.graph.costs import model_bytes, model_macs, model_parameters
+from compressor.graph.costs import model_bytes, model_macs, model_parameters, turn_notes
 from compressor.graph.output_parts import with_parts
 from compressor.models.checkpoint.adapters import unused_adapter
 from compressor.models.garbage import without_collector
@@ -178,6 +178,8 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         *data_doubts(spec, float_model, samples, calibrates=calibrates),
         *unreached_weights(float_model, previews, size),
     )
+    known = Capability.GRAPH in float_model.offers
+    loops = turn_notes(float_model.graph()) if known else ()
     return Plan(
         spec=spec,
         model=model,
@@ -194,7 +196,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         peak_memory=peak_memory(
             float_model, data, [(p.requests, p.blockwise, p.memory) for p in passes]
         ),
-        warnings=(*_warnings(spec, passes, exports, size), *doubts),
+        warnings=(*_warnings(spec, passes, exports, size), *doubts, *loops),
         doubts=doubts,
         training_metric=training_metric,
     )

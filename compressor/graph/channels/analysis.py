@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from compressor.graph.bodies import in_turns
 from compressor.graph.channels.flow import Flow, Note, named
 from compressor.graph.channels.labels import Family, along, compressed, depends_on
 from compressor.graph.channels.rules import rule_of, settings_of
@@ -22,7 +23,6 @@ from compressor.graph.channels.zeros import Zeros
 from compressor.graph.costs import node_macs
 from compressor.graph.editing import inner_nodes
 from compressor.graph.plain import Lengths
-from compressor.graph.values import all_nodes
 from compressor.types.channels import (
     Activation,
     ChannelGroup,
@@ -300,8 +300,8 @@ def _products(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Itera
         present = tuple(units for units in lines if units is not None)
         yield Product(named(counted.node), counted.work, present)
     counted_nodes = {counted.node for counted in flow.counted}
-    for node in all_nodes(flow.model.graph):
-        if node not in counted_nodes and (work := node_macs(node)):
+    for node, turns in in_turns(flow.model.graph):
+        if node not in counted_nodes and (work := turns * node_macs(node)):
             yield Product(named(node), work, ())
 
 

@@ -19,10 +19,11 @@ import torch
 from compressor.errors import ModelError, printable
 from compressor.exporters.ort.reading import ort_model
 from compressor.files import read_json
+from compressor.graph.bodies import in_turns
 from compressor.graph.codebooks import codebook_of
-from compressor.graph.costs import macs, node_macs, parameters
+from compressor.graph.costs import macs, node_macs, parameters, turn_notes
 from compressor.graph.inference import infer_shapes
-from compressor.graph.layers import graph_layers, layers_with_nodes
+from compressor.graph.layers import graph_layers, layer_of
 from compressor.graph.operators import operator_named
 from compressor.graph.values import all_nodes, constant_array, input_of, tensor_spec
 from compressor.lab.inspect.contents import (
@@ -74,8 +75,11 @@ def inspect_graph(
         step(stored)
     costs: Counter[str] = Counter()
     uncounted: dict[str, None] = {}
-    for layer, node in layers_with_nodes(stored):
-        work = node_macs(node)
+    for node, turns in in_turns(stored.graph):
+        layer = layer_of(node)
+        if layer is None:
+            continue
+        work = turns * node_macs(node)
         costs[layer.weight] += work
         if not work and not layer.is_table:
             uncounted[layer.weight] = None
@@ -84,7 +88,7 @@ def inspect_graph(
     weights = {layer.weight for layer in graph_layers(stored)}
     initializers = {n: v for n, v in stored.graph.initializers.items() if v.const_value is not None}
     rows: list[TensorRow] = []
-    notes: list[str] = []
+    notes = turn_notes(stored)
     if uncounted:
         listed = ", ".join(map(printable, islice(uncounted, _NAMED)))
         more = f" and {len(uncounted) - _NAMED} more" if len(uncounted) > _NAMED else ""

@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.graph.costs import initializer_bytes, macs, parameters
+from compressor.graph.costs import initializer_bytes, macs, parameters, turn_notes
 from compressor.graph.inference import infer_shapes
 from tests.compressor.exporters.hand_made import sample
 from tests.compressor.tiny_project import tiny_onnx
@@ -219,3 +219,50 @@ def test_macs_of_rows_of_a_view(shape: str, view: str, expected: int) -> None:
         elif value.name in "mprnsq":
             value.shape = ir.Shape([int(n) if n.isdigit() else n for n in rows.split(", ")])
     assert macs(model) == expected
+
+
+def looped(count: str, first: str, last: str) -> ir.Model:
+    """Return a loop of three turns at most, whose body multiplies by a matrix."""
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[n,8] x, float[8,8] w, int64 asked, '
+        "bool flag) => (float[n,8] y) { three = Constant<value = int64 {3}>() "
+        "yes = Constant<value = bool {1}>() no = Constant<value = bool {0}>() "
+        f"y = Loop({count}, {first}, x) <body = b (int64 i, bool on, float[n,8] h) => "
+        f"(bool next, float[n,8] z) {{ next = Identity({last}) z = MatMul(h, w) }}> }}"
+    )
+    infer_shapes(model)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("count", "first", "last", "turns", "known"),
+    [
+        ("three", '""', "on", 3, True),
+        ("three", "yes", "on", 3, True),
+        ("three", "yes", "yes", 3, True),
+        ("asked", "yes", "yes", 1, False),
+        ("three", "flag", "yes", 1, False),
+        ("three", "yes", "flag", 1, False),
+        ("three", "no", "on", 1, False),
+    ],
+)
+def test_the_body_of_a_loop_counts_as_often_as_it_is_computed(
+    count: str, first: str, last: str, turns: int, known: bool
+):
+    model = looped(count, first, last)
+    assert macs(model) == turns * 64
+    notes = turn_notes(model)
+    assert bool(notes) != known
+    assert known or "count once: values decide how many turns it takes" in notes[0]
+
+
+def test_a_scan_counts_each_step():
+    model = ir.from_onnx_text(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[4,4] s, float[4,4] w, float[5,4,4] x) '
+        "=> (float[4,4] t, float[5,4,4] y) { t, y = Scan<num_scan_inputs=1, "
+        "body = b (float[4,4] h, float[4,4] e) => (float[4,4] k, float[4,4] z) "
+        "{ k = Add(h, e) z = MatMul(e, w) }>(s, x) }"
+    )
+    infer_shapes(model)
+    assert macs(model) == 5 * 4 * 4 * 4
+    assert not turn_notes(model)
