@@ -55,6 +55,7 @@ from compressor.spec.source_text import scalar, seen_from
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
 
 _IMAGE_AXES = 4
+_HALVES = ("float16", "bfloat16")
 _READ: Mapping[str, Sequence[str]] = {
     "images": ("pixel_values",),
     "text": ("input_ids",),
@@ -320,12 +321,16 @@ def _pretrained(
     first = PRETRAINED.format(
         model=place, tensors=tensors, parameters=parameters, auto_class=auto_class
     )
-    if mostly_bfloat16(model):
-        first += WIDENED
+    if wide := mostly_bfloat16(model):
+        why = "in which ONNX Runtime does not compute"
+        first += WIDENED.format(dtype="bfloat16", why=why)
     if auto_class == "AutoModelForCausalLM":
         length = piece_length(config)
         return first + TEXT.format(model=place, length=length) + _rest(name), ()
     part, others, network, inputs = _usual(model, auto_class, config, given)
+    if any(spec.dtype in _HALVES for spec in inputs):
+        inputs = tuple(replace(i, dtype="float32") for i in inputs)
+        first += "" if wide else WIDENED.format(dtype="float16", why="which no data are")
     if part:
         first += (SIDE if others else PART).format(part=part, others=others)
     built = type(network).__name__ if network is not None else saved_from(config)

@@ -49,7 +49,7 @@ model:
 """
 
 WIDENED = """\
-  config: {dtype: float32} # the weights are bfloat16, in which ONNX Runtime does not compute
+  config: {{dtype: float32}} # the weights are {dtype}, {why}
 """
 
 PART = """\

@@ -33,7 +33,7 @@ def text_pieces(path: Path, stream: IO[bytes]) -> Iterator[str]:
             raise DataError(
                 f"data '{path}'",
                 f"is not UTF-8: byte 0x{error.object[error.start]:02x} at about byte {place:,}",
-                "convert it, e.g. with iconv -t utf-8",
+                "convert it from the encoding that it has, e.g. with iconv -f latin1 -t utf-8",
             ) from error
         position += len(part)
         if text:

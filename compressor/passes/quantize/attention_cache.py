@@ -129,7 +129,8 @@ class QuantizeCache(GraphPass):
                 "pass quantize-cache",
                 f"finds scales of {self.format} that have no place in "
                 f"{' or '.join(sorted(others))}",
-                f"take format {' or '.join(takes)}"
+                f"take format {' or '.join(takes)} (of compress quantize: --kv-cache "
+                f"{takes[0].partition('-')[0]}), or export {_PLACES[self.format]}"
                 if takes
                 else f"export {_PLACES[self.format]} alone",
             )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 from ruamel.yaml import YAML
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -60,6 +61,27 @@ def test_bfloat16_is_widened_where_most_weights_are(tmp_path: Path, halves: int)
         "checkpoint": "my model",
         **config,
     }
+
+
+def test_images_for_a_network_in_float16_are_floats(tmp_path: Path) -> None:
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "patch_size": 8}
+    model = directory(
+        tmp_path,
+        model_type="vit",
+        architectures=["ViTForImageClassification"],
+        image_size=16,
+        intermediate_size=8,
+        dtype="float16",
+        **size,
+    )
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (16, 16)).save(tmp_path / "images" / "a.png")
+    write_starter(model, tmp_path / "spec.yaml", Choices(tmp_path / "images"))
+    text = (tmp_path / "spec.yaml").read_text()
+    spec = YAML(typ="safe").load(text)
+    assert spec["model"]["config"] == {"dtype": "float32"}
+    assert "# the weights are float16, " in text
+    assert "pixel_values" in spec["data"]["evaluation"]["inputs"]
 
 
 @pytest.mark.parametrize(("longest", "length"), [(256, 256), (4096, 512), (None, 512)])

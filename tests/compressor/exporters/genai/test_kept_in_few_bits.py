@@ -107,7 +107,7 @@ def test_each_format_has_its_export(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no place in genai; take format int8 or int4"):
         QuantizeCache().survey(blocks, genai)
     with pytest.raises(
-        SpecError, match=r"int4 that have no place in compressed-tensors; take.*fp8"
+        SpecError, match=r"int4 that have no place in compressed-tensors; take.*--kv-cache fp8\)"
     ):
         QuantizeCache(format="int4").survey(blocks, usual)
     both = PassContext(targets=genai.targets | usual.targets)
