@@ -14,7 +14,8 @@ import numpy as np
 from compressor.calibration.sources.file_source import Header
 from compressor.errors import SpecError, printable
 from compressor.lab.found_data import labels, whole_batches
-from compressor.lab.starter_data import IMAGENET, Given
+from compressor.lab.starter_data import Given
+from compressor.lab.starter_levels import CHECK, array_levels
 from compressor.lab.starter_parts import (
     ACCURACY,
     AGREEMENT,
@@ -142,8 +143,8 @@ def preparation(given: Given, inputs: Sequence[TensorSpec], spec: Path) -> Prepa
 
     Numbers of another width are converted, channels are moved to where the model has them, and
     levels of uint8 are scaled: to the range from 0 to 1, and where there are three channels, by
-    the mean and deviation of ImageNet, as images in a folder are. What training did cannot be
-    seen, so that line is marked with CHECK.
+    the usual mean and deviation that fit the model's first batch norm, else ImageNet's, as images
+    in a folder are. What training did is not known, so that line is marked with CHECK.
 
     Args:
         inputs: of the model.
@@ -152,7 +153,7 @@ def preparation(given: Given, inputs: Sequence[TensorSpec], spec: Path) -> Prepa
     arrays = given.arrays[1]
     names = given.names(inputs, arrays)
     lines: list[str] = []
-    mean, std = "0.0", "1.0"
+    mean, std, why = "0.0", "1.0", CHECK
     for entry in inputs:
         header = arrays.get(names[entry.name])
         if header is None or given.fits(entry, header):
@@ -162,11 +163,13 @@ def preparation(given: Given, inputs: Sequence[TensorSpec], spec: Path) -> Prepa
             return None
         lines += _steps(entry, header, move)
         if len(entry.shape) == _IMAGE_AXES and _COLOURS in (entry.shape[1], entry.shape[3]):
-            mean, std = IMAGENET
+            assert given.found is not None
+            place = given.found.evaluation
+            mean, std, why = array_levels(given.model, given.found.kind, place, names[entry.name])
     if not lines:
         return None
     scaled = any("MEAN" in line for line in lines)
-    levels = LEVELS.format(mean=mean, std=std) if scaled else ""
+    levels = LEVELS.format(mean=mean, std=std, why=why) if scaled else ""
     code = CODE.format(spec=printable(spec.name), levels=levels, lines="\n".join(lines))
     return Preparation(code_of(spec), code)
 

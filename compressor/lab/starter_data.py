@@ -15,6 +15,7 @@ from compressor.calibration.sources.file_source import Header
 from compressor.calibration.sources.image_processors import processor_file
 from compressor.errors import SpecError, printable, suggestion
 from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, as_whole, beside, labels, look_at
+from compressor.lab.starter_levels import level_keys
 from compressor.lab.starter_parts import ACCURACY, ALONE, BATCH, COSINE, FILES, FILES_FOR_RANGES
 from compressor.lab.text_fields import texts_of
 from compressor.spec.source_text import scalar, seen_from
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _SIDE = 224  # of images, where the model does not say
 _RATE = 16_000  # samples a second, where nothing says
 _NONE = "-"  # an answer
-IMAGENET = "[0.485, 0.456, 0.406]", "[0.229, 0.224, 0.225]"
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ def _keys(found: Found, given: Given, spec: TensorSpec) -> tuple[str, list[str]]
     for axis, sides in ((1, spec.shape[2:]), (3, spec.shape[1:3])):
         channels = spec.shape[axis]
         if channels in (1, 3):
-            return "image", list(_image_keys(spec, channels == 1, axis == 1, sides, own))
+            return "image", list(_image_keys(spec, axis, sides, given.model, found))
     return "", []
 
 
@@ -376,9 +376,9 @@ def _first_sound(folder: Path) -> tuple[int, int]:
 
 
 def _image_keys(
-    spec: TensorSpec, grey: bool, first: bool, sides: Sequence[int | str | None], own: Path
+    spec: TensorSpec, axis: int, sides: Sequence[int | str | None], model: Path, found: Found
 ) -> Iterator[str]:
-    file = processor_file(own)
+    file, grey = processor_file(model if model.is_dir() else model.parent), spec.shape[axis] == 1
     if file is not None and spec.dtype == "float32":
         yield f"# prepared as {printable(file.name)} beside the model says"
         return
@@ -388,10 +388,8 @@ def _image_keys(
     if grey:
         yield "colour: grey"
     if spec.dtype == "float32":
-        mean, std = ("0", "1") if grey else IMAGENET
-        yield f"mean: {mean} # CHECK: as in training, of levels from 0 to 1"
-        yield f"std: {std}"
-    if first:
+        yield from level_keys(model, found.calibration, (height, width), grey=grey)
+    if axis == 1:
         yield "layout: channels-first"
 
 

@@ -220,7 +220,7 @@ def prepare(batch):
 """
 
 LEVELS = """
-MEAN, STD = np.float32({mean}), np.float32({std})  # CHECK: as in training, of levels 0 to 1
+MEAN, STD = np.float32({mean}), np.float32({std})  # {why}
 """
 
 FILES_FOR_RANGES = """\

@@ -12,7 +12,8 @@ from onnx import TensorProto
 from compressor.cli.application import application
 from compressor.errors import DataError, SpecError
 from compressor.lab.starter import write_starter
-from compressor.lab.starter_data import IMAGENET, Choices
+from compressor.lab.starter_data import Choices
+from compressor.lab.starter_levels import IMAGENET
 from compressor.lab.tune.from_model import spec_of_model
 from tests.compressor.lab.test_starter_data import planned, save_net
 
