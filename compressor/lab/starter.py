@@ -276,7 +276,8 @@ def _states(
     """Return outputs that look like the next value of an input without an axis of samples.
 
     They have its shape and type; of several, one whose name begins or ends with the input's comes
-    first. Where all inputs are of one sample, others are none; nor are they of an input that has
+    first. Where all inputs are of one sample, others are none, but for the only one that is
+    like an input which the files lack; nor are they of an input that has
     samples and that the files do not hold (``absent``).
     """
     states: dict[str, str] = {}
@@ -293,7 +294,8 @@ def _states(
         ]
         if spec.shape and spec.name not in stacked and like:
             named = [n for n in like if n.startswith(spec.name) or n.endswith(spec.name)]
-            if named or not (single or spec.name in first):
+            sole = single and spec.name in absent and len(like) == 1
+            if named or sole or not (single or spec.name in first):
                 states[spec.name] = (named or like)[0]
     return states if len(states) < len(inputs) else {}
 

@@ -170,6 +170,28 @@ def test_of_a_state_for_one_sample(
     assert keys.samples == ("feeds" if state else None)
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_state_that_the_files_lack_needs_no_name(tmp_path: Path, held: bool) -> None:
+    """The output of its form is its next value, whatever it is called."""
+    value = helper.make_tensor_value_info
+    inputs = [value(name, TensorProto.FLOAT, [1, n]) for name, n in (("x", 1), ("h", 6))]
+    outputs = [value(name, TensorProto.FLOAT, [1, n]) for name, n in (("clean", 1), ("next", 6))]
+    nodes = [
+        helper.make_node("Relu", ["x"], ["clean"]),
+        helper.make_node("Add", ["x", "h"], ["next"]),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    (tmp_path / "data").mkdir()
+    more = {"h": np.zeros((1, 6), np.float32)} if held else {}
+    for number in range(2):
+        np.savez(tmp_path / "data" / f"{number}.npz", x=np.zeros((5, 1, 1), np.float32), **more)
+    write_starter(tmp_path / "m.onnx", tmp_path / "spec.yaml", Choices(data=tmp_path / "data"))
+    keys = load_spec(tmp_path / "spec.yaml").data["evaluation"].keys
+    assert keys.state == ({} if held else {"h": "next"})
+
+
 def test_states_of_many_sequences_are_what_the_files_do_not_hold(tmp_path: Path) -> None:
     """Only the files tell them from other inputs with samples, and their names."""
     value = helper.make_tensor_value_info
