@@ -237,6 +237,8 @@ class Given:
     def chosen(self, text: str) -> str:
         """Return a spec with the file, target and metric that were chosen in place of its own."""
         found, choices = self.found, self.choices
+        if found is not None and found.kind in SUFFIXES and choices.data and "\ndata:" in text:
+            self._written(text)
         if found is not None and found.kind not in SUFFIXES and "\ndata:" in text:
             places = {
                 "calibration": _place(self.folder, found.calibration),

@@ -59,7 +59,7 @@ def test_what_a_loop_carries_has_a_shape_if_no_turn_changes_it(
         shape = None if value.shape is None else [getattr(d, "value", d) for d in value.shape]
         assert shape == known or (known is None and shape != ["n", 8])
     if known:
-        assert macs(model) == 16 * 8 + 8 * 8 + 4
+        assert macs(model) == 16 * 8 + 3 * 8 * 8 + 4
 
 
 def test_layers_of_unknown_shapes_have_no_count(tmp_path: Path) -> None:

@@ -105,6 +105,15 @@ def test_of_a_language_model(tmp_path: Path, longest: int | None, length: int) -
     assert spec["name"] == "my-model"
 
 
+def test_images_for_a_language_model_are_refused(tmp_path: Path) -> None:
+    model = directory(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (16, 16)).save(tmp_path / "images" / name)
+    with pytest.raises(SpecError, match="is 2 images, which this model's spec does not take; give"):
+        write_starter(model, tmp_path / "spec.yaml", Choices(tmp_path / "images"))
+
+
 def test_of_other_models(tmp_path: Path) -> None:
     model = directory(
         tmp_path,
