@@ -13,9 +13,9 @@ import math
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -87,8 +87,7 @@ _UNEQUAL = 4  # times the fastest model's run, from which on blocks have fewer r
 _RESOLUTION = 1e-6  # seconds that a clock tells apart
 _PATIENCE = 4  # shares of wall time that an opening may be timed for
 _MOST_SECONDS = 3.0  # that the least timing of a larger batch may take
-_WARM_UP = 0.05
-_WINDOW, _STEADY = 3, 0.05
+_WARM_UP, _WINDOW, _STEADY = 0.05, 3, 0.05
 _ALONE = 0.8  # least share of the process's time on the processor of a thread that computes alone
 _CPU, _WALL = 0, 1
 
@@ -175,11 +174,9 @@ class Latencies:
                 model that was timed alone.
         """
         base, *others = self.seconds
-        ratios = [self.ratio(name, base) for name in others]
-        if not others:
-            summary = self.summary(base)
-            ratios = [{"value": summary["mean"], "ci95": summary["ci95"]}]
-        return all(f["ci95"][1] - f["ci95"][0] <= 2 * precision * f["value"] for f in ratios)
+        found = [self.ratio(name, base) for name in others] or [self.summary(base)]
+        known = [(*f["ci95"], f.get("value", f.get("mean"))) for f in found]
+        return all(high - low <= 2 * precision * value for low, high, value in known)
 
     def _blocks(self, name: str) -> list[Array]:
         """Return ``[cycles]`` for each opening: the time of each cycle for one run per input."""
@@ -229,6 +226,7 @@ def measure_sizes(
     budget: float | None = None,
     precision: float = PRECISION,
     clock: Clock = "cpu",
+    smallest_only: Collection[str] = (),
 ) -> list[Latencies]:
     """Time several models in turn on batches of several sizes; each opening serves all sizes.
 
@@ -237,15 +235,18 @@ def measure_sizes(
         sizes: inputs of each size, the smallest first. Batches after the first are halved until
             the least timing takes three seconds, or left out where that makes them too small.
         budget: seconds for each size.
+        smallest_only: models that are timed on the first size alone.
     """
     budget = _BUDGET if budget is None else budget
     rng = np.random.default_rng(0)
     openings, orders = _orders(models, rng), _orders(models, rng)
-    measured = [_Size(models, inputs, clock) for inputs in sizes]
+    others = [name for name in models if name not in smallest_only]
+    measured = [_Size(others if i else models, inputs, clock) for i, inputs in enumerate(sizes)]
     left = list(measured)
     for count in range(1, _MOST_OPENINGS + 1):
         start = time.perf_counter()
-        runners = {name: models[name]() for name in next(openings)}
+        needed = set().union(*(size.latencies.seconds for size in left))
+        runners = {name: models[name]() for name in next(openings) if name in needed}
         opening = time.perf_counter() - start
         for before, size in zip([None, *left], tuple(left), strict=False):
             if count > 1 or before is None or size.fits(runners, before):
@@ -266,16 +267,17 @@ class _Size:
 
     def __init__(self, names: Iterable[str], inputs: Sequence[Batch], clock: Clock):
         self.latencies = Latencies(samples_in(inputs[0]), {name: [] for name in names}, clock)
-        self.spent = self.once = 0.0
+        self.spent, self._once = 0.0, dict[str, float]()
         self._inputs, self._clock, self._runs = inputs, clock, dict[str, int]()
         self._here = self._everywhere = 0.0
 
     def fits(self, runners: Runners, before: _Size) -> bool:
         """Halve batches that take too long; return whether more samples are left than before."""
         least, count = before.latencies.batch, self.latencies.batch
+        fewer = _least_seconds(sum(before._once[name] for name in self.latencies.seconds))
         # Samples take less time in batches, but hardly a quarter; memory is not asked for in vain.
-        seconds = _least_seconds(before.once) * count / least / 4
-        while _least_seconds(before.once) <= _MOST_SECONDS:
+        seconds = fewer * count / least / 4
+        while fewer <= _MOST_SECONDS:
             count >>= max(0, math.ceil(math.log2(seconds / _MOST_SECONDS)))
             if count <= least:
                 break
@@ -290,10 +292,9 @@ class _Size:
         self, runners: Runners, orders: Iterator[list[str]], budget: float, *, settle: bool
     ) -> None:
         """Warm up and time open models; those that ran on smaller batches need not settle."""
-        start, seconds = time.perf_counter(), self._warm_up(runners, settle=settle)
+        start, self._once = time.perf_counter(), self._warm_up(runners, settle=settle)
         if not self._runs:
-            self._inputs, self._runs = _affordable(seconds, self._inputs, budget)
-            self.once = max(sum(seconds.values()), _RESOLUTION)
+            self._inputs, self._runs = _affordable(self._once, self._inputs, budget)
         here, everywhere = time.thread_time(), time.process_time()
         opened = _timed(runners, self._inputs, orders, self._runs, budget / _MOST_OPENINGS)
         self._here += time.thread_time() - here
@@ -305,8 +306,9 @@ class _Size:
         self.spent += time.perf_counter() - start
 
     def _warm_up(self, runners: Runners, *, settle: bool) -> dict[str, float]:
-        batch, clock = self._inputs[0], _CPU if self._clock == "cpu" else _WALL
-        return {name: _warm_up(r, batch, clock, settle=settle) for name, r in runners.items()}
+        clock, own = _CPU if self._clock == "cpu" else _WALL, self.latencies.seconds
+        warm = partial(_warm_up, batch=self._inputs[0], clock=clock, settle=settle)
+        return {name: warm(runner) for name, runner in runners.items() if name in own}
 
     def done(self, openings: int, budget: float, precision: float) -> bool:
         """Whether ratios are as precise as asked after so many openings, or time is up."""
@@ -327,9 +329,9 @@ def _timed(
         ``[2, cycles, inputs, runs]`` for each.
     """
     for batch in inputs[1:]:
-        for runner in runners.values():
-            runner.run(batch)
-    cycles: dict[str, list[list[Array]]] = {name: [] for name in runners}
+        for name in runs:
+            runners[name].run(batch)
+    cycles: dict[str, list[list[Array]]] = {name: [] for name in runs}
     start, busy, done, enough = time.perf_counter(), time.process_time(), 0, False
     # A part of an opening's share: opening and warming up take theirs. Where others use the
     # processor, it is a share of the processor's time, so that as much is measured, up to a limit.
@@ -337,7 +339,7 @@ def _timed(
         for blocks in cycles.values():
             blocks.append([])
         for batch in inputs:
-            for name in next(orders):
+            for name in filter(runs.__contains__, next(orders)):
                 cycles[name][-1].append(_block(runners[name], batch, runs[name]))
         done += 1
         used, waited = time.process_time() - busy, time.perf_counter() - start
@@ -394,5 +396,4 @@ def _orders(names: Iterable[str], rng: np.random.Generator) -> Iterator[list[str
     ordered = list(names)
     while True:
         order = [ordered[i] for i in rng.permutation(len(ordered))]
-        yield order
-        yield order[::-1]
+        yield from (order, order[::-1])

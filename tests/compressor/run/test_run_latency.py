@@ -79,10 +79,11 @@ def test_the_float_model_after_fusion_is_timed_beside_the_artifact(on_onnx: Proj
     (row, *_) = on_onnx.run().report["artifacts"][0]["latency"]
     assert (row["fused"], row["fused_ratio"]) == (None, None), "the artifact is that itself"
     on_onnx.spec["passes"].append({"pass": "nudge"})
-    (row, *_) = on_onnx.run().report["artifacts"][0]["latency"]
+    row, larger = on_onnx.run().report["artifacts"][0]["latency"]
     low, high = row["fused_ratio"]["ci95"]
     assert 0 < low <= row["fused_ratio"]["value"] <= high
     assert row["fused"]["openings"] == row["artifact"]["openings"]
+    assert (larger["fused"], larger["fused_ratio"]) == (None, None), "nothing depends on it"
 
 
 def test_what_is_not_judged_is_opened_once_to_be_timed(

@@ -125,6 +125,15 @@ def test_sizes_share_the_openings(clock: Clock):
     assert [times.summary("a")["p50"] for times in (small, large)] == pytest.approx([1, 16])
 
 
+def test_a_model_may_be_timed_on_the_smallest_batch_alone(clock: Clock):
+    logs: dict[str, list[int]] = {"a": [], "b": []}
+    models = {name: sized(clock, log, 0.001) for name, log in logs.items()}
+    small, large = measure_sizes(models, SIZES, smallest_only=["b"])
+    assert (set(small.seconds), set(large.seconds)) == ({"a", "b"}, {"a"})
+    assert (16 in logs["a"], 16 in logs["b"]) == (True, False)
+    assert len(small.seconds["b"]) == len(large.seconds["a"]) == 7
+
+
 @pytest.mark.parametrize(
     ("each", "sizes"),
     # Seven openings with a warm-up and two runs of 16 samples: 2.9, 3.2 and 672 seconds.
