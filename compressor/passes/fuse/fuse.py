@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import onnx_ir as ir
 from onnx_ir import passes as ir_passes
@@ -89,6 +90,9 @@ def _offer(rules: Sequence[Rule], draft: Draft) -> bool:
     return changed
 
 
+# To fuse takes as long as much of a plan, and each graph is surveyed and previewed, then surveyed
+# again by the run.
+_SURVEYED: WeakKeyDictionary[ir.Model, tuple[Fuse, Draft]] = WeakKeyDictionary()
 _NOTHING = "nothing to fuse: the graph is in its final form already"
 
 
@@ -131,7 +135,7 @@ class Fuse(GraphPass):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Plan which layers take over what follows them; weights are not read."""
-        draft = self._run(carrier, evaluate=False)
+        draft = self.surveyed(carrier)
         layers = tuple(_plan(layer, draft) for layer in graph_layers(carrier.graph()))
         return Survey(layers, notes=_notes(carrier, draft))
 
@@ -143,7 +147,7 @@ class Fuse(GraphPass):
         Raises:
             ModelError: a batch-norm's variance is not positive.
         """
-        draft = self._run(carrier, evaluate=True)
+        draft = self.fused(carrier.graph(), lowered=carrier.kind == "torch")
         layers = tuple(
             LayerOutcome(layer.name, layer.dtype, details={"fused": draft.actions[layer.name]})
             for layer in graph_layers(draft.model)
@@ -159,7 +163,19 @@ class Fuse(GraphPass):
         statistics: Mapping[str, Any],
     ) -> Carrier:
         """Fuse lazily: no new weight is computed."""
-        return carrier.with_graph(self._run(carrier, evaluate=False).model)
+        return carrier.with_graph(self.surveyed(carrier).model)
+
+    def surveyed(self, carrier: Carrier) -> Draft:
+        """Return a model's fused graph, whose weights are not computed, once for each graph.
+
+        It is shared: clone its model before changing it.
+        """
+        graph = carrier.graph()
+        known, draft = _SURVEYED.get(graph, (None, None))
+        if draft is None or known != self:
+            draft = self.fused(graph, lowered=carrier.kind == "torch", evaluate=False)
+            _SURVEYED[graph] = self, draft
+        return draft
 
     def fused(self, graph: ir.Model, *, lowered: bool, evaluate: bool = True) -> Draft:
         """Fuse a copy of a graph; without ``evaluate`` new weights are computed when they are read.
@@ -211,9 +227,6 @@ class Fuse(GraphPass):
             _offer((fold_ahead,), draft)
         if self.patterns:
             _offer((matmul_to_gemm,), draft)
-
-    def _run(self, carrier: Carrier, *, evaluate: bool) -> Draft:
-        return self.fused(carrier.graph(), lowered=carrier.kind == "torch", evaluate=evaluate)
 
 
 def _plan(layer: Layer, draft: Draft) -> LayerPlan:

@@ -61,8 +61,7 @@ def _sizes(carrier: Carrier) -> list[tuple[int, ...]]:
 
 def _float_times(carrier: Carrier, profile: Profile, context: PassContext) -> Sequence[float]:
     """Return a model's nanoseconds on each kind of CPU; nothing if a layer's size is unknown."""
-    lowered = carrier.kind == "torch"
-    model = Fuse().fused(carrier.graph(), lowered=lowered, evaluate=False).model
+    model = Fuse().surveyed(carrier).model
     layers = {node: layer for layer, node in layers_with_nodes(model)}
     shapes = typical_shapes(model, context.shapes)
     if any(node.outputs[0].name not in shapes for node in layers):

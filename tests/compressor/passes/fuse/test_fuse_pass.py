@@ -94,6 +94,34 @@ def test_preview_reads_no_weights(model, fuse):
     }
 
 
+def test_a_graph_is_surveyed_once_by_the_same_options(model, monkeypatch):
+    fuses, calls = Fuse.fused, list[Fuse]()
+
+    def fused(self, graph, **options):
+        calls.append(self)
+        return fuses(self, graph, **options)
+
+    monkeypatch.setattr(Fuse, "fused", fused)
+    carrier = GraphCarrier(model)
+    for _ in range(2):
+        Fuse().survey(carrier, PassContext())
+        preview = Fuse().preview(carrier, PassContext(), {})
+    assert calls == [Fuse()]
+    other = Fuse(batch_norm=False)
+    assert len(other.preview(carrier, PassContext(), {}).model.graph) > len(preview.model.graph)
+    Fuse().survey(GraphCarrier(model.clone()), PassContext())
+    assert calls == [Fuse(), other, Fuse()]
+
+
+def test_what_was_surveyed_goes_with_its_graph(model):
+    carrier = GraphCarrier(model.clone())
+    draft = weakref.ref(Fuse().surveyed(carrier))
+    assert draft() is not None
+    del carrier
+    gc.collect()
+    assert draft() is None
+
+
 def test_what_has_been_fused_is_not_kept(model, fuse):
     made = weakref.ref(fuse(model).carrier.model.graph)
     gc.collect()  # a graph refers to itself
