@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import onnx_ir as ir
 
@@ -47,6 +48,9 @@ from compressor.types.statistics import ChannelGrid, Moments, Request
 _STEEP = "a root or a logarithm of its output makes what rounding adds to small values large"
 _BYTE = 8
 _ROWS = Scheme(_BYTE)  # of tables, whose rows are looked up before they become floats
+# What was chosen last for each graph, which is surveyed, previewed and quantized: to choose takes
+# a third of a second for an encoder of twelve blocks.
+_CHOSEN: WeakKeyDictionary[ir.Model, tuple[Any, Choice | None]] = WeakKeyDictionary()
 _NARROW_FROM = 3  # bits: of two, the fourth code is worth more than products that cannot overflow
 
 
@@ -148,7 +152,8 @@ class StaticSettings:
     def decide(self, model: ir.Model, known: Decision | None = None) -> Decision:
         """Choose the layers to quantize, in one walk over a graph, which is not changed.
 
-        What is faster as floats is taken over from what is ``known`` of a graph of equal nodes.
+        What is faster as floats is taken over from what is ``known`` of a graph of equal nodes, and
+        chosen once for each graph and options.
 
         Raises:
             SpecError: a rule matches no layer.
@@ -194,7 +199,12 @@ class StaticSettings:
         if not self.faster or {self.weights.bits, self.activations.bits} != {_BYTE}:
             return None
         forced = [name for name in names if rules[name] is not None]
-        return choose(model, self.profile, readers, names, forced, self.samples)
+        asked = (self.profile, list(names), forced, self.samples)
+        known, choice = _CHOSEN.get(model, (None, None))
+        if known != asked:
+            choice = choose(model, self.profile, readers, names, forced, self.samples)
+            _CHOSEN[model] = asked, choice
+        return choice
 
 
 @dataclass(frozen=True, eq=False)

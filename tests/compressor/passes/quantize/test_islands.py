@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import re
+import weakref
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -100,16 +102,30 @@ def test_what_stays_float_is_computed_without_codes_of_activations():
 
 
 def test_layers_are_chosen_once_for_the_graph_and_its_copies(monkeypatch: pytest.MonkeyPatch):
-    gathered, chosen = known(QuantizeStatic(), hard()), list[Any]()
+    carrier, chosen = OnnxCarrier(hard().graph().clone()), list[Any]()
 
     def counted(*given: Any) -> Any:
         chosen.append(choose(*given))
         return chosen[-1]
 
     monkeypatch.setattr("compressor.passes.quantize.static.settings.choose", counted)
-    after = QuantizeStatic().apply(hard(), ORT, gathered)
+    after = quantized(QuantizeStatic(), carrier)
+    QuantizeStatic().preview(carrier, ORT, {})
     assert len(after.layers) == 5
     assert len(chosen) == 1
+    rule = StaticRule.model_validate({"match": "layer2"})
+    assert rows(QuantizeStatic(layers=(rule,)), carrier)["layer2"].action == "int8/channel x uint8"
+    assert len(chosen) == 2
+    assert rows(QuantizeStatic(), carrier)["layer2"].reason
+
+
+def test_a_choice_does_not_keep_its_graph():
+    carrier = OnnxCarrier(hard().graph().clone())
+    rows(QuantizeStatic(), carrier)
+    left = weakref.ref(carrier.graph())
+    del carrier
+    gc.collect()
+    assert left() is None
 
 
 def test_a_rule_for_all_layers_makes_them_integer():
