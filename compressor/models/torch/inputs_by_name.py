@@ -1,4 +1,4 @@
-"""How a module's forward takes its inputs: by name, by position, or by ``**``."""
+"""How a module's forward takes its inputs: by name, by position, or by ``*`` or ``**``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def bound(
             f"{len(accepted)}",
             f"its parameters are {', '.join(parameters) or 'none'}",
         )
-    return tuple(example.values()), None, tuple(dynamic.values())
+    axes, count = tuple(dynamic.values()), len(accepted)
+    others = (axes[count:],) if count < len(axes) else ()  # what ``*`` takes is one parameter
+    return tuple(example.values()), None, (*axes[:count], *others)
 
 
 def takes_names(module: nn.Module, names: Collection[str]) -> bool:

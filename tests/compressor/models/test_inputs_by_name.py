@@ -1,4 +1,4 @@
-"""Inputs that forward takes by ``**``, and outputs that are of a class of the user's."""
+"""Inputs that forward takes by ``*`` or ``**``, and outputs that are of a class of the user's."""
 
 from __future__ import annotations
 
@@ -39,6 +39,25 @@ def test_inputs_of_any_name_are_taken_with_open_axes(kind: type[AnyName]) -> Non
     assert "forward" not in vars(module)
     rows = np.random.default_rng(0)
     batch = {n: rows.normal(size=(5, 3)).astype(np.float32) for n in ("age", "price")}
+    (ours,) = carrier.runner().run(batch).values()
+    (theirs,) = carrier.module_outputs(batch)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Rows(AnyName):
+    def forward(self, *columns: Tensor) -> Tensor:
+        return super().forward(price=columns[0], age=columns[1])
+
+
+class RowAndOthers(AnyName):
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        return super().forward(price=first, age=others[0])
+
+
+@pytest.mark.parametrize("kind", [Rows, RowAndOthers])
+def test_inputs_that_forward_takes_by_position_have_open_axes(kind: type[AnyName]) -> None:
+    carrier = TorchCarrier(kind(), [spec("price", "batch", 3), spec("age", "batch", 3)])
+    batch = {n: np.random.rand(5, 3).astype(np.float32) for n in ("price", "age")}
     (ours,) = carrier.runner().run(batch).values()
     (theirs,) = carrier.module_outputs(batch)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
