@@ -12,7 +12,9 @@ import onnx_ir as ir
 from compressor.graph.bodies import free_states
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.inference import infer_shapes
-from compressor.graph.values import all_nodes, constant_array, is_op
+from compressor.graph.values import all_nodes, constant_array, given_shape, is_op
+
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def fold_constants(
             onnx_shape_inference=infer,
             input_size_limit=limit,
             output_size_limit=limit,
-            should_fold=lambda node: False if kept(node) else None,
+            should_fold=lambda node: False if kept(node) else _fills_few(node) or None,
         )
         folded = Folded(bool(result), result.symbolic_value_map)
     except RuntimeError as error:  # it wraps all errors of its rules; each replacement is whole
@@ -64,6 +66,18 @@ def fold_constants(
         if value.const_value is not None:  # one that was computed has its node's shape, maybe open
             value.shape = ir.Shape(value.const_value.shape.numpy())
     return folded
+
+
+def _fills_few(node: ir.Node) -> bool:
+    """Whether a node fills a short vector: lengths, such as zeros before the pads of PyTorch's F.pad.
+
+    The library leaves all that repeats one number, since tensors of it would enlarge the model.
+    """
+    lengths = given_shape(node)
+    if lengths is None or lengths is not node.inputs[0]:
+        return False
+    array = constant_array(lengths)
+    return array is not None and array.size == 1 and int(array.reshape(())) <= _FEW
 
 
 def _slice_pieces(model: ir.Model) -> None:

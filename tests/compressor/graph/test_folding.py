@@ -76,3 +76,19 @@ def test_a_constant_that_is_computed_has_its_own_shape() -> None:
     assert all(
         v.shape is not None and v.shape.is_static() for v in model.graph.initializers.values()
     )
+
+
+def test_pads_that_start_from_zeros_are_computed() -> None:
+    """Every ``F.pad`` in a file by PyTorch's older exporter left six operators, and no pads."""
+    body = (
+        "n = Constant<value = int64[1] {4}>() z = ConstantOfShape<value = int64[1] {0}>(n) "
+        "ends = Constant<value = int64[2] {1, 2}>() all = Concat<axis = 0>(ends, z) "
+        "two = Constant<value = int64[2] {-1, 2}>() t = Reshape(all, two) "
+        "u = Transpose<perm = [1, 0]>(t) one = Constant<value = int64[1] {-1}>() "
+        "pads = Reshape(u, one) y = Pad(x, pads)"
+    )
+    model, before = parsed(body), parsed(body)
+    clean(model)
+    assert ops(model) == {"Pad": 1}
+    x = np.random.default_rng(3).standard_normal((2, 8, 4)).astype(np.float32)
+    assert np.array_equal(run(model, x), run(before, x))
