@@ -69,7 +69,7 @@ def fold_constants(
 
 
 def _fills_few(node: ir.Node) -> bool:
-    """Whether a node fills a short vector: lengths, such as zeros before the pads of PyTorch's F.pad.
+    """Whether a node fills a short vector of lengths: zeros in front of the pads of ``F.pad``.
 
     The library leaves all that repeats one number, since tensors of it would enlarge the model.
     """

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from compressor.graph.operators import operator
+from compressor.models.torch.adaptive_pools import POOLS
 from compressor.models.torch.complex_values import ZEROS, add_complex, einsum, zeros
 from compressor.models.torch.embedding_bags import embedding_bag
 
@@ -61,7 +62,9 @@ class OtherCalls(TorchFunctionMode):
     What is taken from a float is a float, as in ``1.0 - mask``: the exporter finds no operator
     that takes a number and an integer tensor.
     Bags of embeddings become a lookup and a sum: it writes a loop that no runtime loads. Complex
-    zeros and sums of products are made of real ones: it has no function for them.
+    zeros and sums of products are made of real ones: it has no function for them. Neither has it
+    for some adaptive pools. An instance norm with statistics of its own is a batch norm, which
+    ``fuse`` folds; the exporter repeats the statistics for each sample.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -75,8 +78,30 @@ class OtherCalls(TorchFunctionMode):
             return embedding_bag(*args, **given)
         elif func is torch.einsum and len(args) == _PAIR and _are_complex(args[1:]):
             return einsum(*args)
+        elif func in POOLS and not given.get("return_indices"):
+            func = POOLS[func]
+        elif func is torch.nn.functional.instance_norm:
+            func = instance_norm
         made = func(*args, **given)
         return zeros(made) if func in ZEROS and made.is_complex() else made
+
+
+def instance_norm(
+    x: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> torch.Tensor:
+    """Normalize as PyTorch's function does, by statistics that are given as a batch norm."""
+    given = (running_mean, running_var, weight, bias)
+    if use_input_stats or running_mean is None:
+        usual = torch.nn.functional.instance_norm
+        return usual(x, *given, use_input_stats, momentum, eps)
+    return torch.nn.functional.batch_norm(x, *given, eps=eps)  # type: ignore[arg-type]
 
 
 def _are_complex(operands: Iterable[Any]) -> bool:
