@@ -14,9 +14,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from compressor.graph.operators import operator
-from compressor.models.torch.adaptive_pools import POOLS
 from compressor.models.torch.complex_values import ZEROS, add_complex, einsum, zeros
 from compressor.models.torch.embedding_bags import embedding_bag
+from compressor.models.torch.pools_and_norms import POOLS_AND_NORMS
 
 Value: TypeAlias = Any
 """A tensor or a length of the graph that is being written."""
@@ -78,30 +78,10 @@ class OtherCalls(TorchFunctionMode):
             return embedding_bag(*args, **given)
         elif func is torch.einsum and len(args) == _PAIR and _are_complex(args[1:]):
             return einsum(*args)
-        elif func in POOLS and not given.get("return_indices"):
-            func = POOLS[func]
-        elif func is torch.nn.functional.instance_norm:
-            func = instance_norm
+        elif func in POOLS_AND_NORMS and not given.get("return_indices"):
+            func = POOLS_AND_NORMS[func]
         made = func(*args, **given)
         return zeros(made) if func in ZEROS and made.is_complex() else made
-
-
-def instance_norm(
-    x: torch.Tensor,
-    running_mean: torch.Tensor | None = None,
-    running_var: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> torch.Tensor:
-    """Normalize as PyTorch's function does, by statistics that are given as a batch norm."""
-    given = (running_mean, running_var, weight, bias)
-    if use_input_stats or running_mean is None:
-        usual = torch.nn.functional.instance_norm
-        return usual(x, *given, use_input_stats, momentum, eps)
-    return torch.nn.functional.batch_norm(x, *given, eps=eps)  # type: ignore[arg-type]
 
 
 def _are_complex(operands: Iterable[Any]) -> bool:

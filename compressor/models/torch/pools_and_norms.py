@@ -1,4 +1,4 @@
-"""Adaptive pools whose windows differ in size, for which PyTorch's exporter has no function."""
+"""Adaptive pools and instance norms that PyTorch's exporter does not write, or not well."""
 
 from __future__ import annotations
 
@@ -46,13 +46,29 @@ def _pooled(
     return values
 
 
-POOLS: Mapping[Any, Callable[..., Tensor]] = {
-    usual: partial(_pooled, usual, reduce, axes)
-    for usual, reduce, axes in (
-        (functional.adaptive_max_pool1d, torch.amax, 1),
-        (functional.adaptive_max_pool2d, torch.amax, 2),
-        (functional.adaptive_max_pool3d, torch.amax, 3),
-        (functional.adaptive_avg_pool3d, torch.mean, 3),
-    )
+def _instance_norm(
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalize as PyTorch's function does, by statistics that are given as a batch norm."""
+    given = (running_mean, running_var, weight, bias)
+    if use_input_stats or running_mean is None:
+        usual = functional.instance_norm
+        return usual(x, *given, use_input_stats, momentum, eps)
+    return functional.batch_norm(x, *given, eps=eps)
+
+
+POOLS_AND_NORMS: Mapping[Any, Callable[..., Tensor]] = {
+    functional.adaptive_max_pool1d: partial(_pooled, functional.adaptive_max_pool1d, torch.amax, 1),
+    functional.adaptive_max_pool2d: partial(_pooled, functional.adaptive_max_pool2d, torch.amax, 2),
+    functional.adaptive_max_pool3d: partial(_pooled, functional.adaptive_max_pool3d, torch.amax, 3),
+    functional.adaptive_avg_pool3d: partial(_pooled, functional.adaptive_avg_pool3d, torch.mean, 3),
+    functional.instance_norm: _instance_norm,
 }
 """What replaces PyTorch's functions, where no indices are asked for."""
