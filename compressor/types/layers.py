@@ -185,6 +185,8 @@ class Scheme:
             products of two integers.
         paired: positions of a kernel, 1 for a product, if no pair of codes may overflow on x86
             CPUs without VNNI.
+        signed_scale: scales of symmetric integers may be negative. There is one code more below
+            zero than above, and so each group has it on the side where it needs it.
     """
 
     bits: int
@@ -196,6 +198,7 @@ class Scheme:
     scale_type: ScaleType = "float32"
     narrow: bool = True
     paired: int | None = None
+    signed_scale: bool = False
 
     def __str__(self) -> str:
         span = f"group {self.group}" if self.granularity == "group" else self.granularity

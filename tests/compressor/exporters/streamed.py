@@ -17,7 +17,9 @@ from compressor.types.exporter import ExportContext
 from compressor.types.layers import QuantizedTensor, Scheme, WeightCodes
 
 CONTEXT = ExportContext("streamed", "spec")
-SYMMETRIC = Scheme(4, granularity="group", group=32, scale_type="bfloat16", narrow=False)
+SYMMETRIC = Scheme(
+    4, granularity="group", group=32, scale_type="bfloat16", narrow=False, signed_scale=True
+)
 ASYMMETRIC = Scheme(
     4, symmetric=False, signed=False, granularity="group", group=32, scale_type="bfloat16"
 )

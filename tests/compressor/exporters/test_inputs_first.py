@@ -30,7 +30,8 @@ CONTEXT = ExportContext("tiny", "spec")
 def scheme(bits: int, group: int | None, symmetric: bool, dtype: torch.dtype) -> Scheme:
     kind: Any = DTYPES[dtype]
     span: Any = "group" if group else "channel"
-    return Scheme(bits, symmetric, symmetric, span, group, "int", kind, False)
+    narrow, signed = False, symmetric and bits < 8
+    return Scheme(bits, symmetric, symmetric, span, group, "int", kind, narrow, None, signed)
 
 
 def fields(words: torch.Tensor, bits: int) -> list[list[list[int]]]:

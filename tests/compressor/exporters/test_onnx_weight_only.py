@@ -103,7 +103,7 @@ INT8_COMPUTE = [
     (Scheme(8, narrow=False), 8, 64),
     (group(8, 32, narrow=False), 8, 32),
     (group(4, 16, **UNSIGNED), 4, 16),
-    (group(4, 64, narrow=False), 4, 64),
+    (group(4, 64, narrow=False, signed_scale=True), 4, 64),
     (group(2, 32, **UNSIGNED), 2, 32),
     (Scheme(2, narrow=False), 2, 64),
 ]

@@ -15,6 +15,8 @@ def random_codes(layer: Layer, scheme: Scheme, seed: int = 0) -> QuantizedTensor
     noise = torch.Generator().manual_seed(seed)
     shape = (1, 1) if scheme.granularity == "tensor" else (rows, scheme.groups(columns))
     scale = torch.rand(shape, generator=noise) * 0.01 + 0.005
+    if scheme.signed_scale:
+        scale[1::2] *= -1
     zero = torch.zeros(shape, dtype=torch.int8 if scheme.signed else torch.uint8)
     if scheme.element == "e4m3":
         codes = (torch.randn(rows, columns, generator=noise) * 100).to(torch.float8_e4m3fn)
@@ -48,11 +50,11 @@ SCHEMES = [
     Scheme(8, symmetric=False),
     group(8, 32, narrow=False),
     Scheme(4, narrow=False),
-    group(4, 32, narrow=False),
+    group(4, 32, narrow=False, signed_scale=True),
     group(4, 16, **UNSIGNED),
     Scheme(3, narrow=False),
     group(3, 16, **UNSIGNED),
-    group(2, 32, narrow=False),
+    group(2, 32, narrow=False, signed_scale=True),
     group(2, 16, **UNSIGNED),
     Scheme(2, **UNSIGNED),  # type: ignore[arg-type]
     Scheme(8, element="e4m3"),

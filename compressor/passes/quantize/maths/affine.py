@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -97,9 +98,10 @@ def absmax_parameters(matrix: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Find scales and zero points for the full range of a matrix ``[rows, columns]`` and zero.
 
     Symmetric schemes take the least scale at which neither end lies beyond its last code,
-    ``max(max / high, min / low)``; asymmetric ones ``(max - min) / (high - low)`` and the nearest
-    zero point. The scale is then rounded as :func:`stored_scale` says, and zero points are found
-    for the rounded one.
+    ``max(max / high, min / low)``. Where scales have signs, it is negative if that is closer to
+    zero, as in ``Q4_0`` of llama.cpp (``ggml-quants.c``). Asymmetric schemes take
+    ``(max - min) / (high - low)`` and the nearest zero point. The scale is then rounded as
+    :func:`stored_scale` says, and zero points are found for the rounded one.
 
     Returns:
         Scale, float32 that holds values of the scheme's ``scale_type``, and zero point, int8 or
@@ -191,6 +193,9 @@ def parameters(low: Tensor, high: Tensor, scheme: Scheme) -> tuple[Tensor, Tenso
         scale = high / scheme.high
         if scheme.signed:
             scale = torch.maximum(scale, low / scheme.low)
+        if scheme.signed_scale:
+            mirrored = torch.minimum(low / scheme.high, high / scheme.low)
+            scale = torch.where(-mirrored < scale, mirrored, scale)
         scale = stored_scale(scale, scheme)
         return scale, torch.zeros(scale.shape, dtype=code_dtype(scheme))
     scale = stored_scale((high - low) / (scheme.high - scheme.low), scheme)
@@ -208,14 +213,18 @@ def stored_scale(scale: Tensor, scheme: Scheme) -> Tensor:
 
     To the nearest value; but to the next one above where the nearest would leave an end of the
     range more than half a step beyond the last code. An asymmetric scheme's zero point takes up
-    to half a step already, so there it is always the next above. A scale stays within the type's
-    positive finite numbers and is never below ``SMALLEST_SCALE``; that of an empty range is 1.
+    to half a step already, so there it is always the next above. Magnitudes stay within the type's
+    finite numbers and are never below ``SMALLEST_SCALE``; an empty range has 1. Where scales have
+    no signs, 1 takes the place of negative ones, too.
 
     Scales are float64 of any shape; the result is float32 that holds values of the type.
 
     Raises:
         ValueError: the scale type is one of 8 bits, which integers do not have.
     """
+    if scheme.signed_scale:
+        magnitude = stored_scale(scale.abs(), replace(scheme, signed_scale=False))
+        return torch.where(scale < 0, -magnitude, magnitude)
     scale = torch.where(scale > 0, scale.clamp(min=SMALLEST_SCALE), 1.0)
     if scheme.scale_type == "float32":
         return scale.to(torch.float32)

@@ -213,10 +213,12 @@ class _Block:
         scale = state.scale[group]
         step = scale * state.whole
         target = step + torch.where(curve > 0, slope / curve, 0.0)
-        rounded = state.rounded_scale(target.clamp(min=0).to(torch.float64))
+        if not self.state.scheme.signed_scale:
+            target = target.clamp(min=0)
+        rounded = state.rounded_scale(target.to(torch.float64))
         delta = rounded * state.whole - step
-        # Rounding to a coarse type may overshoot, and a scale cannot be negative.
-        falls = (target > 0) & (delta * (delta * curve - 2 * slope) < 0)
+        # Rounding to a coarse type may overshoot, and no scale is zero.
+        falls = (target != 0) & (delta * (delta * curve - 2 * slope) < 0)
         delta = torch.where(falls, delta, 0.0)
         state.scale[group] = torch.where(falls, rounded, scale)
         self._add(columns.start, columns.stop, values * delta)

@@ -89,7 +89,7 @@ def _steps_off(
     off = scaled.sub_(levels)
     size = off.abs().clamp_(min=_LEAST_ERROR)
     slope = size.pow(norm - 1)
-    step = scale.to(torch.float64)
+    step = scale.to(torch.float64).abs()
     error = size.mul_(slope).sum(-1, dtype=torch.float64) * step.pow(norm)
     square = off.square().sum(-1, dtype=torch.float64) * step.square()
     return error, square, levels, off, slope

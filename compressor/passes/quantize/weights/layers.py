@@ -45,6 +45,7 @@ DEFAULT_PRESET: Preset = "int4-g128"
 NARROW_BITS = (3, 2)
 _TABLE = f"{LOOKED_UP}; embeddings: true stores it as codes"
 _SCALES = ("float32", "float16", "bfloat16")
+_WIDE = 8  # bits, at which one code more is worth nothing
 _FIXED_GROUPS: Mapping[Format, int] = {"mxfp4": 32, "nvfp4": 16}
 
 
@@ -77,6 +78,7 @@ class Numbers:
             group=self.group,
             scale_type=stored,
             narrow=False,
+            signed_scale=self.symmetric and self.bits < _WIDE and self.inputs is None,
         )
 
     def changed(self, rule: WeightRule | None) -> Numbers:
@@ -210,6 +212,8 @@ def check_float(
 
 GGUF, GENAI = "gguf", "genai"
 _HALF_SCALES = frozenset({"gptq", "awq"})  # targets whose scales have 16 bits
+_SIGNED_SCALES = _HALF_SCALES | {COMPRESSED_TENSORS, GGUF, GENAI, "ort-cpu"}
+"""Targets that are known to multiply with negative scales; TensorRT refuses them."""
 _GGUF_BLOCK, _GGUF_LARGE = 32, 256  # columns
 _LINEAR_ONLY = "the compressed-tensors layout holds linear layers only"
 _LATEST_OPSET = 24  # for models without a graph: nothing is too old
@@ -257,6 +261,8 @@ def choose_layers(
         scheme, inputs = wanted.scheme(layer), wanted.inputs
         if GGUF in targets:
             scheme = _in_blocks(scheme, layer)
+        if not targets <= _SIGNED_SCALES:
+            scheme = replace(scheme, signed_scale=False)
         if targets & _HALF_SCALES and scheme.scale_type == "float32":
             scheme = replace(scheme, scale_type="float16")
         reason = skip_reason(rule) or kept.get(layer.name, "")

@@ -58,6 +58,7 @@ def scheme_of(bits: int, symmetric: bool, group: int | None) -> Scheme:
         group=group,
         scale_type="float16" if exact else "float16m6",
         narrow=False,
+        signed_scale=symmetric and bits < 8,
     )
 
 

@@ -1,6 +1,7 @@
 """Scales, zero points and rounding."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,32 @@ def test_the_full_range_of_codes_is_used_unless_narrow() -> None:
     assert codes.codes.tolist() == [[-8, 4], [-4, 7], [-8, 3]]
     scale, _ = absmax_parameters(matrix, Scheme(4, narrow=True))
     assert scale.tolist() == [[np.float32(16 / 7)], [2.0], [np.float32(8 / 7)]]
+
+
+def test_a_signed_scale_puts_the_greatest_magnitude_where_codes_reach_farthest() -> None:
+    matrix = torch.tensor([[-7.0, 16.0], [-16.0, 7.0], [-8.0, 14.0], [0.0, 0.0]])
+    scheme = Scheme(4, narrow=False, signed_scale=True)
+    scale, zero = absmax_parameters(matrix, scheme)
+    assert scale.tolist() == [[-2.0], [2.0], [-1.75], [1.0]]
+    codes = quantize(matrix, scale, zero, scheme).codes
+    assert codes.tolist() == [[4, -8], [-8, 4], [5, -8], [0, 0]]
+
+
+@pytest.mark.parametrize("scale_type", ["float32", "float16", "bfloat16"])
+def test_signed_scales_have_finer_steps(scale_type: ScaleType) -> None:
+    matrix = torch.randn(40, 128, generator=torch.Generator().manual_seed(0))
+    plain = Scheme(2, granularity="group", group=32, scale_type=scale_type, narrow=False)
+    signed = replace(plain, signed_scale=True)
+    (ours, _), (theirs, _) = (absmax_parameters(matrix, scheme) for scheme in (signed, plain))
+    assert 0.3 < float((ours < 0).float().mean()) < 0.7
+    assert torch.all(ours.abs() <= theirs)
+    errors = [
+        (quantize(matrix, *find(matrix, scheme), scheme).dequantize() - matrix).square().mean()
+        for find in (absmax_parameters, mse_parameters)
+        for scheme in (signed, plain)
+    ]
+    assert errors[0] < 0.8 * errors[1]
+    assert errors[2] < 0.95 * errors[3]
 
 
 def test_scales_are_rounded_before_codes_are_found() -> None:

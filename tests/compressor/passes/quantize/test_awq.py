@@ -26,6 +26,7 @@ SCHEMES = [
     Scheme(8, element="e4m3"),
     Scheme(4, granularity="group", group=32, element="e2m1", scale_type="e8m0"),
     Scheme(4, granularity="group", group=16, element="e2m1", scale_type="e4m3"),
+    Scheme(3, granularity="group", group=32, narrow=False, signed_scale=True),
 ]
 
 

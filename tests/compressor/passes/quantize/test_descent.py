@@ -28,6 +28,7 @@ SCHEMES = [
     Scheme(8, element="e4m3", scale_type="float16"),
     Scheme(4, granularity="group", group=32, element="e2m1", scale_type="e8m0"),
     Scheme(4, granularity="group", group=16, element="e2m1", scale_type="e4m3"),
+    Scheme(2, granularity="group", group=48, narrow=False, signed_scale=True),
 ]
 
 
@@ -59,7 +60,7 @@ def test_every_sweep_lowers_the_error_of_every_row(scheme: Scheme) -> None:
         assert int(found.codes.min()) >= scheme.low
         assert int(found.codes.max()) <= scheme.high
     assert found.scale.dtype == torch.float32
-    assert bool((found.scale > 0).all())
+    assert bool((found.scale > 0).all()) is not scheme.signed_scale
 
 
 @pytest.mark.parametrize("scheme", SCHEMES[:6], ids=str)
@@ -113,7 +114,7 @@ def test_no_single_code_can_be_improved_in_the_end(scheme: Scheme, columns: int)
 
 
 @pytest.mark.parametrize("factor", [1.42, 0.72, -1.0])
-@pytest.mark.parametrize("scheme", SCHEMES[-3:], ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES[6:9], ids=str)
 def test_scales_that_cannot_be_stored_are_not_taken(scheme: Scheme, factor: float) -> None:
     matrix, moment = problem()
     start = round_to_nearest(matrix, scheme)
@@ -133,7 +134,7 @@ def test_any_multiple_of_the_moment_gives_the_same_weights(scheme: Scheme) -> No
         assert same(first, descend(factor * matrix, moment * 2.0**-24, start, 2, codes))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[1:4] + SCHEMES[-2:], ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES[1:4] + SCHEMES[-3:], ids=str)
 @pytest.mark.parametrize("block", [1, 96, 1024])
 def test_blocks_see_each_others_changes_whatever_their_size(
     scheme: Scheme, block: int, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,7 @@ from compressor.types.layers import QuantizedTensor, Scheme
 SCHEMES = [
     Scheme(2, narrow=False),
     Scheme(3),
+    Scheme(2, granularity="group", group=8, narrow=False, signed_scale=True),
     Scheme(4, granularity="tensor"),
     Scheme(4, False, False),
     Scheme(8),
