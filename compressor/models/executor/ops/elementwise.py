@@ -58,6 +58,9 @@ def _power(base: Tensor, exponent: Tensor) -> Tensor:
     """Powers have the type of the base, whatever that of the exponent is."""
     if exponent.dtype in (torch.uint16, torch.uint32, torch.uint64):
         exponent = exponent.to(torch.int64)
+    single = exponent.dim() == 0 and exponent.is_cpu and not exponent.requires_grad
+    if single and base.is_floating_point() and not torch.compiler.is_exporting():
+        return torch.pow(base, float(exponent))  # squares, as in norms, are products then
     return torch.pow(base, exponent).to(base.dtype)
 
 

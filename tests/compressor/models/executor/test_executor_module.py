@@ -296,3 +296,18 @@ def test_further_operators_beside_its_own() -> None:
     nodes[0].attribute[0].name = "share"
     with pytest.raises(ModelError, match="attribute 'share' is not supported"):
         GraphModule(graph_of(nodes, {}), operators={("mine", "Scaled"): scaled})
+
+
+def test_the_square_of_a_norm_is_a_product() -> None:
+    node = helper.make_node("Pow", ["x", "two"], ["y"])
+    module = GraphModule(graph_of([node], {"two": np.float32(2)}))
+    x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    y = module(x)["y"]
+    # A power of a tensor differs in last bits, and takes more than ten times as long.
+    assert torch.equal(y, x * x)
+    y.sum().backward()
+    assert torch.equal(x.grad, 2 * x.detach())
+    exponent = torch.nn.Parameter(torch.tensor(2.0))
+    trained = GraphModule(graph_of([node], {"two": np.float32(2)}), parameters={"two": exponent})
+    trained.train()(x)["y"].sum().backward()
+    assert exponent.grad is not None
