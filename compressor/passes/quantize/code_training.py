@@ -27,12 +27,15 @@ class Recipe:
         batch: samples in a step.
         rate: learning rate of codes at first.
         size_rate: learning rate of scales at first, as a share of what they were.
+        memory: share of what Adam knows of squared gradients that it keeps in each step. Its usual
+            0.999 remembers more steps than are taken, and the first have the largest gradients.
     """
 
     steps: int = 100
     batch: int = 32
     rate: float = 0.05
     size_rate: float = 0.005
+    memory: float = 0.999
 
 
 def values_of(weights: TrainedWeights) -> dict[str, Tensor]:
@@ -80,7 +83,7 @@ def train_codes(
     parts = [part for part in parts if part["params"]]
     if not parts:
         return
-    optimizer = torch.optim.Adam(parts)
+    optimizer = torch.optim.Adam(parts, betas=(0.9, recipe.memory))
     rates = LambdaLR(optimizer, lambda step: rate_share(step, recipe.steps))
     for group, step in zip(groups, range(recipe.steps), strict=False):
         optimizer.zero_grad()

@@ -30,7 +30,7 @@ _ROWS_PER_COLUMN = 16  # input vectors for each of their elements, from which mo
 _FEW_BITS, _SWEEPS = 3, 8  # steps are so wide that a code that moves leaves others to be moved
 _RECIPE = Recipe(steps=64, batch=4, rate=0.02, size_rate=0.01)  # samples are whole sequences
 _STREAMED = Recipe(steps=64, batch=8, rate=0.02, size_rate=0.01)
-_JOINT = Recipe(steps=96, batch=4, rate=0.02, size_rate=0.02)
+_JOINT = Recipe(steps=96, batch=4, rate=0.015, size_rate=0.015, memory=0.95)
 _OF_SCORES = ("perplexity", "accuracy", "top5")  # metrics of outputs that hold scores of classes
 _ROOM = 128 << 20  # bytes that layers take which are rounded at once
 _OF_WEIGHT, _OF_MOMENT = 4, 8  # bytes for an element of each: read as floats; two more matrices

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import repeat
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressor.passes.quantize.code_training import Recipe, train_codes
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.reconstruct import (
     TrainedCodes,
@@ -14,7 +18,7 @@ from compressor.passes.quantize.maths.reconstruct import (
     rate_share,
     relative_error,
 )
-from compressor.types.layers import QuantizedTensor, Scheme
+from compressor.types.layers import Layer, QuantizedTensor, Scheme
 
 SCHEMES = [
     Scheme(2, narrow=False),
@@ -133,3 +137,21 @@ def test_errors_are_shares_of_what_was_wanted() -> None:
 def test_rates_fall_along_half_a_cosine() -> None:
     assert [rate_share(step, 4) for step in (0, 2, 4)] == pytest.approx([1, 0.5, 0])
     assert rate_share(1, 4) + rate_share(3, 4) == pytest.approx(1)
+
+
+def test_a_short_memory_forgets_large_first_gradients() -> None:
+    def moved(memory: float) -> float:
+        matrix, start = started(Scheme(3), 0)
+        codes = TrainedCodes(matrix, start)
+        weights = {"w": (Layer("w", "MatMul", "w", tuple(matrix.shape)), codes)}
+        seen: list[torch.Tensor] = []
+
+        def backward(_: Sequence[int]) -> None:
+            codes.latent.grad = torch.full_like(codes.latent, 1.0 if seen else 100.0)
+            codes.size.grad = torch.zeros_like(codes.size)
+            seen.append(codes.latent.detach().clone())
+
+        train_codes(weights, Recipe(steps=60, memory=memory), repeat([0]), backward)
+        return float((seen[-1] - seen[30]).abs().mean())
+
+    assert moved(0.95) > 1.5 * moved(0.999)
