@@ -143,28 +143,24 @@ def _clipped_source(quantize: ir.Node) -> tuple[ir.Value, Array] | None:
             break
         rounded = np.rint(ends / scale.item()) + zero.item()
         codes = rounded.clip(*all_codes).astype(np.uint8).clip(*codes)
-        node = source.producer()
-        source = None if node is None else node.inputs[0]
+        clip = source.producer()
+        source = None if clip is None else clip.inputs[0]
     if source is None or np.array_equal(codes, all_codes):
         return None  # the runtime drops what leaves no code out
     maker = source.producer()
+    if maker is not None and operator(maker).rectifies and maker.inputs[0] is not None:
+        maker = maker.inputs[0].producer()
     read = () if maker is None else maker.inputs
     integer = any(operator(v.producer()).dequantizes for v in read if v is not None)
     return (source, codes) if integer else None
 
 
 def _ends(node: ir.Node | None) -> Array | None:
-    """Return the least and the largest value that an activation lets through."""
-    if node is None or operator(node).kernels.get("ort-cpu") != "absorbed":
+    """Return the least and the largest value that a ``Clip`` lets through."""
+    if node is None or not is_op(node, "Clip"):
         return None
-    if operator(node).rectifies:
-        return np.array([0.0, np.inf])
-    ends = [constant_array(input_of(node, i)) for i in (1, 2)]
-    return (
-        None
-        if any(e is None for e in ends)
-        else np.array([e.item() for e in ends if e is not None])
-    )
+    low, high = (constant_array(input_of(node, i)) for i in (1, 2))
+    return None if low is None or high is None else np.array([low.item(), high.item()])
 
 
 def _clip_behind(editor: Editor, quantize: ir.Node, source: ir.Value, ends: Array) -> None:
