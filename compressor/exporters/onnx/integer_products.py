@@ -157,18 +157,21 @@ def _clipped_source(quantize: ir.Node) -> tuple[ir.Value, Array] | None:
 
 def _ends(node: ir.Node | None) -> Array | None:
     """Return the least and the largest value that a ``Clip`` lets through."""
-    if node is None or not is_op(node, "Clip"):
+    row = operator(node)
+    if node is None or row.kernels.get("ort-cpu") != "absorbed" or row.rectifies:
         return None
     low, high = (constant_array(input_of(node, i)) for i in (1, 2))
     return None if low is None or high is None else np.array([low.item(), high.item()])
 
 
 def _clip_behind(editor: Editor, quantize: ir.Node, source: ir.Value, ends: Array) -> None:
-    codes = quantize.outputs[0]
+    codes, clip = quantize.outputs[0], quantize.inputs[0]
+    made = None if clip is None else clip.producer()
+    assert made is not None
     quantize.replace_input_with(0, source)
     chain, uses = Chain(editor, codes.name or ""), tuple(codes.uses())
     limits = [editor.shared_constant(f"code_{end}", np.asarray(end)) for end in ends]
-    clipped = chain.add("Clip", [codes, *limits], "_clipped", codes.dtype)
+    clipped = chain.add(made.op_type, [codes, *limits], "_clipped", codes.dtype)
     clipped.shape = codes.shape
     quantize.append(chain.nodes)
     for use in uses:
