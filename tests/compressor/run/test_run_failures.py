@@ -319,9 +319,12 @@ def test_what_is_wrong_with_the_data_shows_before_any_pass(
     assert on_onnx.leftovers() == []
 
 
-def test_a_module_that_lowers_to_something_else(on_torch: Project):
+@pytest.mark.parametrize(
+    "added", [" + torch.rand(4)", ".repeat(1, 2 - torch.compiler.is_exporting())"]
+)
+def test_a_module_that_lowers_to_something_else(on_torch: Project, added: str):
     source = (on_torch.folder / "tiny_net.py").read_text()
-    noisy = source.replace("self.fc(x.mean((2, 3)))", "self.fc(x.mean((2, 3))) + torch.rand(4)")
+    noisy = source.replace("self.fc(x.mean((2, 3)))", f"self.fc(x.mean((2, 3))){added}")
     assert noisy != source
     (on_torch.folder / "tiny_net.py").write_text(noisy)
     with pytest.raises(InputError) as caught:
@@ -329,6 +332,18 @@ def test_a_module_that_lowers_to_something_else(on_torch: Project):
     assert str(caught.value).startswith(
         "module TinyNet: its graph returns other values for output 'output'; "
     )
+    assert on_torch.leftovers() == []
+
+
+def test_a_module_that_does_not_take_the_samples(on_torch: Project):
+    """What a module raised while its graph was compared was an internal error."""
+    source = (on_torch.folder / "tiny_net.py").read_text()
+    asks = "self.fc(x.mean((2, 3)) if torch.compiler.is_exporting() else x.reshape(-1, 77777))"
+    picky = source.replace("self.fc(x.mean((2, 3)))", asks)
+    assert picky != source
+    (on_torch.folder / "tiny_net.py").write_text(picky)
+    with pytest.raises(InputError, match="module TinyNet on the first samples: raised RuntimeErr"):
+        on_torch.run()
     assert on_torch.leftovers() == []
 
 
