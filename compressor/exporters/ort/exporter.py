@@ -37,7 +37,7 @@ class OrtExporter(Exporter):
     """
 
     format: ClassVar[str] = "ort"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     estimated: ClassVar[bool] = True  # ONNX Runtime decides what the file takes
 
     matmul_compute: Compute = Field(

@@ -71,7 +71,7 @@ class Qat(Recipe):
     """
 
     name: ClassVar[str] = "qat"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
