@@ -14,7 +14,6 @@ from torch import Tensor
 from compressor.passes.quantize.maths.affine import (
     SMALLEST_SCALE,
     absmax_parameters,
-    activation_parameters,
     extremes,
     in_groups,
     mse_parameters,
@@ -24,7 +23,6 @@ from compressor.passes.quantize.maths.affine import (
     zero_point_of,
 )
 from compressor.types.layers import Granularity, QuantizedTensor, ScaleType, Scheme
-from compressor.types.statistics import Range
 
 SLACK = 1e-4  # in scales: x / scale reaches 255, float32 has 24 bits
 
@@ -310,41 +308,6 @@ def test_groups_must_divide_the_columns(find: object) -> None:
 def test_unsigned_symmetric_schemes_refuse_negative_values() -> None:
     with pytest.raises(ValueError, match="negative"):
         absmax_parameters(torch.tensor([[-1.0, 1.0]]), Scheme(8, signed=False))
-    with pytest.raises(ValueError, match="negative"):
-        activation_parameters(Range(-1.0, 1.0), 8, signed=False, symmetric=True)
-
-
-@given(
-    low=st.floats(-1e30, 0),
-    high=st.floats(0, 1e30),
-    bits=st.integers(2, 8),
-    signed=st.booleans(),
-    symmetric=st.booleans(),
-)
-def test_activation_ranges(
-    low: float, high: float, bits: int, signed: bool, symmetric: bool
-) -> None:
-    low = 0.0 if symmetric and not signed else low
-    scheme = Scheme(bits, symmetric, signed, "tensor")
-    scale, zero = activation_parameters(Range(low, high), bits, signed, symmetric)
-    assert scale == float(np.float32(scale))
-    assert scale >= SMALLEST_SCALE
-    assert scheme.low <= zero <= scheme.high
-    assert zero == 0 or not symmetric
-    for end in (low, high):
-        code = min(max(round(end / scale) + zero, scheme.low), scheme.high)
-        assert abs(end - (code - zero) * scale) <= scale * (0.5 + SLACK)
-
-
-def test_activation_ranges_by_hand() -> None:
-    assert activation_parameters(Range(0.0, 0.0), 8, signed=True, symmetric=True) == (1.0, 0)
-    assert activation_parameters(Range(0.0, 0.0), 8, signed=False, symmetric=False) == (1.0, 0)
-    assert activation_parameters(Range(-127.0, 3.0), 8, signed=True, symmetric=True) == (1.0, 0)
-    assert activation_parameters(Range(0.0, 255.0), 8, signed=False, symmetric=False) == (1.0, 0)
-    assert activation_parameters(Range(0.0, 255.0), 8, signed=True, symmetric=False) == (1.0, -128)
-    assert activation_parameters(Range(-64.0, 191.0), 8, signed=False, symmetric=False) == (1.0, 64)
-    with pytest.raises(ValueError, match="finite"):
-        activation_parameters(Range(0.0, math.inf), 8, signed=True, symmetric=True)
 
 
 def test_bounds_that_the_type_of_a_scale_does_not_reach() -> None:
@@ -405,17 +368,3 @@ def test_a_scale_grows_where_an_end_lies_half_a_step_beyond(
     found = stored_scale(exact, Scheme(8, scale_type="float16", narrow=narrow))
     assert found.dtype == torch.float32
     assert float(found) == rounded_to * 2.0**-24
-
-
-def test_signed_codes_that_are_not_symmetric() -> None:
-    exact = torch.tensor([1.0001], dtype=torch.float64)
-    scheme = Scheme(8, symmetric=False, signed=True, scale_type="bfloat16")
-    assert float(stored_scale(exact, scheme)) == 1 + 1 / 128
-    for signed, zero in ((True, -128), (False, 0)):
-        found = activation_parameters(Range(0.0, 510.0), 8, signed=signed, symmetric=False)
-        assert found == (2.0, zero)
-        found = activation_parameters(Range(255.0, 510.0), 8, signed=signed, symmetric=False)
-        assert found == (2.0, zero), "zero is in the range"
-    for high in (0.1, 0.3, 0.7, 1.1):
-        scale, _ = activation_parameters(Range(0.0, high), 8, signed=False, symmetric=False)
-        assert scale == float(np.float32(high / 255))
