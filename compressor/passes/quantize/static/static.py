@@ -284,7 +284,7 @@ class QuantizeStatic(GraphPass):
         moments: dict[str, Moments] = {
             name: reduce(Moments.joined, (statistics[r.key] for r in requests))
             for name, requests in asked.items()
-            if all(r.key in statistics for r in requests)
+            if all(statistics.get(r.key) is not None for r in requests)  # a preview has none
         }
         decision, pixels = decision.with_pixels(statistics, moments)
         model, schemes, stored = decision.model, schemes_of(decision), decision.stored

@@ -6,11 +6,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from compressor.calibration.collect import make_observer
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.tensors import TensorSpec
 from tests.compressor.graph.channels.channel_graphs import graph
-from tests.compressor.passes.quantize.static_models import data, outputs, quantized, sqnr
+from tests.compressor.passes.quantize.static_models import ORT, data, outputs, quantized, sqnr
 
 ROWS = TensorSpec("image", ("batch", 64), "float32")
 AUTOENCODER = """(float[batch, 64] image) => (float[batch, 64] output) {
@@ -61,3 +62,13 @@ def test_a_weight_is_rounded_by_what_all_of_its_readers_multiply() -> None:
         after = quantized(declared, model, spec=ROWS).carrier
         found[rounding] = sqnr(outputs(model, batch), outputs(after, batch))
     assert found["gptq"] > found["nearest"] + 8
+
+
+def test_a_shared_weight_is_planned() -> None:
+    """Nothing is measured for a plan: joining moments that were not was an internal error."""
+    form = {"weight": (24, 64), "mixing": (64, 64), "factors": (64,)}
+    model = OnnxCarrier(graph(CALLED_TWICE, form))
+    declared = QuantizeStatic.model_validate({"layers": [{"match": "*"}]}, strict=False)
+    requests = declared.survey(model, ORT).requests
+    empty = {r.key: make_observer(r.observer, r.options).placeholder() for r in requests}
+    assert {layer.dtype for layer in declared.preview(model, ORT, empty).layers()} == {"int8"}
