@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import TypeAlias
 
 import onnx_ir as ir
 
@@ -12,12 +14,17 @@ from compressor.graph.bodies import in_turns, turns_of
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator, operator_named
+from compressor.graph.plain import with_shapes
 from compressor.graph.stored_weights import looked_up, side_tensors, weight_source
 from compressor.graph.values import INTEGER_CODES, all_nodes, dims, origin, static_shape
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.layers import Layer
 from compressor.types.tensors import Batch
 
+Sample: TypeAlias = Mapping[str, tuple[int, ...]]
+"""Shapes of a model's inputs, by name."""
+
+_NO_SAMPLE: Sample = {}
 _RECURRENT_SIDES = 8  # the first scale among the inputs of an integer recurrent node
 _MATRIX = 2  # axes
 
@@ -123,16 +130,37 @@ def recurrent_macs(node: ir.Node) -> tuple[int, int]:
     return prod(entry[:2]) * prod(weight), prod(entry[:2]) * prod(matrix)
 
 
-def macs(model: ir.Model) -> int:
+def macs(model: ir.Model, sample: Sample = _NO_SAMPLE) -> int:
     """Multiply-accumulates of the whole graph for one sample.
 
-    The body of a loop counts as often as it is computed; see :func:`turn_notes`.
+    The body of a loop counts as often as it is computed; see :func:`turn_notes`. Axes that the
+    graph leaves open count as in ``sample``, shapes of inputs by name, and as 1 without.
 
     Example:
         >>> f"{macs(ir.load('model.onnx')):,}"
         '40,813,184'
     """
-    return sum(turns * node_macs(node) for node, turns in in_turns(model.graph) if turns)
+    graph = at_lengths(model, sample).graph
+    return sum(turns * node_macs(node) for node, turns in in_turns(graph) if turns)
+
+
+def at_lengths(model: ir.Model, sample: Sample) -> ir.Model:
+    """Return a model with the shapes that it has for a sample; itself if the first axes alone vary.
+
+    Its nodes have the order of those of ``model``.
+    """
+    lengths = {
+        name: tuple(
+            axis if isinstance(axis, int) else length
+            for axis, length in zip(value.shape, sample[name], strict=True)
+        )
+        for value in model.graph.inputs
+        if (name := value.name or "") in sample and value.shape is not None
+    }
+    later = (axis for value in model.graph.inputs for axis in tuple(value.shape or ())[1:])
+    if not lengths or all(isinstance(axis, int) for axis in later):
+        return model
+    return with_shapes(model, lengths)
 
 
 def turn_notes(model: ir.Model) -> list[str]:
@@ -306,9 +334,9 @@ def model_parameters(carrier: Carrier) -> int:
     return sum(tensor.elements for tensor in floating)
 
 
-def model_macs(carrier: Carrier) -> int | None:
-    """Multiply-accumulates for one sample; ``None`` where no graph says how weights are used."""
-    return macs(carrier.graph()) if Capability.GRAPH in carrier.offers else None
+def model_macs(carrier: Carrier, sample: Sample = _NO_SAMPLE) -> int | None:
+    """Return :func:`macs`; ``None`` where no graph says how weights are used."""
+    return macs(carrier.graph(), sample) if Capability.GRAPH in carrier.offers else None
 
 
 def batch_macs(carrier: Carrier, batch: Batch) -> float:
@@ -320,10 +348,10 @@ def batch_macs(carrier: Carrier, batch: Batch) -> float:
     return macs(carrier.graph()) * max(ratios, default=1.0)
 
 
-def size_notes(before: Carrier, after: Carrier) -> list[str]:
+def size_notes(before: Carrier, after: Carrier, sample: Sample) -> list[str]:
     """Return how a model's counts have changed, one sentence each; none for what is not known."""
-    notes = []
-    for name, count in (("MACs", model_macs), ("parameters", model_parameters)):
+    notes, work = [], partial(model_macs, sample=sample)
+    for name, count in (("MACs", work), ("parameters", model_parameters)):
         old, new = count(before), count(after)
         if old and new is not None:
             notes.append(f"{name} {old:,} -> {new:,} ({100 * new / old:.1f} %)")

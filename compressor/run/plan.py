@@ -192,7 +192,7 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         previews=tuple(previews),
         bytes=size,
         parameters=model_parameters(float_model),
-        macs=model_macs(float_model),
+        macs=model_macs(float_model, context.shapes),
         peak_memory=peak_memory(
             float_model, data, [(p.requests, p.blockwise, p.memory) for p in passes]
         ),

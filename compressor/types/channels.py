@@ -62,12 +62,12 @@ class Product:
 
     Attributes:
         node: the node's name.
-        macs: for one sample, as the model is.
+        macs: for one sample of the lengths that were given, as the model is.
         axes: units at each position of every axis whose length is a factor of ``macs``.
     """
 
     node: str
-    macs: int
+    macs: float
     axes: tuple[Units, ...]
 
 

@@ -20,7 +20,7 @@ from compressor.graph.channels.flow import Flow, Note, named
 from compressor.graph.channels.labels import Family, along, compressed, depends_on
 from compressor.graph.channels.rules import rule_of, settings_of
 from compressor.graph.channels.zeros import Zeros
-from compressor.graph.costs import node_macs
+from compressor.graph.costs import Sample, at_lengths, node_macs
 from compressor.graph.editing import inner_nodes
 from compressor.graph.plain import Lengths
 from compressor.types.channels import (
@@ -32,6 +32,8 @@ from compressor.types.channels import (
     Product,
     Units,
 )
+
+_NO_SAMPLE: Sample = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +68,14 @@ def map_channels(model: ir.Model) -> ChannelMap:
     return analyse(model).channels
 
 
-def analyse(model: ir.Model) -> Analysis:
-    """Return all channels of a graph and their positions in each of its values."""
+def analyse(model: ir.Model, sample: Sample = _NO_SAMPLE) -> Analysis:
+    """Return all channels of a graph and their positions in each of its values.
+
+    Args:
+        model: the graph, sorted topologically; not changed.
+        sample: shapes of inputs, by name, that say how often a product is computed; without them,
+            an open axis counts as one position, at any resolution.
+    """
     flow = _flowed(model)
     families = _settled(flow)
     _keep_last(flow, families)
@@ -88,7 +96,7 @@ def analyse(model: ir.Model) -> Analysis:
             for name in model.graph.initializers
             if any(value_families is not None for value_families in axes.get(name, ()))
         },
-        products=tuple(_products(flow, axes)),
+        products=tuple(_products(flow, axes, _repeats(model, sample))),
         activations=tuple(_activations(flow, axes)),
         frozen=_frozen_operators(flow, roots, units),
     )
@@ -294,15 +302,26 @@ def _reason(note: Note) -> str:
     return f"{note.op_type} {name!r} {note.reason}" if name else f"{note.op_type} {note.reason}"
 
 
-def _products(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Iterable[Product]:
+def _products(
+    flow: Flow, axes: Mapping[str, tuple[Units | None, ...]], repeats: Mapping[ir.Node, float]
+) -> Iterable[Product]:
     for counted in flow.counted:
         lines = (_fixed_units(flow, axes, value, axis) for value, axis in counted.axes)
         present = tuple(units for units in lines if units is not None)
-        yield Product(named(counted.node), counted.work, present)
+        work = counted.work * repeats.get(counted.node, 1.0)
+        yield Product(named(counted.node), work, present)
     counted_nodes = {counted.node for counted in flow.counted}
     for node, turns in in_turns(flow.model.graph):
         if node not in counted_nodes and (work := turns * node_macs(node)):
-            yield Product(named(node), work, ())
+            yield Product(named(node), work * repeats.get(node, 1.0), ())
+
+
+def _repeats(model: ir.Model, sample: Sample) -> dict[ir.Node, float]:
+    """Return how often each product is computed in a sample for once in ``model``."""
+    if (sized := at_lengths(model, sample)) is model:
+        return {}
+    pairs = zip(model.graph, sized.graph, strict=True)
+    return {node: node_macs(same) / once for node, same in pairs if (once := node_macs(node))}
 
 
 def _activations(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> Iterable[Activation]:

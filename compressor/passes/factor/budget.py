@@ -140,7 +140,9 @@ class Budget:
         self._candidates = choice.candidates
         self._target = target
         self._macs = target.kind == "macs"
-        self._whole = (model_macs(carrier) if self._macs else model_parameters(carrier)) or 0
+        self._whole = (
+            model_macs(carrier, choice.sample) if self._macs else model_parameters(carrier)
+        ) or 0
 
     def check(self) -> None:
         """Check before any work is done that some ranks meet the target.

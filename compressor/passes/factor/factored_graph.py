@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from compressor.errors import SpecError
-from compressor.graph.costs import node_macs
+from compressor.graph.costs import Sample, at_lengths, node_macs
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_with_nodes
 from compressor.graph.operators import operator
@@ -51,11 +51,13 @@ class Candidate:
 class Choice:
     """The layers that can become two, in the order of execution, and why each other stays whole.
 
-    Every layer has a reason, in order; it is empty for candidates.
+    Every layer has a reason, in order; it is empty for candidates. ``sample`` holds shapes of
+    inputs, for which work is counted.
     """
 
     candidates: tuple[Candidate, ...]
     reasons: Mapping[str, str]
+    sample: Sample
 
 
 def full_rank(layer: Layer) -> int:
@@ -73,12 +75,17 @@ def most_saving(layer: Layer) -> int:
 
 
 def choose(
-    carrier: Carrier, everywhere: Rank | None, rules: Sequence[LowRankRule], *, counted: bool
+    carrier: Carrier,
+    everywhere: Rank | None,
+    rules: Sequence[LowRankRule],
+    sample: Sample,
+    *,
+    counted: bool,
 ) -> Choice:
     """Find the layers that can become two.
 
     Layers for which no rule sets a rank get that of ``everywhere``. If ``counted``, those whose
-    multiply-accumulates are unknown stay whole.
+    multiply-accumulates in a sample are unknown stay whole.
 
     Raises:
         SpecError: a rule matches no layer, or gives one a rank that it cannot have.
@@ -88,6 +95,7 @@ def choose(
     nodes: dict[str, ir.Node] = {}
     for layer, node in layers_with_nodes(model):
         nodes.setdefault(layer.weight, node)
+    sized = dict(zip(model.graph, at_lengths(model, sample).graph, strict=True))
     candidates = []
     reasons: dict[str, str] = {}
     for layer in carrier.layers():
@@ -96,7 +104,7 @@ def choose(
             continue
         rule, node = ruled[layer.name], nodes[layer.weight]
         reason = skip_reason(rule) or obstacle(model, layer, node)
-        positions = 0 if reason else node_macs(node) // layer.parameters
+        positions = 0 if reason else node_macs(sized[node]) // layer.parameters
         if not reason and counted and not positions:
             reason = "its multiply-accumulates are not known"
         ruled_rank, rank = None if rule is None else rule.rank, None
@@ -107,7 +115,7 @@ def choose(
         reasons[layer.name] = reason
         if not reason:
             candidates.append(Candidate(layer, node, most_saving(layer), rank, positions))
-    return Choice(tuple(candidates), reasons)
+    return Choice(tuple(candidates), reasons, sample)
 
 
 def obstacle(model: ir.Model, layer: Layer, node: ir.Node) -> str:

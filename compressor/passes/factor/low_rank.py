@@ -53,6 +53,7 @@ class LowRank(GraphPass):
     """
 
     name: ClassVar[str] = "low-rank"
+    version: ClassVar[int] = 2
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
     source: ClassVar[str] = (
         "Denton et al. 2014 (arXiv:1404.0736) and Zhang et al. 2015 (arXiv:1505.06798) for "
@@ -120,7 +121,7 @@ class LowRank(GraphPass):
                 "transformers states",
                 "use layout: graph",
             )
-        choice = self._choice(carrier)
+        choice = self._choice(carrier, context)
         actions = {c.layer.name: self._action(c) for c in choice.candidates}
         taken = carrier.graph().graph.initializers
         rows = tuple(
@@ -155,7 +156,7 @@ class LowRank(GraphPass):
             ModelError: a weight is not finite.
             DataError: calibration found nothing about a layer's input.
         """
-        choice = self._choice(carrier)
+        choice = self._choice(carrier, context)
         work = Factoring(carrier, choice, self.energy)
         if not self.weighted:
             work.by_weights(context.progress)
@@ -175,7 +176,7 @@ class LowRank(GraphPass):
         Exact for a rank. For a target all ranks are taken to shrink alike, and for an energy they
         are at most those of weights whose singular values are all the same.
         """
-        choice = self._choice(carrier)
+        choice = self._choice(carrier, context)
         if self.target is not None:
             ranks = Budget(carrier, choice, self.target).proportional()
         else:
@@ -195,9 +196,9 @@ class LowRank(GraphPass):
         graph, names = factored(carrier.graph(), factors)
         return carrier.with_trainable_graph(graph, names, planned=True)
 
-    def _choice(self, carrier: Carrier) -> Choice:
+    def _choice(self, carrier: Carrier, context: PassContext) -> Choice:
         counted = self.target is not None and self.target.kind == "macs"
-        return choose(carrier, self.rank, self.layers, counted=counted)
+        return choose(carrier, self.rank, self.layers, context.shapes, counted=counted)
 
     def _action(self, candidate: Candidate) -> str:
         if candidate.rank is not None:
@@ -286,7 +287,7 @@ class Factoring:
         whole = [name for name, rank in self._ranks.items() if rank is None]
         if whole and self._energy is None:
             self._notes.append(f"the target leaves whole: {', '.join(whole)}")
-        self._notes += size_notes(self._carrier, after)
+        self._notes += size_notes(self._carrier, after, self._choice.sample)
         if Capability.TRAIN in self._carrier.offers - after.offers:
             self._notes.append("the result cannot be trained: PyTorch has no form of its graph")
         return Outcome(after, rows, tuple(self._notes))

@@ -13,7 +13,7 @@ from torch import nn
 from compressor.errors import ModelError, listed
 from compressor.graph.channels.analysis import Analysis
 from compressor.graph.channels.slicing import Kept, remove_channels
-from compressor.graph.costs import size_notes
+from compressor.graph.costs import Sample, size_notes
 from compressor.graph.output_parts import named_parts, output_parts
 from compressor.graph.residuals import ResidualBlock, drop_blocks, gated
 from compressor.models.torch.carrier import TorchCarrier
@@ -77,10 +77,18 @@ class Removal:
 
     Args:
         blocks: residual blocks, which variants drop by their numbers.
+        sample: shapes of inputs, for which work is counted.
     """
 
-    def __init__(self, carrier: Carrier, analysis: Analysis, blocks: Sequence[ResidualBlock]):
+    def __init__(
+        self,
+        carrier: Carrier,
+        analysis: Analysis,
+        blocks: Sequence[ResidualBlock],
+        sample: Sample,
+    ):
         self._carrier, self._analysis, self._blocks = carrier, analysis, blocks
+        self._sample = sample
 
     @cached_property
     def masked(self) -> GatedModel:
@@ -109,7 +117,7 @@ class Removal:
         rebuilt = [isinstance(c, TorchCarrier) and c.executes_graph for c in (self._carrier, after)]
         if rebuilt == [False, True] and not dropped:
             notes.append(self._why_rebuilt(after, kept))
-        return [*notes, *size_notes(self._carrier, after)]
+        return [*notes, *size_notes(self._carrier, after, self._sample)]
 
     def _why_rebuilt(self, after: Carrier, kept: Kept) -> str:
         """Return why a module that executes the graph takes the place of the user's."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from compressor.errors import SpecError
-from compressor.graph.channels.analysis import analyse, map_channels
+from compressor.graph.channels.analysis import analyse
 from compressor.graph.channels.slicing import remove_channels
 from compressor.graph.residuals import ResidualBlock
 from compressor.graph.stored_weights import is_quantized
@@ -53,7 +53,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 14
+    version: ClassVar[int] = 15
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "
@@ -154,11 +154,11 @@ class PruneStructured(GraphPass):
 
     def survey(self, carrier: Carrier, context: PassContext) -> Survey:
         """Find the channels that can go; exact counts where all groups lose the same share."""
-        graph = carrier.graph()
+        graph, actions = carrier.graph(), dict[str, str]()
         self.target.check(self.scope)
         if self.re_estimate:
             check_normalized(graph)
-        selector, actions = self.selector(carrier, map_channels(graph), context), dict[str, str]()
+        selector = self.selector(carrier, analyse(graph, context.shapes).channels, context)
         choice, exact = selector.choice, not self.estimated
         reasons = {layer.name: choice.kept_reason(layer) for layer in carrier.layers()}
         planned = selector.planned() if exact and choice.prunable else selector.nothing
@@ -210,7 +210,7 @@ class PruneStructured(GraphPass):
         self, carrier: Carrier, context: PassContext, statistics: Mapping[str, Any]
     ) -> Carrier:
         """Remove as many channels, though not the same: no weight is looked at."""
-        graph, analysis = carrier.graph(), analyse(carrier.graph())
+        graph, analysis = carrier.graph(), analyse(carrier.graph(), context.shapes)
         planned = self.selector(carrier, analysis.channels, context).planned()
         smaller, kept = remove_channels(graph, analysis, planned)
         return carrier.with_channels(smaller, kept, planned=True)
@@ -271,11 +271,11 @@ class _Pruning:
             self._turned = principal.to_components(self._carrier, self._samples)
             self._carrier = self._turned.carrier
         self._graph = self._carrier.graph()
-        self._analysis = analyse(self._graph)
+        self._analysis = analyse(self._graph, self._context.shapes)
         self._channels = self._analysis.channels
         self._selector = options.selector(self._carrier, self._channels, self._context)
         self._blocks = options.blocks(self._carrier, self._selector.choice)
-        self._removal = Removal(self._carrier, self._analysis, self._blocks)
+        self._removal = Removal(self._carrier, self._analysis, self._blocks, self._context.shapes)
         self._notes: list[str] = []
 
     def outcome(self) -> Outcome:

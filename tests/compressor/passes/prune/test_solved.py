@@ -11,13 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressor.graph.channels.analysis import map_channels
+from compressor.graph.costs import macs
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prune.maths.least_squares import Start, Sums, without_columns
 from compressor.passes.prune.structured import moments
 from compressor.passes.prune.structured.removal import GatedModel
 from compressor.passes.prune.structured.segments import Variant
 from compressor.passes.prune.structured.solved import OutputLoss, SolvedModel, first_batches
+from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch
+from tests.compressor.graph.channels.channel_graphs import graph
 from tests.compressor.passes.prune.structured_models import (
     Given,
     LayerNormed,
@@ -25,6 +29,7 @@ from tests.compressor.passes.prune.structured_models import (
     Residual,
     carrier,
     data,
+    declared,
 )
 
 
@@ -183,3 +188,32 @@ def test_where_the_batch_is_fixed_many_are_looked_at():
     assert [len(b["image"]) for b in first_batches(Given(whole), 8)] == [8]
     assert [len(b["image"]) for b in first_batches(Given(whole), 16)] == [8, 8]
     assert len(first_batches(Fixed(singles, made_up=True), 16)) == 1
+
+
+OPEN = """(float[batch, 3, height, width] image) => (float[batch, 4] output) {
+    fine = Conv<pads = [1, 1, 1, 1]>(image, fine_weight)
+    rectified = Relu(fine)
+    finer = Conv<pads = [1, 1, 1, 1]>(rectified, finer_weight)
+    positive = Relu(finer)
+    few = MaxPool<kernel_shape = [8, 8], strides = [8, 8]>(positive)
+    coarse = Conv<pads = [1, 1, 1, 1]>(few, coarse_weight)
+    active = Relu(coarse)
+    mean = GlobalAveragePool(active)
+    flat = Flatten(mean)
+    output = MatMul(flat, head)
+}"""
+
+
+def test_work_counts_at_the_lengths_of_the_data() -> None:
+    """A position of a fine and of a coarse image counted alike where their sides are open."""
+    form = {"fine_weight": (12, 3, 3, 3), "finer_weight": (12, 12, 3, 3)}
+    model = OnnxCarrier(graph(OPEN, {**form, "coarse_weight": (96, 12, 3, 3), "head": (96, 4)}))
+    images = np.random.default_rng(0).standard_normal((8, 3, 32, 32), np.float32)
+    given = Given(({"image": images},))
+    context = PassContext(shapes={"image": (1, 3, 32, 32)}, samples=given)
+    step = declared(target={"macs": 0.5})
+    step.survey(model, context)
+    after = step.apply(model, context, {}).carrier
+    before, left = (macs(c.graph(), context.shapes) for c in (model, after))
+    assert before > 1e6
+    assert left <= 0.5 * before
