@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from compressor.errors import listed
 from compressor.graph.blocks import partition
 from compressor.passes.prune.structured.consumers import possible_consumers
-from compressor.passes.prune.structured.moments import AT_ONCE
-from compressor.passes.prune.structured.reconstruction import HELD, rows_of
+from compressor.passes.prune.structured.moments import AT_ONCE, rows_of
+from compressor.passes.prune.structured.reconstruction import HELD
 from compressor.passes.prune.structured.solving import FOLDS
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup

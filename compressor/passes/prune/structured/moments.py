@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,10 +14,12 @@ from compressor.passes.prune.structured.consumers import Consumer
 from compressor.passes.prune.structured.shuffled import ADDED
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
-from compressor.types.tensors import Array, Batch
+from compressor.types.tensors import Array, Batch, samples_in
 
 AT_ONCE = 256 << 20  # bytes of moments; more only if a single part has more
-_PLACES = 64  # of a feature map or a sequence that are looked at in each sample
+_PLACES = 64  # of a feature map or a sequence that are looked at in each sample at least
+_ROWS_PER_COLUMN = 16  # of all samples together, if they have as many places
+_ROWS = 1 << 15  # of all samples together at least: of few samples, all places tell something
 _DOUBLE = 8  # bytes
 _PAIRS = 4  # for each input, from which on they tell; many of them are alike, as neighbours are
 
@@ -55,10 +58,23 @@ def portions(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, len(sizes)
 
 
+def rows_of(columns: int) -> int:
+    """Return how many pairs of all samples are looked at for so many columns."""
+    return max(_ROWS, _ROWS_PER_COLUMN * columns)
+
+
+def places_of(columns: int, samples: int) -> int:
+    """Return at how many places of each of so many samples a layer is looked at."""
+    return max(_PLACES, -(-rows_of(columns) // max(samples, 1)))
+
+
 def gathered(
-    carrier: Carrier, consumers: Sequence[Consumer], batches: Callable[[], Iterable[Batch]]
+    carrier: Carrier,
+    consumers: Sequence[Consumer],
+    batches: Callable[[], Iterable[Batch]],
+    samples: int,
 ) -> dict[str, Sums]:
-    """Return sums over what layers read, by layer name; no targets are among them."""
+    """Return sums over what layers read in so many samples, by layer name, without targets."""
     if not consumers:
         return {}
     names = dict.fromkeys(n for c in consumers for n in (c.input, c.layer.output))
@@ -69,7 +85,7 @@ def gathered(
         values = {**batch, **runner.run(batch)}
         for c in consumers:
             inputs, outputs = (_tensor(values[name]) for name in (c.input, c.layer.output))
-            seen, _ = pairs(inputs, [outputs], c.window, _PLACES)
+            seen, _ = pairs(inputs, [outputs], c.window, places_of(c.layer.columns, samples))
             flat = seen.flatten(0, 1)
             sums[c.layer.name].add(flat, flat[:, :0])
     return sums
@@ -98,6 +114,10 @@ class Moments:
         self._bytes = 0
         self._told: dict[str, bool] = {}
 
+    @cached_property
+    def _samples(self) -> int:
+        return sum(map(samples_in, self._batches()))
+
     def of(self, consumers: Sequence[Consumer]) -> dict[str, Sums]:
         """Return sums by layer name; the data are read if any are missing."""
         missing = [c for c in consumers if c.layer.name not in self._kept]
@@ -105,7 +125,7 @@ class Moments:
         found = {c.layer.name: self._kept[c.layer.name] for c in consumers if c not in missing}
         if self._bytes + size > AT_ONCE:
             self._kept, self._bytes = {}, 0
-        new = gathered(self._carrier, missing, self._batches)
+        new = gathered(self._carrier, missing, self._batches, self._samples)
         self._told |= {name: tells(sums) for name, sums in new.items()}
         self._kept |= new
         self._bytes += size

@@ -39,7 +39,7 @@ from compressor.passes.prune.structured.removal import PROOF_SAMPLES
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags
 from compressor.types.data import Samples
-from compressor.types.tensors import worst_difference
+from compressor.types.tensors import samples_in, worst_difference
 
 
 class Stream(Protocol):
@@ -208,8 +208,9 @@ def to_components(carrier: Carrier, samples: Samples) -> Turned:
         readers.setdefault(consumer.input, consumer)
     every = list(readers.values())
     total = torch.zeros((width, width), dtype=torch.float64)
+    count = sum(map(samples_in, samples.batches()))
     for start, end in portions([moment_bytes(c) for c in every]):
-        for sums in gathered(folded, every[start:end], samples.batches).values():
+        for sums in gathered(folded, every[start:end], samples.batches, count).values():
             if not sums.count:
                 raise DataError("calibration data", "has no samples", "give at least one batch")
             total += sums.inputs / sums.count

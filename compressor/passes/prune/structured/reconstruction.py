@@ -41,14 +41,12 @@ from compressor.passes.prune.structured.counterparts import (
     named_alike,
     stand_ins,
 )
+from compressor.passes.prune.structured.moments import places_of
 from compressor.passes.prune.structured.solving import Seen, Task
 from compressor.run.blocks.blockwise import Activations
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch, samples_in
 
-_PLACES = 64  # of a feature map or a sequence that are looked at in each sample at least
-_ROWS_PER_COLUMN = 16  # of all samples together, if they have as many places
-_ROWS = 1 << 15  # of all samples together at least: of few samples, all places tell something
 _ROUNDS = 8  # of solving a layer that an activation clips
 HELD = 128 << 20  # bytes of pairs that are kept where layers are solved more than once
 
@@ -287,7 +285,7 @@ class _Walk:
         c, ends = task.layer, task.ends
         outputs = [_chosen(c, exact[name]) for name in (c.layer.output, *ends.whole)]
         outputs += [_tensor(given[name]) for name in ends.beside]
-        wanted = max(_PLACES, -(-rows_of(c.layer.columns) // self._solved.samples))
+        wanted = places_of(c.layer.columns, self._solved.samples)
         inputs, (target, *others) = pairs(_tensor(given[c.input]), outputs, c.window, wanted)
         beside = torch.zeros(())
         if others:
@@ -337,11 +335,6 @@ def _same_places(c: Consumer, before: ir.Shape | None, after: ir.Shape | None) -
     pairs_of = zip(before, after, strict=True)
     known = [(a, b) for i, (a, b) in enumerate(pairs_of) if i not in (0, features)]
     return all(a == b for a, b in known if isinstance(a, int) and isinstance(b, int))
-
-
-def rows_of(columns: int) -> int:
-    """Return how many pairs of all samples are looked at for so many columns."""
-    return max(_ROWS, _ROWS_PER_COLUMN * columns)
 
 
 def _given(block: GraphBlock) -> list[str]:

@@ -167,7 +167,7 @@ def test_data_are_read_once_for_moments_that_fit(monkeypatch: pytest.MonkeyPatch
         return [s.inputs for s in (*kept.of(consumers[:2]).values(), *kept.of(consumers).values())]
 
     once = sums()
-    assert len(reads) == 2, "the first two, then the others"
+    assert len(reads) == 3, "to count samples, for the first two, then for the others"
     monkeypatch.setattr(moments, "AT_ONCE", 1)
     for ours, theirs in zip(once, sums(), strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-5)
@@ -293,6 +293,18 @@ def test_whole_numbers_stay_in_their_tables():
     assert "were added" not in note
     assert with_shuffled(given, 0) == (given, False)
     assert len(ours.carrier.tensors()["inner.weight"].read()) < 48
+
+
+def test_few_large_images_show_layers_enough():
+    """Of two images, 64 places each were looked at, and 64 shuffled images added in vain."""
+    images = np.random.default_rng(0).standard_normal((2, 3, 48, 48), np.float32)
+    torch.manual_seed(0)
+    before = TorchCarrier(Plain(), (TensorSpec("image", ("batch", 3, 48, 48), "float32"),))
+    given = Given(({"image": images},))
+    consumers, _ = possible_consumers(before, map_channels(before.graph()).groups)
+    sums = Moments(before, given.batches)
+    sums.of([c for c in consumers if c.window is not None])
+    assert not sums.few
 
 
 def test_enough_samples_choose_without_a_note():
