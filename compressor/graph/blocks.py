@@ -33,6 +33,7 @@ class GraphBlock:
         weights: names of the initializers that it reads, in the order of execution.
         reads: names of all values that its nodes read; those of the preamble's nodes are not
             among them.
+        computes: names of all values that its nodes give; those of the preamble are not among them.
     """
 
     entry: str | None
@@ -40,6 +41,7 @@ class GraphBlock:
     inputs: tuple[str, ...]
     weights: tuple[str, ...]
     reads: frozenset[str]
+    computes: frozenset[str]
 
 
 def partition(model: ir.Model, *, past_sizes: bool = False) -> tuple[GraphBlock, ...]:
@@ -116,29 +118,27 @@ def reaching(model: ir.Model, block: GraphBlock, names: Iterable[str]) -> GraphB
 
 
 def block_outputs(model: ir.Model, block: GraphBlock) -> list[str]:
-    """Return the values that a block is to reproduce: its exit, or the last block's model outputs.
+    """Return the values that a block is to reproduce: its exit, and model outputs computed in it.
 
     In place of outputs that are as long as their values decide, such as boxes above a threshold,
     it is what these are chosen from and by: lists of two lengths cannot be compared.
     """
-    if block.exit is not None:
-        return [block.exit]
-    values = value_by_name(model)
-    reached = {values[block.entry]} if block.entry else set(model.graph.inputs)
-    first, selected, sources = set(reached), set[ir.Value](), list[ir.Value]()
-    for node in model.graph:
+    exits = [block.exit] if block.exit else []
+    if exits and len(model.graph.outputs) == 1:
+        return exits
+    nodes = [node for node in model.graph if any(v.name in block.computes for v in node.outputs)]
+    computed, selected, sources = set[ir.Value](), set[ir.Value](), list[ir.Value]()
+    for node in nodes:
         read = set(values_read(node))
-        if reached.isdisjoint(read):
-            continue
-        reached.update(node.outputs)
+        computed.update(node.outputs)
         if operator(node).family == "selection" and selected.isdisjoint(read):
-            sources += [v for v in node.inputs if v is not None and v in reached]
+            sources += [v for v in node.inputs if v is not None and v in computed]
         if operator(node).family == "selection" or not selected.isdisjoint(read):
             selected.update(node.outputs)
     floats = [v for v in model.graph.outputs if v.dtype is None or v.dtype.is_floating_point()]
-    outputs = [v for v in floats if v in reached and v not in selected]
-    outputs += _floats(sources, reached, _types(model)) if sources else []
-    return list(dict.fromkeys(v.name or "" for v in outputs if v not in first))
+    outputs = [v for v in floats if v in computed and v not in selected]
+    outputs += _floats(sources, computed, _types(model)) if sources else []
+    return list(dict.fromkeys([*exits, *(v.name or "" for v in outputs)]))
 
 
 def _types(model: ir.Model) -> Mapping[str, ir.DataType | None]:
@@ -150,19 +150,19 @@ def _types(model: ir.Model) -> Mapping[str, ir.DataType | None]:
 
 def _floats(
     values: Iterable[ir.Value | None],
-    reached: Collection[ir.Value],
+    computed: Collection[ir.Value],
     types: Mapping[str, ir.DataType | None],
 ) -> list[ir.Value]:
     """Return the values that are floats, and for others the floats that they are computed from."""
     found: list[ir.Value] = []
     for value in values:
-        if value is None or value not in reached or (node := value.producer()) is None:
+        if value is None or value not in computed or (node := value.producer()) is None:
             continue
         dtype = types[value.name or ""]
         if dtype is not None and dtype.is_floating_point():
             found.append(value)
         else:
-            found += _floats(node.inputs, reached, types)
+            found += _floats(node.inputs, computed, types)
     return found
 
 
@@ -221,7 +221,8 @@ def _cuts(flowing: Sequence[ir.Node], sources: frozenset[ir.Value]) -> list[tupl
         layers, left = layers + multiplies[index], left - multiplies[index]
         if len(live) == _CUT and layers and left:
             (value,) = live
-            if value.name and not value.is_graph_input():
+            again = bool(cuts) and cuts[-1][1] == value.name  # between heads on one value
+            if value.name and not value.is_graph_input() and not again:
                 cuts.append((index, value.name))
                 layers = 0
     return cuts
@@ -257,6 +258,7 @@ def _block(nodes: Sequence[ir.Node], entry: str | None, exit: str | None) -> Gra
         tuple(inputs),
         tuple(weights),
         frozenset(v.name for node in nodes for v in values_read(node) if v.name),
+        frozenset(v.name for node in nodes for v in node.outputs if v.name),
     )
 
 

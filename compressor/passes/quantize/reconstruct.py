@@ -177,22 +177,24 @@ class _Walk:
             self.result.weights[layer.name] = self._start.weights[layer.name]()
         rounded = list(self._rounded.batches(entry)) if entry else [{}] * len(floats)
         targets = list(self._floats.batches(outputs))
-        task = _Task(self._module(block, layers), block.entry, floats, rounded, targets)
+        task = _Task(self._module(block, outputs, layers), block.entry, floats, rounded, targets)
         if self._train(task, fresh):
-            task = replace(task, module=self._module(block, layers))
+            task = replace(task, module=self._module(block, outputs, layers))
         if kept:
             inputs = (task.inputs(index, self._drop) for index in range(len(floats)))
             _run(task.module, inputs, self._rounded)
         self._floats.keep([*later, *kept])
         self._rounded.keep(kept)
 
-    def _module(self, block: GraphBlock, layers: Iterable[Layer]) -> GraphModule:
+    def _module(
+        self, block: GraphBlock, outputs: Sequence[str], layers: Iterable[Layer]
+    ) -> GraphModule:
         """Return a block with rounding, with weights and steps as they are now."""
         changes = {
             layer.weight: layer.stored(self.result.weights[layer.name].dequantize())
             for layer in layers
         }
-        part = extract_block(self._graph, block, block_outputs(self._model, block), changes)
+        part = extract_block(self._graph, block, outputs, changes)
         return GraphModule(part, operators=self._drop.operators)
 
     def _train(self, task: _Task, layers: Sequence[Layer]) -> bool:
@@ -207,6 +209,7 @@ class _Walk:
         weights = {
             x.weight: (x, TrainedCodes(self._matrix(x), self.result.weights[x.name]))
             for x in layers
+            if x.weight in present  # one that only decides about whole numbers keeps its codes
         }
         sizes = {name: torch.ones(()).requires_grad_() for name in steps.values()}
         before = self._judged(task)

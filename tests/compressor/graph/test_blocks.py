@@ -15,6 +15,7 @@ from torch import nn
 
 from compressor.graph.blocks import (
     GraphBlock,
+    block_outputs,
     extract_block,
     inner_graphs,
     partition,
@@ -183,6 +184,31 @@ def test_a_decoder_is_cut_at_its_residual_stream():
     assert all("embed.weight" not in b.weights for b in blocks[1:])
 
 
+def test_a_block_is_to_reproduce_the_model_outputs_computed_in_it():
+    graph = carrier(Convolutions, IMAGE).graph()
+    side, last = (value.name for value in graph.graph.outputs)
+    blocks = partition(graph)
+    stem, second, *middle, end = (block_outputs(graph, block) for block in blocks)
+    assert stem == [blocks[0].exit]
+    assert second == [blocks[1].exit, side]
+    assert [middle, end] == [[[block.exit] for block in blocks[2:-1]], [last]]
+
+
+def test_there_is_no_cut_between_heads_on_one_value():
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.first = nn.Conv2d(3, 4, 3), nn.Linear(4, 2)
+            self.second, self.third = nn.Linear(4, 3), nn.Linear(4, 5)
+
+        def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            x = self.body(image).mean((2, 3))
+            return self.first(x), self.second(x), self.third(x)
+
+    blocks = partition(carrier(Heads, IMAGE).graph())
+    assert all(block.entry != block.exit for block in blocks)
+
+
 def test_there_is_no_cut_across_a_skip():
     first, second = partition(carrier(Ladder, IMAGE).graph())
     assert (first.entry, first.exit, first.inputs) == (None, "conv2d", ("image",))
@@ -341,6 +367,6 @@ def test_what_is_added_behind_a_block_says_which_inputs_it_needs():
         }""",
         {"first.weight": noise(4, 4), "second.weight": noise(4, 4)},
     )
-    block = GraphBlock("a", "c", (), ("second.weight",), frozenset({"a", "b"}))
+    block = GraphBlock("a", "c", (), ("second.weight",), frozenset("ab"), frozenset("bc"))
     assert reaching(carrier.graph(), block, ["c"]).inputs == ()
     assert reaching(carrier.graph(), block, ["c", "n"]).inputs == ("x",)

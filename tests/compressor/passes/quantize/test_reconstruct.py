@@ -116,6 +116,28 @@ def test_training_beats_gptq_and_no_block_ends_worse(module, spec, gain, monkeyp
     assert not any("block_error" in layer.details for layer in gptq.layers)
 
 
+class Heads(nn.Module):
+    """Heads on one value, one of which decides about whole numbers alone, and a side output."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.side = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+        self.few, self.most, self.many = nn.Linear(8, 2), nn.Linear(8, 5), nn.Linear(8, 10)
+
+    def forward(self, image):
+        x = torch.relu(self.body(image))
+        pooled = x.mean((2, 3))
+        return self.side(x), self.few(pooled), self.most(pooled).argmax(1), self.many(pooled)
+
+
+def test_all_heads_are_trained():
+    """A head was looked for in a block that did not compute its output."""
+    found = made(declared(), carrier(Heads(), IMAGE))
+    assert {x.name for x in found.layers if "block_error" in x.details} == {
+        *("body", "side", "few", "most", "many")
+    }
+
+
 def test_a_block_that_gains_nothing_keeps_its_codes(monkeypatch):
     """With rates at which training only does harm, all is as GPTQ left it."""
     monkeypatch.setattr(static, "_RECIPE", Recipe(steps=5, rate=100.0, size_rate=10.0))
