@@ -30,6 +30,7 @@ from compressor.exporters.onnx.matmul_nbits import (
 )
 from compressor.exporters.onnx.row_products import as_gemms
 from compressor.graph.editing import Chain, Editor
+from compressor.graph.group_norms import as_instance_norms
 from compressor.graph.half_transposes import transpose_as_floats
 from compressor.graph.operators import operator, operator_named
 from compressor.graph.pools import counts_beyond
@@ -348,6 +349,7 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     changed = model.clone()
     editor = Editor(changed)
     on_cpu = target == "ort-cpu"
+    norms = on_cpu and as_instance_norms(changed)
     images = on_cpu and as_images(editor)
     weights = weight_only(changed, target)
     narrow = _narrow(changed, weights) if on_cpu else []
@@ -370,7 +372,7 @@ def in_form_for(target: str, model: ir.Model, compute: Compute) -> ir.Model:
     integers = on_cpu and keep_integers(editor)
     wide = target.startswith("ort") and transpose_as_floats(changed)
     squares = target == "openvino" and write_squares(editor)
-    around = (clipped, merged, fused, rows, kept, integers, wide, squares, images)
+    around = (clipped, merged, fused, rows, kept, integers, wide, squares, images, norms)
     if not (weights or narrow or any(around)):
         return model
     common.RemoveUnusedNodesPass()(changed)

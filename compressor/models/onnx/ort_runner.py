@@ -11,6 +11,7 @@ import onnx_ir as ir
 from compressor.errors import ModelError, first_line
 from compressor.files import scratch
 from compressor.graph.blocks import sink_constants
+from compressor.graph.group_norms import as_instance_norms
 from compressor.graph.half_transposes import transpose_as_floats
 from compressor.graph.operators import operator
 from compressor.graph.skeleton import detached_weights
@@ -54,6 +55,8 @@ def _graph_opener(
     model = _tapped(model, taps)
     read_as_floats(model)
     transpose_as_floats(model)
+    if not taps:
+        as_instance_norms(model)
     shared = detached_weights(model, KEPT)
     transpose_weights(model, shared)
     size = sum(
