@@ -127,7 +127,10 @@ def _decide(report: Report, folder: str, undecided: set[str]) -> str:
     if METRIC_DROP not in undecided:
         return f"measure longer: compress bench {argument(folder)}"
     if _is_bare(report):
-        return "evaluate on more text, take more bits or method gptq, or set limits in a spec"
+        return (
+            "evaluate on more text, take more bits or another method (gptq, awq, reconstruct), or "
+            "set limits in a spec"
+        )
     return "evaluate more samples, or allow more with limits.metric-drop"
 
 

@@ -120,7 +120,10 @@ def test_a_model_that_cannot_be_run_is_not_told_to_name_data(blind_report: Repor
 
 @pytest.mark.parametrize(
     ("reason", "step"),
-    [("", "evaluate more samples, or allow more"), (BARE, "evaluate on more text, take more bits")],
+    [
+        ("", "evaluate more samples, or allow more"),
+        (BARE, "evaluate on more text, take more bits or another method (gptq, awq, reconstruct)"),
+    ],
 )
 def test_a_metric_that_is_undecided_wants_more_evidence(
     passed_report: Report, reason: str, step: str
