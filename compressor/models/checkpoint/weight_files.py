@@ -29,6 +29,7 @@ from compressor.models.codec.headers import (
 PICKLES = (".pt", ".pth", ".th", ".bin", ".ckpt")
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "module", "weights")
 _PREFIXES = ("module.", "_orig_mod.")
+_AVERAGED = "n_averaged"  # the count of torch.optim.swa_utils.AveragedModel
 _REFUSED = re.compile(r"GLOBAL (\S+)|unrecognized function|allowlisted|must be imported")
 _CALLS = frozenset({"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "REDUCE"})
 _DAMAGED = (  # what PyTorch raises for missing or wrong bytes, found by trial
@@ -140,6 +141,12 @@ def _read_pickle(path: Path, headers_only: bool) -> dict[str, torch.Tensor]:
             "give the file that torch.save wrote, or save it again",
         ) from error
     except _DAMAGED as error:
+        if _is_script(path):
+            raise ModelError(
+                f"checkpoint {str(path)!r}",
+                "is a TorchScript archive, which holds code beside the weights",
+                "save its state_dict alone: torch.save(torch.jit.load(archive).state_dict(), path)",
+            ) from error
         sentence = str(error).partition("\n")[0].partition(". ")[0][:160]
         raise ModelError(
             f"checkpoint {str(path)!r}",
@@ -155,6 +162,15 @@ def _calls_something(path: Path) -> bool:
         with path.open("rb") as stream:
             return any(operation.name in _CALLS for operation, _, _ in pickletools.genops(stream))
     except (ValueError, EOFError, struct.error, OverflowError):  # not a pickle after all
+        return False
+
+
+def _is_script(path: Path) -> bool:
+    """Whether a file is what ``torch.jit.save`` wrote."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except _DAMAGED:
         return False
 
 
@@ -178,6 +194,8 @@ def state_dict_of(content: Any, subject: str) -> dict[str, torch.Tensor]:
             "save model.state_dict(), alone or under the key 'state_dict'",
         )
     names = dict(level)
+    if len(names) > 1 and all(n.startswith(_PREFIXES[0]) for n in names if n != _AVERAGED):
+        names.pop(_AVERAGED, None)
     while prefix := next((p for p in _PREFIXES if all(n.startswith(p) for n in names)), None):
         names = {n.removeprefix(prefix): t for n, t in names.items()}
     return names

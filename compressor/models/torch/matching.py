@@ -24,6 +24,24 @@ _GIVES_WAY = ".tensor"  # a submodule would have the tensor's name: no other ten
 _PART = 1 << 22  # elements looked at together
 
 
+def named_as_in(
+    module: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
+) -> Mapping[str, torch.Tensor]:
+    """Return tensors under a module's names: without the prefix of all, if only that is wrong.
+
+    A training class, such as Lightning's, saves the network under the name of its attribute.
+    """
+    wanted = {name for name in module.state_dict(keep_vars=True) if not name.endswith(_OPTIONAL)}
+    have = {name for name in tensors if not name.endswith(_OPTIONAL)}
+    if not have or len(have) != len(wanted):
+        return tensors
+    start = len(min(have)) - len(min(wanted))  # sorted alike with and without a prefix
+    prefix = min(have)[: max(start, 0)]
+    if not prefix.endswith(".") or have != {prefix + name for name in wanted}:
+        return tensors
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
 def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: str) -> None:
     """Compare names and shapes of a checkpoint with those of a module.
 
@@ -48,7 +66,9 @@ def check_names(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], pa
         raise ModelError(
             f"checkpoint {path!r}",
             " and ".join(problems),
-            "; ".join(near) or "check that the factory builds the network that was saved",
+            f"{'; '.join(near)}: save the tensors under the module's own names"
+            if near
+            else "check that the factory builds the network that was saved",
         )
     for name, tensor in tensors.items():
         if expected[name].is_floating_point() and not tensor.is_floating_point():
@@ -76,7 +96,7 @@ def check_checkpoint(module: torch.nn.Module, checkpoint: Path) -> None:
     headers = read_weights(checkpoint, headers_only=True)
     if not headers:
         raise ModelError(f"checkpoint {str(checkpoint)!r}", "holds no tensors", "save it again")
-    check_names(module, headers, str(checkpoint))
+    check_names(module, named_as_in(module, headers), str(checkpoint))
 
 
 def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path: str) -> None:
@@ -85,6 +105,7 @@ def load_into(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], path
     Raises:
         ModelError: names or shapes differ, or a tensor holds NaN or infinity.
     """
+    tensors = named_as_in(module, tensors)
     check_names(module, tensors, path)
     check_finite(tensors.items(), f"checkpoint {path!r}", dict(module.named_buffers()))
     load_tensors(module, tensors)

@@ -123,13 +123,22 @@ def test_renamed_tensors_are_paired():
     message = refusal(tensors)
     assert "lacks '2.weight', '2.bias' and has unexpected 'head.2.weight', 'head.2.bias'" in message
     assert message.endswith(
-        "'2.weight' may be its 'head.2.weight'; '2.bias' may be its 'head.2.bias'"
+        "'2.weight' may be its 'head.2.weight'; '2.bias' may be its 'head.2.bias': "
+        "save the tensors under the module's own names"
     )
 
 
 def test_tensors_of_another_shape_are_no_renamed_ones():
     tensors = {n.replace("2.", "head.2."): torch.zeros(*t.shape, 2) for n, t in state().items()}
     assert refusal(tensors).endswith("check that the factory builds the network that was saved")
+
+
+@pytest.mark.parametrize("prefix", ["net.", "model.backbone."])
+def test_the_prefix_of_a_training_class_is_no_part_of_the_names(prefix: str):
+    module, tensors = network(), {prefix + n: t for n, t in state().items()}
+    load_into(module, tensors, "w.pt")
+    assert all(torch.equal(module.state_dict()[n], t) for n, t in state().items())
+    assert "unexpected" in refusal({**tensors, "loss.weight": torch.zeros(1)})
 
 
 def test_another_shape():

@@ -46,6 +46,7 @@ def assert_state(found: dict[str, torch.Tensor]) -> None:
         pytest.param(prefixed("_orig_mod."), id="compiled"),
         pytest.param(prefixed("module._orig_mod."), id="compiled inside"),
         pytest.param(prefixed("_orig_mod.module."), id="compiled outside"),
+        pytest.param({"n_averaged": torch.tensor(3), **prefixed("module.")}, id="averaged"),
         pytest.param({"model": {"state_dict": prefixed("module.")}}, id="all together"),
     ],
 )
@@ -211,6 +212,13 @@ def test_files_of_another_kind(tmp_path: Path):
         with pytest.raises(ModelError) as caught:
             read_weights(path)
         assert "would run code" not in str(caught.value), content
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_told_from_a_damaged_file(tmp_path: Path):
+    torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "script.pt")
+    with pytest.raises(ModelError, match=r"is a TorchScript archive.*torch\.jit\.load"):
+        read_weights(tmp_path / "script.pt")
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
