@@ -1,5 +1,5 @@
 """Whether a model reads text as a spec gives it: windows of one stream are for causal models,
-of no more tokens than these have positions.
+and no sample has more tokens than the model has positions.
 
 An encoder has never seen such a stream: each of its samples begins and ends with special tokens,
 and it reads every token with all that follow it. Ranges from windows are not those that it will
@@ -8,16 +8,17 @@ have, and nothing else would show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import SpecError
-from compressor.models.transformers.carrier import auto_class_name
+from compressor.models.transformers.carrier import auto_class_name, longest_text
 from compressor.models.transformers.lengths import positions_of
 from compressor.models.transformers.networks import CONFIG, is_causal, read_config
 from compressor.spec.keys import MetricKeys
 from compressor.spec.load import DataEntry, Spec
+from compressor.types.tensors import TensorSpec
 
 _REMEDY = "set samples-per: line, and give one sample a line"
 _LANGUAGE = "perplexity"  # judges what follows each token: the model is meant as a causal one
@@ -53,6 +54,30 @@ def _check_length(spec: Spec, entry: DataEntry, length: int) -> None:
             f"set length (--length) to {longest} at most",
             where=entry.where,
         )
+
+
+def check_lines(spec: Spec, network: Any, inputs: Sequence[TensorSpec]) -> None:
+    """Check that lines of text are cut where the positions of a network of transformers end.
+
+    Args:
+        inputs: those of the network; they may fix how many tokens a line has.
+
+    Raises:
+        SpecError: ``length`` is greater than the network's table of positions.
+    """
+    longest = longest_text(network)
+    for entry in spec.data.values():
+        source = entry.options
+        if longest is None or not isinstance(source, TokenSource) or source.in_windows:
+            continue
+        length = source.fitted(inputs, entry.role, entry.keys.target).length
+        if length > longest:
+            raise SpecError(
+                f"data.{entry.role}.length",
+                f"is {length}, and the model has positions for {longest} tokens",
+                f"set length: {longest} or less",
+                where=entry.where,
+            )
 
 
 def window_doubts(spec: Spec) -> list[str]:

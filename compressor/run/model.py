@@ -32,6 +32,7 @@ from compressor.models.transformers.carrier import (
     open_pretrained,
 )
 from compressor.models.transformers.networks import CONFIG
+from compressor.run.causal import check_lines
 from compressor.run.lowered import KeptGraph, kept_graph
 from compressor.run.noise.signals import signal_and_error
 from compressor.run.store import result_key
@@ -286,6 +287,7 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
             "holds bfloat16 weights, which ONNX Runtime does not compute with on CPUs",
             "add config: {dtype: float32} to model, or use compress quantize, which runs nothing",
         )
+    check_lines(spec, carrier.module, carrier.inputs)
     files = (directory / CONFIG, *weight_file_paths(directory))
     config = {"changes": dict(spec.model.config), "file": file_sha256(directory / CONFIG)}
     made = {"factory": auto_class, "config": config, "code": library_version()}

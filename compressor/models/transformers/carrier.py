@@ -228,10 +228,13 @@ def text_inputs(module: Any) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, shape, "int64") for name in names if name in parameters)
 
 
+_POSITIONS = ("position_embeddings", "position_embedding")
+
+
 def longest_text(module: Any) -> int | None:
     """Return how many tokens a module has positions for; ``None`` if it has no table of them."""
     for path, table in module.named_modules():
-        if path.endswith("position_embeddings") and isinstance(table, torch.nn.Embedding):
+        if path.endswith(_POSITIONS) and isinstance(table, torch.nn.Embedding):
             # Tables with a place for padding begin after it.
             before = 0 if table.padding_idx is None else table.padding_idx + 1
             return table.num_embeddings - before

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from tokenizers import Tokenizer, models
 
 from compressor.errors import SpecError
 from compressor.models.transformers.lengths import piece_length, positions_of
 from compressor.models.transformers.networks import is_causal
+from compressor.progress import quiet_libraries
 from compressor.run.causal import check_windows, window_doubts
+from compressor.run.model import open_model
 from compressor.spec.load import Spec, load_spec
-from tests.compressor.models.transformers_folders import change, save
+from tests.compressor.models.transformers_folders import SIZES, change, save
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,28 @@ def test_windows_of_more_tokens_than_the_model_has_positions_are_an_error(tmp_pa
         check_windows(spec(tmp_path, model, length=48))
         with pytest.raises(SpecError, match=r"49 tokens, and the model was made for 48.* to 48"):
             check_windows(spec(tmp_path, model, length=49))
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        ("bert", {"max_position_embeddings": 24}),
+        ("roberta", {"max_position_embeddings": 26, "pad_token_id": 1}),
+        ("clip_text_model", {"max_position_embeddings": 24}),
+    ],
+)
+def test_lines_of_more_tokens_than_the_model_has_positions_are_an_error(
+    model: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    sizes = transformers.CONFIG_MAPPING[model](**SIZES, **config)
+    with quiet_libraries():
+        transformers.AutoModel.from_config(sizes).save_pretrained(tmp_path / model)
+    written = f"{{factory: transformers.AutoModel, checkpoint: {model}}}"
+    lines = ", samples-per: line"
+    open_model(spec(tmp_path, written, data=lines, length=24))
+    wanted = r"spec\.yaml:5: data\.calibration\.length: is 25, .* for 24 tokens; set length: 24"
+    with pytest.raises(SpecError, match=wanted):
+        open_model(spec(tmp_path, written, data=lines, length=25))
 
 
 def test_windows_for_a_model_of_which_nothing_is_known(tmp_path: Path) -> None:
