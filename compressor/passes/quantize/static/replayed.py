@@ -160,7 +160,7 @@ class Replayed:
         """What the float model yields for each part of the samples."""
         parts = self.parts(FOLDS)
         peaks = np.zeros((len(self.kept), len(self.values)))
-        for k in range(FOLDS):
+        for k in range(min(FOLDS, len(self.kept))):
             rows = list[Array]()
             for outputs in self.outputs(self.kept[k::FOLDS]):
                 parts.add(k, outputs)

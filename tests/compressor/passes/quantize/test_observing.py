@@ -197,6 +197,20 @@ def test_batches_of_a_fixed_size_and_whole_feeds_are_run_as_they_are():
     assert "on 16 calibration samples" in applied(network(), some).notes[-1]
 
 
+@pytest.mark.parametrize("kind", [dict, Feed])
+def test_a_single_sample_scales_channels(kind: type[Batch]):
+    torch.manual_seed(0)
+    uneven = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 8))
+    with torch.no_grad():
+        uneven[0].weight[::4] *= 100.0
+    model = Fuse().apply(TorchCarrier(uneven, [ROW]), ORT, {}).carrier
+    step = QuantizeStatic.model_validate({"layers": ({"match": "*"},)})
+    batches: list[Batch] = [kind(normal(1)[0])]
+    context = replace(ORT, samples=Given(batches))
+    outcome = step.apply(model, context, statistics(step, model, ORT, batches))
+    assert any("equalized_db" in layer.details for layer in outcome.layers)
+
+
 def test_the_plan_says_what_it_chooses_from():
     step = QuantizeStatic.model_validate(EVERY)
     survey = step.survey(network(), ORT)
