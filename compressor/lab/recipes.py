@@ -54,13 +54,13 @@ class Recipe:
     Attributes:
         title: what the model is, and so why these.
         calibrated: they need calibration data.
-        size_ratio: a limit that they should keep.
+        size_ratio: a limit that they should keep; `None` where they make nothing smaller.
     """
 
     title: str
     steps: tuple[Step, ...]
     calibrated: bool
-    size_ratio: float = 1.0
+    size_ratio: float | None = 1.0
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the passes in YAML."""
@@ -154,7 +154,7 @@ def recipe_for(carrier: Carrier) -> Recipe:
     steps = next(fitting, (_FUSE,))
     recipe = Recipe(title, (*start, *steps), any(s is _STATIC for s in steps))
     if steps == (_FUSE,):
-        return replace(recipe, title="a model without weights to quantize")
+        return replace(recipe, title="a model without weights to quantize", size_ratio=None)
     if start == (_FLOATS,):
         return replace(recipe, title=f"{title}, quantized already", size_ratio=1.2)
     if start:

@@ -300,8 +300,9 @@ def _states(
     return states if len(states) < len(inputs) else {}
 
 
-def _rest(name: str, size_ratio: float = 1.0, storage: str = STORAGE) -> str:
-    return REST.format(output=scalar(f"out/{name}"), size_ratio=size_ratio, storage=storage)
+def _rest(name: str, size_ratio: float | None = 1.0, storage: str = STORAGE) -> str:
+    size = "null" if size_ratio is None else size_ratio
+    return REST.format(output=scalar(f"out/{name}"), size_ratio=size, storage=storage)
 
 
 def _pretrained(
