@@ -109,16 +109,25 @@ ENCODER_OF_TEXT = Recipe("an encoder of text", (_FUSE, _STATIC), calibrated=True
 ENCODER = Recipe("an encoder of the transformer family", (_FUSE, _DYNAMIC), calibrated=False)
 
 
-def check_worth(nodes: Sequence[tuple[str, str]], weights: int, subject: str) -> None:
+def check_worth(
+    nodes: Sequence[tuple[str, str]], weights: int, inputs: Collection[str], subject: str
+) -> None:
     """Check that there is something to compress, whatever else a file is.
 
     Args:
         nodes: domain and operator of each node.
         weights: initializers with more than one axis.
+        inputs: what data are given to.
 
     Raises:
-        ModelError: it computes with trees or the like, and holds no weights.
+        ModelError: it computes with trees or the like, and holds no weights; or it has no inputs.
     """
+    if nodes and not inputs:
+        raise ModelError(
+            subject,
+            "has no inputs, so that no data can calibrate or judge it",
+            "serve it as it is; there is nothing to do",
+        )
     classical = dict.fromkeys(name for domain, name in nodes if domain == _CLASSICAL)
     if classical and not weights:
         raise ModelError(

@@ -170,8 +170,10 @@ def _of_onnx(
         pass  # what follows says so
     else:
         nodes = [(node.domain, node.op_type) for node in proto.graph.node]
-        stored = sum(len(tensor.dims) > 1 for tensor in proto.graph.initializer)
-        check_worth(nodes, stored, f"model {str(model)!r}")
+        stored = proto.graph.initializer
+        weights = sum(len(tensor.dims) > 1 for tensor in stored)
+        fed = {entry.name for entry in proto.graph.input} - {tensor.name for tensor in stored}
+        check_worth(nodes, weights, fed, f"model {str(model)!r}")
     carrier = open_onnx(model, OPSET)
     recipe, inputs = recipe_for(carrier), carrier.inputs
     listed = "\n".join(f"#   {printable(str(entry))}" for entry in inputs)

@@ -160,6 +160,14 @@ def test_trees_have_nothing_to_compress(tmp_path: Path) -> None:
     assert not (tmp_path / "spec.yaml").exists()
 
 
+def test_without_inputs_there_is_nothing_to_compress(tmp_path: Path) -> None:
+    guest = network([node("Identity", ["w"], ["y"])], {"w": weight(3, 4)})
+    del guest.graph.input[:]
+    onnx.save(guest, tmp_path / "constant.onnx")
+    with pytest.raises(ModelError, match=r"has no inputs, .*; serve it as it is"):
+        write_starter(tmp_path / "constant.onnx", tmp_path / "spec.yaml")
+
+
 @pytest.mark.parametrize(
     ("shape", "kind", "words"),
     [
