@@ -26,6 +26,14 @@ PROVIDERS: Mapping[str, str] = {
 }
 """ONNX Runtime's execution providers by our names; the CPU runs operators that one lacks."""
 
+_REMEDIES = {
+    "Could not find an implementation": "export the model in float32: it has that operator for "
+    "other types only",
+    "two nodes with same node name": "clear the names of the nodes (node.name), which mean "
+    "nothing, and save the file again",
+}
+_REMEDY = "check the file with the onnx checker, or export it with another opset"
+
 _DTYPES = {
     f"tensor({name})": dtype
     for name, dtype in {
@@ -115,9 +123,7 @@ class OrtRunner:
             raise ModelError(
                 subject,
                 f"ONNX Runtime {ort.__version__} does not load it ({_first_line(error)})",
-                "export the model in float32: it has that operator for other types only"
-                if "Could not find an implementation" in str(error)
-                else "check the file with the onnx checker, or export it with another opset",
+                next((r for part, r in _REMEDIES.items() if part in str(error)), _REMEDY),
             ) from error
         if PROVIDERS[provider] not in self._session.get_providers():
             raise ModelError(

@@ -220,6 +220,11 @@ def unknown_type(model: onnx.ModelProto) -> None:
     weight(model).data_type = 77
 
 
+def nodes_of_one_name(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        node.name = "same"
+
+
 def few_typed_values(model: onnx.ModelProto) -> None:
     weight(model).ClearField("raw_data")
     weight(model).float_data.extend([1.0, 2.0])
@@ -242,6 +247,7 @@ BROKEN: list[tuple[Breakage, str]] = [
     (types_that_differ, r"ONNX Runtime .* does not load it \(.*Add.*tensor\(int64\)"),
     (shapes_that_differ, r"ONNX Runtime .* does not load it \(.*ShapeInferenceError"),
     (weights_of_a_declared_type, r"ONNX Runtime .* does not load it \(.*logits"),
+    (nodes_of_one_name, r"ONNX Runtime .* does not load it \(.*; clear the names of the nodes"),
     (misspelt, r"node 'b' has the operator 'Reluu', which opset 21 does not have"),
     (attribute_of_another_type, r"a 'Gemm', has the attribute 'transB' of type FLOAT; the file"),
     (missing_input, r"a 'Gemm', lacks its input 'B'; the file was edited"),
