@@ -12,7 +12,9 @@ from compressor.graph.output_parts import WHOLE, OutputParts, cut_parts
 from compressor.types.tensors import Array
 
 _ROUNDING = 1e-12  # of the largest output's power: a few units in float32's last place
-_CACHED = 1 << 16  # values whose float64 copies stay in the cache
+_CACHED = 1 << 16  # values whose copies stay in the cache
+_ROW = 1 << 12  # float32 values whose squares are summed in float32, to six digits
+_LEAST = 1e-25  # sum of their squares below which some of these may be less than float32 holds
 
 
 def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tuple[float, float]:
@@ -20,12 +22,25 @@ def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tupl
     signal = error = 0.0
     for wanted, have in zip(reference, other, strict=True):
         flat, others = wanted.reshape(-1), have.reshape(-1)
+        kind = np.float32 if flat.dtype == others.dtype == np.float32 else np.float64
         for start in range(0, flat.size, _CACHED):
-            values = flat[start : start + _CACHED].astype(np.float64)
-            difference = values - others[start : start + _CACHED]
-            signal += float(np.square(values, out=values).sum())
-            error += float(np.square(difference, out=difference).sum())
+            values = flat[start : start + _CACHED]
+            signal += _power(values)
+            error += _power(np.subtract(values, others[start : start + _CACHED], dtype=kind))
     return signal, error
+
+
+def _power(values: Array) -> float:
+    """Return the sum of squares of a vector: in float32 row by row, where that is exact enough."""
+    if values.dtype == np.float32:
+        whole = values.size // _ROW * _ROW
+        parts = (values[:whole].reshape(-1, _ROW), values[whole:])
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = sum(float(np.vecdot(part, part).sum(dtype=np.float64)) for part in parts)
+        if _LEAST < total < math.inf:
+            return total
+    exact = values.astype(np.float64)
+    return float(np.vecdot(exact, exact))
 
 
 def ratio_db(signal: float, error: float) -> float | None:

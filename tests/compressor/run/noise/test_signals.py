@@ -24,8 +24,19 @@ def test_signal_and_error_are_sums_over_all_values(size: int):
     signal, error = signal_and_error([want, want[:1]], [have, have[:1]])
     both = [(want, have), (want[:1], have[:1])]
     exact = [(w.astype(np.float64), h.astype(np.float64)) for w, h in both]
-    assert signal == pytest.approx(sum((w**2).sum() for w, _ in exact), rel=1e-12)
-    assert error == pytest.approx(sum(((h - w) ** 2).sum() for w, h in exact), rel=1e-12)
+    assert signal == pytest.approx(sum((w**2).sum() for w, _ in exact), rel=1e-6)
+    assert error == pytest.approx(sum(((h - w) ** 2).sum() for w, h in exact), rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1.0, 1e15, 1e30])
+def test_squares_that_float32_does_not_hold_are_summed(scale: float):
+    want = np.full(5000, scale, np.float32)
+    signal, error = signal_and_error([want], [want * np.float32(1.5)])
+    exact = 5000 * float(want[0]) ** 2
+    assert signal == pytest.approx(exact, rel=1e-6)
+    assert error == pytest.approx(exact / 4, rel=1e-6)
+    half = want.astype(np.float64)
+    assert signal_and_error([want], [half])[1] == 0.0
 
 
 @pytest.mark.parametrize(
