@@ -49,10 +49,9 @@ def plan_exports(
     exports = []
     for index, exporter in enumerate(spec.exports):
         with located(spec.where("exports", index)):
-            exporter.check(carrier)
             plan = ExportPlan(
                 exporter.format,
-                exporter.predict(carrier),
+                exporter.checked_bytes(carrier),
                 exporter.bound,
                 guessed or exporter.estimated,
                 _float_bytes(exporter, model),
@@ -67,7 +66,6 @@ def _float_bytes(exporter: Exporter, model: OpenedModel) -> int | None:
     if own is not None or exporter.estimated:
         return own
     try:
-        exporter.check(model.carrier)
-        return exporter.predict(model.carrier)
+        return exporter.checked_bytes(model.carrier)
     except CompressorError:  # options that only a compressed model can have
         return model_bytes(model.carrier)

@@ -196,6 +196,14 @@ class Exporter(Options, ABC):
         See :attr:`bound` and :attr:`estimated`.
         """
 
+    def checked_bytes(self, carrier: Carrier) -> int:
+        """Do what :meth:`check` does, and return what :meth:`predict` does.
+
+        An exporter that finds both at once does not need to look twice.
+        """
+        self.check(carrier)
+        return self.predict(carrier)
+
     @abstractmethod
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
         """Write into a staging directory, and return the files, the main one first.

@@ -88,7 +88,7 @@ class GenaiExporter(Exporter):
         folder, decoder, layout = self._layout(carrier)
         texts = len(decoder.settings(folder, MODEL).encode())
         texts += sum(path.stat().st_size for path in _taken(folder))
-        return layout.model_bytes + layout.data_bytes + texts
+        return layout.nbytes + texts
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
         """Write the files and check the graph.

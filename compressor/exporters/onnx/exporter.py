@@ -112,6 +112,10 @@ class OnnxExporter(Exporter):
 
     def check(self, carrier: Carrier) -> None:
         """Check that the opset and the target take what the model holds."""
+        self.checked_bytes(carrier)
+
+    def checked_bytes(self, carrier: Carrier) -> int:
+        """Check the model, and return the bytes of all files; no weight is evaluated."""
         graph = self.needed_graph(carrier)
         newest = opsets.newest_opset()
         if self.opset is not None and self.opset > newest:
@@ -127,7 +131,7 @@ class OnnxExporter(Exporter):
         opset = self._opset(model)
         raised = model.opset_imports.get("", opset) < opset
         opsets.check_opset(opsets.convert(model, opset) if raised else model, opset)
-        layout = self._layout(carrier, USUAL)
+        layout = self._layout(carrier, USUAL, model)
         wrong = check_message(layout)
         if wrong is not None:
             remedy = (
@@ -141,11 +145,11 @@ class OnnxExporter(Exporter):
                 "a file without external data 2 GB at most",
                 "set external-data: auto",
             )
+        return self._placed(layout).nbytes
 
     def predict(self, carrier: Carrier) -> int:
         """Return the bytes of all files; no weight is evaluated."""
-        layout = self._placed(carrier, USUAL)
-        return layout.model_bytes + layout.data_bytes
+        return self._placed(self._layout(carrier, USUAL)).nbytes
 
     def write(self, carrier: Carrier, directory: Path, context: ExportContext) -> tuple[Path, ...]:
         """Write the model and check what was written.
@@ -156,7 +160,7 @@ class OnnxExporter(Exporter):
         breach = first_breach(carrier.graph(), TARGETS[self.target], evaluate=True)
         if breach is not None:
             raise ArtifactError(*breach)
-        layout = self._placed(carrier, context)
+        layout = self._placed(self._layout(carrier, context))
         expected = described(layout.proto)
         files = write_layout(layout, directory)
         check_file(files[0], self.opset or opsets.stated(layout.proto), expected)
@@ -171,7 +175,7 @@ class OnnxExporter(Exporter):
 
     def check_written(self, carrier: Carrier, path: Path) -> str:
         """Compare the tensors of a file with those of a model that cannot be run."""
-        parts = self._parts(carrier)
+        parts = self._parts(self._in_form(carrier))
         return check_tensors(path, parts.tensors)
 
     def _opset(self, model: ir.Model) -> int:
@@ -180,20 +184,21 @@ class OnnxExporter(Exporter):
     def _in_form(self, carrier: Carrier) -> ir.Model:
         return in_form_for(self.target, carrier.graph(), self.matmul_compute)
 
-    def _placed(self, carrier: Carrier, context: ExportContext) -> Layout:
-        """Lay a model out; ONNX Runtime fuses a weight only inside the branch that reads it."""
-        layout = self._layout(carrier, context)
+    def _placed(self, layout: Layout) -> Layout:
+        """Place constants; ONNX Runtime fuses a weight only inside the branch that reads it."""
         if self.target.startswith("ort"):
             sink_constants(layout.proto.graph)
         return layout
 
-    def _parts(self, carrier: Carrier) -> Skeleton:
-        model = self._in_form(carrier)
+    def _parts(self, model: ir.Model) -> Skeleton:
         parts = skeleton(opsets.convert(model, self._opset(model)))
         return with_short_names(parts) if self.names == "short" else parts
 
-    def _layout(self, carrier: Carrier, context: ExportContext) -> Layout:
-        parts = self._parts(carrier)
+    def _layout(
+        self, carrier: Carrier, context: ExportContext, model: ir.Model | None = None
+    ) -> Layout:
+        """Lay a model out, which may be given in the target's form."""
+        parts = self._parts(self._in_form(carrier) if model is None else model)
         self._label(parts, context, carrier.graph().metadata_props)
         size = sum(tensor.nbytes for tensor in parts.tensors.values())
         external = self.external_data == "always" or (

@@ -68,6 +68,11 @@ class Layout:
         }
 
     @property
+    def nbytes(self) -> int:
+        """Size of all files."""
+        return self.model_bytes + self.data_bytes
+
+    @property
     def data_bytes(self) -> int:
         """Size of ``model.onnx.data``; 0 where there is none."""
         ends = (offset + self.tensors[name].nbytes for name, offset in self.offsets.items())

@@ -188,13 +188,16 @@ class SafetensorsExporter(Exporter):
                 type cannot be run by ``compressor.load``, or compressed-tensors has no form for a
                 layer.
         """
+        self.checked_bytes(carrier)
+
+    def checked_bytes(self, carrier: Carrier) -> int:
+        """Check the model, and return the bytes of all files; no weight is evaluated."""
         if self._streams(carrier):
             if self.consumer is not None:  # first: its remedies hold for this program
                 tensors, layout = carrier.tensors().values(), self._codes.name
                 stacked, places = _stacked(carrier), _places(carrier)
                 check_consumer(self.consumer, tensors, layout, stacked, places)
-            self._plan(carrier)
-            return
+            return self._plan(carrier).nbytes
         if self.consumer is not None:
             raise SpecError(
                 "consumer",
@@ -202,11 +205,12 @@ class SafetensorsExporter(Exporter):
                 "set layout: compressed-tensors, or leave consumer out",
             )
         self.needed_graph(carrier, "set model.factory or model.onnx, or layout: compressed-tensors")
-        parts = self._plan_graph(carrier, USUAL).parts
+        plan = self._plan_graph(carrier, USUAL)
         try:
-            check_graph(ir.from_proto(parts.proto), without_data(parts.tensors))
+            check_graph(ir.from_proto(plan.parts.proto), without_data(plan.parts.tensors))
         except ModelError as error:
             raise SpecError(error.subject, error.problem, "leave out this export") from error
+        return plan.nbytes
 
     def predict(self, carrier: Carrier) -> int:
         """Return the bytes of all files; no weight is evaluated.
