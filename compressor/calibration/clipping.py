@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -65,6 +65,7 @@ class Density:
         return torch.arange(self.first, self.last + 1, dtype=torch.float64)
 
 
+@lru_cache(maxsize=1)  # observers of one value look at it one after the other
 def density(histogram: Histogram) -> Density:
     """Return the density of a histogram, without a spike at zero.
 

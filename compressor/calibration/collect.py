@@ -12,6 +12,7 @@ import torch
 
 from compressor import catalog
 from compressor.calibration.histogram import extrema, row_ends
+from compressor.calibration.observers.channels import ChannelSpan
 from compressor.calibration.observers.ranges import (
     EndsObserver,
     ExtremeValue,
@@ -324,7 +325,7 @@ def updated_states(
 ) -> dict[StateKey, Any]:
     """Return the new states; raises ``ValueError`` where a value is not finite."""
     # Observers of ranges look at every value anyway and refuse non-finite ones.
-    checked = any(isinstance(observer, RangeObserver) for observer in feed.values())
+    checked = any(isinstance(o, RangeObserver | ChannelSpan) for o in feed.values())
     if values.is_floating_point() and not checked:
         extrema(values)
     ranges_first = sorted(feed.items(), key=lambda item: not isinstance(item[1], RangeObserver))

@@ -120,6 +120,8 @@ def test_extremes_are_looked_for_once_a_tensor(monkeypatch):
     requests = [Request("x", name) for name in ("mse", "min-max", "extreme-value", "percentile")]
     collect(run, batches(count=1, size=8), requests)
     assert searched == [2 * 8], "the least and the greatest value of each sample"
+    collect(run, batches(count=1, size=8), [Request("x", "channel-spans")])
+    assert searched == [2 * 8], "those of each channel are looked for by the observer"
 
 
 def test_one_pass_and_progress():
@@ -135,7 +137,9 @@ def test_one_pass_and_progress():
     assert seen == [8, 16, 24]
 
 
-@pytest.mark.parametrize("observer", ["min-max", "entropy", "moving-average", "total"])
+@pytest.mark.parametrize(
+    "observer", ["min-max", "entropy", "moving-average", "total", "channel-spans"]
+)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tensor", ["x", "tokens"])
 def test_a_value_that_is_not_finite_is_located(observer, value, tensor):

@@ -198,8 +198,9 @@ class Replayed:
         if not self._taps:
             inputs = {spec.name for spec in self._inputs}
             self._taps = [value for value in self._watched if value not in inputs]
-            size = sum(array.nbytes for array in self.runner.run(self.kept[0]).values())
-            self._together = max(1, min(self._together, _MOST_INNER // max(size, 1)))
+            if self._together > 1:
+                size = sum(array.nbytes for array in self.runner.run(self.kept[0]).values())
+                self._together = max(1, min(self._together, _MOST_INNER // max(size, 1)))
         ends = [output.name or "" for output in self._carrier.graph().graph.outputs]
         for batch in self.together(samples):
             found = type(batch)({**batch, **self.runner.run(batch)})

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -302,6 +302,27 @@ def test_the_float_model_is_closed_before_samples_are_judged(
     again = applied(network(), normal(16))
     assert opened == [0]
     assert (content(again), again.notes) == (content(first), first.notes)
+
+
+def test_samples_that_take_long_are_run_once_each(monkeypatch: pytest.MonkeyPatch):
+    runs = list[int]()
+
+    class Counted:
+        def __init__(self, runner: Runner):
+            self._runner = runner
+
+        def run(self, batch: Batch) -> Batch:
+            runs.append(len(batch["x"]))
+            return self._runner.run(batch)
+
+    opened = replayed.Replayed.__dict__["runner"].func
+    counted = cached_property(lambda samples: Counted(opened(samples)))
+    counted.__set_name__(replayed.Replayed, "runner")
+    monkeypatch.setattr(replayed.Replayed, "runner", counted)
+    monkeypatch.setattr(observing, "heavy_tails", lambda _: 0.0)
+    monkeypatch.setattr(replayed, "_MOST_MACS", 1.0)
+    applied(network(), normal(16))
+    assert runs == [1] * 16
 
 
 def test_what_is_known_of_no_other_sample_does_not_stop_the_choice():
