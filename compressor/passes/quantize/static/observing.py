@@ -129,23 +129,26 @@ class _Ranges:
 
 def _held_back(data: Replayed, ranges: _Ranges) -> list[_Round]:
     """Return rounds in which samples are judged by the ranges of others."""
-    parts, peaks = data.folds.parts, data.folds.peaks
-    heavy = heavy_tails(peaks)
+    folds = data.folds
+    heavy = heavy_tails(folds.peaks)
     rounds: list[list[_Part]] = [[] for _ in range(FOLDS)]
     if heavy < 1.0:
         for k, step in enumerate(rounds):
-            others = [other for other in range(FOLDS) if other != k]
             held = data.judged(data.kept[k::FOLDS])
-            step.append(_Part(1.0 - heavy, held, ranges.codes(parts, others)))
+            step.append(_Part(1.0 - heavy, held, ranges.codes(folds.parts, folds.without(k))))
     if heavy:
-        order = peaks.argsort(0, kind="stable").argsort(0).mean(1).argsort(kind="stable").tolist()
-        ordered = [data.kept[i] for i in order]
-        lesser, greater = ordered[: len(order) // 2], data.judged(ordered[len(order) // 2 :])
-        one = data.parts(1)
-        for outputs in data.outputs(lesser):
-            one.add(0, outputs)
-            del outputs
-        codes = ranges.codes(one, [0])
+        ranks = folds.peaks.argsort(0, kind="stable").argsort(0).mean(1)
+        order = ranks.argsort(kind="stable").tolist()
+        lesser, half = order[: len(order) // 2], order[len(order) // 2 :]
+        greater = data.judged([data.kept[i] for i in half])
+        if folds.single:
+            codes = ranges.codes(folds.parts, lesser)
+        else:
+            one = data.parts(1)
+            for outputs in data.outputs([data.kept[i] for i in lesser]):
+                one.add(0, outputs)
+                del outputs
+            codes = ranges.codes(one, [0])
         for k, step in enumerate(rounds):
             some = greater[k::FOLDS]
             data.remember(some)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from compressor.calibration.collect import collect_statistics
+from compressor.calibration.histogram import SIDE
 from compressor.calibration.parts import Parts
 from compressor.graph.costs import batch_macs
 from compressor.passes.quantize.static.judging import exceeding
@@ -43,7 +44,8 @@ _FEWEST = 16  # samples that are run at least, if there are so many
 _FEWEST_JUDGED = 8  # of them, samples that each observer is judged by
 _MOST_MACS = 16e9  # of more samples than these, in the float model
 _MOST_BYTES = 64 << 20  # of these samples
-_MOST_INNER = 128 << 20  # bytes of the inner values of samples in a run
+_MOST_INNER = 128 << 20  # bytes of the inner values of samples in a run, or of their histograms
+_HISTOGRAM = 2 * SIDE * 8  # bytes
 _MOST_OUTPUTS = 16 << 20  # bytes of outputs that are kept until they are judged by
 _TOGETHER = 8  # samples in a run
 _FEWEST_HELD = 4  # of fewer, a single one could decide against what all samples say
@@ -88,12 +90,19 @@ class Folds:
     """What the float model yields for the parts of the samples.
 
     Attributes:
-        parts: the ranges of each.
+        parts: the ranges of each part, or of each sample.
         peaks: the greatest absolute values, ``[samples, values]``.
+        single: ``parts`` are of single samples.
     """
 
     parts: Parts
     peaks: Array
+    single: bool
+
+    def without(self, fold: int) -> list[int]:
+        """Return which of ``parts`` are of the other folds; all for ``FOLDS``."""
+        count = len(self.peaks) if self.single else FOLDS
+        return [index for index in range(count) if index % FOLDS != fold]
 
 
 class Replayed:
@@ -145,7 +154,7 @@ class Replayed:
 
     def ranges(self, keys: Collection[str]) -> dict[str, Any]:
         """Return ranges of values by ``Request.key``, but where no sample has any."""
-        found = self.folds.parts.results(range(FOLDS), keys)
+        found = self.folds.parts.results(self.folds.without(FOLDS), keys)
         if not self.held_back:
             self.close()
         return found
@@ -158,16 +167,19 @@ class Replayed:
     @cached_property
     def folds(self) -> Folds:
         """What the float model yields for each part of the samples."""
-        parts = self.parts(FOLDS)
-        peaks = np.zeros((len(self.kept), len(self.values)))
-        for k in range(min(FOLDS, len(self.kept))):
+        samples, values = len(self.kept), len(self.values)
+        # What takes long is not run again for ranges of other samples together.
+        single = self._together == 1 and samples * values * _HISTOGRAM <= _MOST_INNER
+        parts = self.parts(samples if single else FOLDS)
+        peaks = np.zeros((samples, values))
+        for k in range(min(FOLDS, samples)):
             rows = list[Array]()
             for outputs in self.outputs(self.kept[k::FOLDS]):
-                parts.add(k, outputs)
+                parts.add(k + FOLDS * len(rows) if single else k, outputs)
                 rows.append(self._peaks(outputs))
                 del outputs  # before the next run needs the memory
             peaks[k::FOLDS] = np.concatenate(rows)
-        return Folds(parts, peaks)
+        return Folds(parts, peaks, single)
 
     @cached_property
     def runner(self) -> Runner:

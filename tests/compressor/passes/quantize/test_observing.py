@@ -305,6 +305,7 @@ def test_the_float_model_is_closed_before_samples_are_judged(
 
 
 def test_samples_that_take_long_are_run_once_each(monkeypatch: pytest.MonkeyPatch):
+    """What is known of each is kept, as far as memory is given; the choice is the same without."""
     runs = list[int]()
 
     class Counted:
@@ -319,10 +320,14 @@ def test_samples_that_take_long_are_run_once_each(monkeypatch: pytest.MonkeyPatc
     counted = cached_property(lambda samples: Counted(opened(samples)))
     counted.__set_name__(replayed.Replayed, "runner")
     monkeypatch.setattr(replayed.Replayed, "runner", counted)
-    monkeypatch.setattr(observing, "heavy_tails", lambda _: 0.0)
+    monkeypatch.setattr(observing, "heavy_tails", lambda _: 0.5)
     monkeypatch.setattr(replayed, "_MOST_MACS", 1.0)
-    applied(network(), normal(16))
+    first = applied(network(), normal(16))
     assert runs == [1] * 16
+    monkeypatch.setattr(replayed, "_HISTOGRAM", 1 << 40)
+    again = applied(network(), normal(16))
+    assert len(runs) > 32
+    assert (content(again), again.notes) == (content(first), first.notes)
 
 
 def test_what_is_known_of_no_other_sample_does_not_stop_the_choice():
