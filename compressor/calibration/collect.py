@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from compressor import catalog
-from compressor.calibration.histogram import extrema, row_ends
+from compressor.calibration.histogram import Ends, extrema, row_ends
 from compressor.calibration.observers.channels import ChannelSpan
 from compressor.calibration.observers.ranges import (
     EndsObserver,
@@ -330,11 +330,20 @@ def updated_states(
         extrema(values)
     ranges_first = sorted(feed.items(), key=lambda item: not isinstance(item[1], RangeObserver))
     sharing = [observer for observer in feed.values() if isinstance(observer, EndsObserver)]
-    ends = row_ends(values) if len(sharing) > 1 else None
+    spans = [o for o in feed.values() if isinstance(o, ChannelSpan) and o.axis < values.ndim]
+    peaks = ends = None
+    if sharing and spans and values.dtype == torch.float32:
+        peaks = spans[0].peaks(values)  # the ends of samples are those of their channels
+        low, high = peaks.amax(2)
+        ends = Ends((0.0 - low).tolist(), (high + 0.0).tolist())
+    elif len(sharing) > 1:
+        ends = row_ends(values)
 
     def updated(observer: AnyObserver, state: Any) -> Any:
         if ends is not None and isinstance(observer, EndsObserver):
             return observer.with_ends(state, values, ends)
+        if peaks is not None and observer is spans[0]:
+            return spans[0].with_peaks(state, values, peaks)
         return (observer.absorb if alone else observer.update)(state, values)
 
     return {key: updated(observer, states[key]) for key, observer in ranges_first}

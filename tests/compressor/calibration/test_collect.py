@@ -118,10 +118,14 @@ def test_extremes_are_looked_for_once_a_tensor(monkeypatch):
 
         monkeypatch.setattr(histogram, name, counting)
     requests = [Request("x", name) for name in ("mse", "min-max", "extreme-value", "percentile")]
-    collect(run, batches(count=1, size=8), requests)
+    found = collect(run, batches(count=1, size=8), requests)
     assert searched == [2 * 8], "the least and the greatest value of each sample"
-    collect(run, batches(count=1, size=8), [Request("x", "channel-spans")])
-    assert searched == [2 * 8], "those of each channel are looked for by the observer"
+    spans = Request("x", "channel-spans")
+    together = collect(run, batches(count=1, size=8), [*requests, spans])
+    assert searched == [2 * 8], "those of each channel tell them"
+    assert {request.key: together[request.key] for request in requests} == found
+    collect(run, batches(count=1, size=8), [spans])
+    assert searched == [2 * 8]
 
 
 def test_one_pass_and_progress():
