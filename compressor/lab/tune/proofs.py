@@ -41,6 +41,7 @@ class Proofs:
 
     Attributes:
         publish: called with each candidate that is the best so far.
+        improved: returns a candidate with what takes long to make, if it gains by that.
         best: the last one that is proved, or where none is, that keeps the limit as measured; of a
             size alone, what loses least.
         going: none has failed.
@@ -50,6 +51,7 @@ class Proofs:
     goal: Goal
     journal: Journal
     publish: Callable[[Candidate], None]
+    improved: Callable[[Candidate], Candidate]
     best: Candidate | None = None
     going: bool = True
     _done: int = 0
@@ -79,8 +81,9 @@ class Proofs:
         left = self._left(pool)
         if self._is_proved and self.best is not None:
             found = self._standings(left)
-            places = beyond_the_expected(found, limit, self.size(self.best))
-            self._sequence([left[place] for place in places])
+            for place in beyond_the_expected(found, limit, self.size(self.best)):
+                if self.going:
+                    self._sequence([self.improved(left[place])])
         elif left:
             drops = [self.bench.searched(c).drop or 0.0 for c in left]  # none without labels
             found = [Standing(self.size(c), drop) for c, drop in zip(left, drops, strict=True)]

@@ -9,13 +9,17 @@ from compressor.errors import CompressorError
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
+from compressor.lab.tune.options import narrow_share
 from compressor.lab.tune.recipe import REMEDIES, Recipe, Remedy, base_recipe, identity, is_ruled
+from compressor.lab.tune.solver import Table, eased
 from compressor.lab.tune.workbench import Workbench
 from compressor.lab.tune.workers import Crew
 from compressor.report import formats
 
+NARROW = 0.3  # share of the layers that are, at least: of fewer, training gains next to nothing
 _WORTHWHILE_DB = 0.3  # that a remedy has to gain; one for bytes may cost as much
 _SAME, _SAVED = 0.001, 0.01  # shares of the bytes: as many, and so many less that it is worth it
+_NOTHING = 0.01  # share of the bytes that is no reason to stay narrow
 _FIRST = "8"  # bits of layers that had no codes before
 
 
@@ -65,6 +69,30 @@ class Remedies:
                 name = f"{candidate.name}, {remedy.name}"
                 return name, candidate.recipe.with_remedy(remedy)
         return None
+
+    def trained(self, candidate: Candidate) -> Candidate:
+        """Return a candidate with trained rounding, if enough of it is narrow and it gains."""
+        if narrow_share(candidate.choice) < NARROW:
+            return candidate
+        for name in self.training(candidate):
+            self.journal.tried(name)
+        return self.remedied(candidate, train=True)
+
+    def training(self, candidate: Candidate) -> list[str]:
+        """Return the names of a candidate with the remedies that train it."""
+        left = [r for r in self.of(candidate) if r.trains and not candidate.recipe.has(r)]
+        return [f"{candidate.name}, {remedy.name}" for remedy in left]
+
+    def eased(self, narrowest: Candidate, table: Table) -> dict[str, str] | None:
+        """Return a choice with more bits where these are next to nothing; ``None`` if none helps.
+
+        A first layer and a last one often hold little of a network, and much of its error.
+        """
+        if self.goal.minimize != "size" or self.goal.metric_drop is None:
+            return None
+        choice = eased(table, narrowest.choice, _NOTHING * narrowest.bytes)
+        late = choice is not None and self.journal.is_late("more bits where they are few")
+        return None if late else choice
 
     @staticmethod
     def of(candidate: Candidate) -> tuple[Remedy, ...]:

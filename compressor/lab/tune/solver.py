@@ -71,6 +71,32 @@ def quietest(table: Table, most: float) -> dict[str, str] | None:
     return _solved(table, most, lambda entry: (entry.cost, entry.noise))
 
 
+_LESS_NOISE = 10**-0.03  # of the power, for 0.3 dB, which a remedy has to gain as well
+
+
+def eased(table: Table, choice: Choice, spare: float) -> dict[str, str] | None:
+    """Return a choice of less noise for a few bytes more, in layers that have few.
+
+    >>> table = {"first": {"4": Entry(9, 1), "8": Entry(0.1, 2)}, "big": {"4": Entry(9, 99)}}
+    >>> eased(table, {"first": "4", "big": "4"}, 1.0)
+    {'first': '8', 'big': '4'}
+    >>> eased(table, {"first": "8", "big": "4"}, 1.0) is None
+    True
+
+    Args:
+        spare: the bytes that may be added.
+
+    Returns:
+        ``None`` where less than 0.3 dB is to be expected.
+    """
+    coded = {n: {o: e for o, e in x.items() if bits_of(o) is not None} for n, x in table.items()}
+    if any(choice.get(n) not in options for n, options in coded.items()):
+        return None
+    found = quietest(coded, cost_of(table, choice) + spare)
+    quieter = found is not None and noise_of(table, found) < _LESS_NOISE * noise_of(table, choice)
+    return found if quieter else None
+
+
 def _solved(
     table: Table, budget: float, costs: Callable[[Entry], tuple[float, float]]
 ) -> dict[str, str] | None:
@@ -225,6 +251,23 @@ def samples_to_prove(drop: float, bound: float, samples: int, limit: float) -> i
         return None
     # Rounded first: a ratio of just two is not to become one more sample.
     return math.ceil(round(samples * ((bound - drop) / room) ** 2, 6))
+
+
+def less_lost(gain: float, *, share: bool) -> float:
+    """Return how many times less a metric may lose where its noise falls.
+
+    A mean of errors falls with the power of the noise. Of a share, what may be lost is a number of
+    standard errors: the root of how many answers change, which falls with the noise's amplitude. So
+    it is the fourth root of the power that counts.
+
+    >>> less_lost(16.0, share=True), less_lost(16.0, share=False)
+    (2.0, 16.0)
+
+    Args:
+        gain: how many times less noise there is, in power.
+        share: the metric is a share of right answers.
+    """
+    return gain**0.25 if share else gain
 
 
 _APART = 0.03  # share of the size by which two candidates differ that are both worth a look

@@ -23,12 +23,13 @@ from compressor.lab.tune.options import (
 )
 from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.recipe import Recipe, base_recipe
-from compressor.lab.tune.remedies import Remedies
+from compressor.lab.tune.remedies import NARROW, Remedies
 from compressor.lab.tune.solver import (
     Entry,
     Reached,
     cost_of,
     expected_noise,
+    less_lost,
     middle_of_the_gap,
     next_noise,
     noise_of,
@@ -43,7 +44,6 @@ from compressor.lab.tune.workers import Crew, Nobody
 
 _TRAINED = 4.0  # times less noise, in power, that training the rounding of all layers gains
 _TRAINED_SOME = 1.4  # and that of a mixture, of which some are narrow
-_NARROW = 0.3  # share of the layers that are, at least: of fewer, training gains next to nothing
 _SAFE = 0.6  # share of the limit that may be lost by what is proved nine times of ten
 _SAFER = 0.25  # share of the quietest candidate's noise that one more is to have
 _GAP = 0.05  # share of the size by which the next smaller candidate to be proved may be smaller
@@ -74,8 +74,9 @@ class Tuning:
 
     def __post_init__(self) -> None:
         """Begin the sequence of proofs."""
-        self.proofs = Proofs(self.bench, self.goal, self.journal, self.publish)
-        self.remedies = Remedies(self.bench, self.goal, self.journal, self.crew)
+        shared = (self.bench, self.goal, self.journal)
+        self.remedies = Remedies(*shared, self.crew)
+        self.proofs = Proofs(*shared, self.publish, self.remedies.trained)
 
     def answer(self) -> Answer:
         """Search and prove.
@@ -131,6 +132,9 @@ class Tuning:
         if self.goal.minimize == "latency" or self._are_slow(pool):
             self._all_floats(recipe, narrowest, pool)
             self._by_the_pass(uniform, narrowest, pool)
+        choice = self.remedies.eased(narrowest, self.table)
+        if choice is not None and self._added(choice_words(choice), narrowest, choice, pool):
+            narrowest = pool[-1]
         self._narrower_than_uniform(narrowest, pool)
 
     # One choice for all layers
@@ -229,10 +233,8 @@ class Tuning:
         if limited and self._may_train(narrowest, _TRAINED):
             trained = self.remedies.remedied(narrowest, train=True)
         elif limited:
-            for remedy in self.remedies.of(narrowest):
-                if remedy.trains and not narrowest.recipe.has(remedy):
-                    words = "it may lose more than training wins back"
-                    self.journal.skip(f"{narrowest.name}, {remedy.name}", words)
+            for name in self.remedies.training(narrowest):
+                self.journal.skip(name, "it may lose more than training wins back")
         if trained is narrowest or not self._keeps(trained):
             self._rounds(narrowest, pool)
             self._between(narrowest, pool)
@@ -249,23 +251,19 @@ class Tuning:
     def _may_train(self, candidate: Candidate, gain: float) -> bool:
         """Whether training the rounding may bring a candidate to the metric's limit.
 
-        A mean of errors falls with the power of the noise. Of a share, what may be lost is a number
-        of standard errors: the root of how many answers change, which falls with the noise's
-        amplitude. So it is the fourth root of the power that counts.
-
         Args:
             gain: how many times less noise may be expected, in power.
         """
         bound, limit, metric = self._bound(candidate), self.goal.metric_drop, self.bench.plan.metric
         if bound is None or limit is None or metric is None:
             return True
-        return bound <= limit * (gain**0.25 if metric.unit == "%" else gain)
+        return bound <= limit * less_lost(gain, share=metric.unit == "%")
 
     def _last_to_train(self, pool: Sequence[Candidate]) -> Candidate | None:
         if self.goal.metric_drop is None:
             return min(filter(self.proofs.fits, pool), key=self.proofs.loss, default=None)
         past = [c for c in pool if self._bound(c) is not None and not self._keeps(c)]
-        narrow = [c for c in past if narrow_share(c.choice) >= _NARROW]
+        narrow = [c for c in past if narrow_share(c.choice) >= NARROW]
         near = [c for c in narrow if self._may_train(c, _TRAINED_SOME)]
         return min(near, key=lambda c: noise_of(self.table, c.choice), default=None)
 

@@ -91,7 +91,7 @@ def test_what_is_proved_or_not_broken_is_left_alone():
     assert bench.evaluations == 1
     loud = dict.fromkeys(LAYERS, "8")
     other = bench.candidate("other", RECIPE.with_choice(loud), loud)
-    proofs = Proofs(search.bench, search.goal, search.journal, Mock(), best=only)
+    proofs = Proofs(search.bench, search.goal, search.journal, Mock(), Mock(), best=only)
     only.verdict = "passed"
     proofs.follow(other)
     assert other.proof is None

@@ -68,7 +68,7 @@ class Bench:
 
 def proofs(**goal: Any) -> Any:
     goal = {"metric_drop": 0.5, **goal}
-    return Proofs(Bench(), Goal(**goal), Mock(path=[]), Mock())  # type: ignore[arg-type]
+    return Proofs(Bench(), Goal(**goal), Mock(path=[]), Mock(), lambda c: c)  # type: ignore[arg-type]
 
 
 def finished(pool: Sequence[Made], **goal: Any) -> tuple[str | None, list[str]]:
@@ -87,6 +87,19 @@ def test_chance_in_the_search_does_not_put_the_noisier_first() -> None:
     assert finished(few) == ("b", ["a", "b"])  # what only chance leaves no hope for
     many = [Made("a", 300, stopped=True), Made("b", 100, bound=0.1, least=-0.6)]
     assert finished(many) == ("b", ["b"])
+
+
+def test_what_is_looked_at_last_has_its_rounding_trained() -> None:
+    """ResNet-20 ended with 4 bits as they were, which training makes quieter for nothing."""
+    far, near = Made("c", 100, bound=0.8), Made("c, trained", 100, bound=0.6)
+    for verdict, made in (("passed", [far]), ("failed", [])):
+        search, asked = proofs(), []
+        search.improved = lambda c, asked=asked: asked.append(c) or near  # type: ignore[func-returns-value]
+        near.proof = None
+        best = search.finish([Made("a", 300), Made("b", 200, verdict_of_proof=verdict), far])
+        assert asked == made  # only if all before it are proved: training takes long
+        assert best.name == ("c, trained" if made else "a")
+        assert far.proof is None
 
 
 def test_the_smallest_that_is_proved_is_the_answer() -> None:
