@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compressor.errors import CompressorError, located
@@ -36,12 +37,18 @@ class ExportPlan:
 
 
 def plan_exports(
-    spec: Spec, model: OpenedModel, carrier: Carrier, *, guessed: bool
+    spec: Spec,
+    model: OpenedModel,
+    carrier: Carrier,
+    *,
+    guessed: bool,
+    like: Sequence[ExportPlan] = (),
 ) -> list[ExportPlan]:
     """Check what exporters will be given, and predict what they will write.
 
     Args:
         guessed: a pass leaves a size that is an estimate.
+        like: what the same exporters were planned to write of the same float model.
 
     Raises:
         SpecError: an exporter cannot write the model.
@@ -54,7 +61,7 @@ def plan_exports(
                 exporter.checked_bytes(carrier),
                 exporter.bound,
                 guessed or exporter.estimated,
-                _float_bytes(exporter, model),
+                like[index].float_bytes if like else _float_bytes(exporter, model),
             )
         exports.append(plan)
     return exports

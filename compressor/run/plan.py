@@ -168,7 +168,8 @@ def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
         if Capability.TRAIN in carrier.offers - after.offers:
             leaves_graph = step.name
         carrier = after
-    exports = plan_exports(spec, model, carrier, guessed=guessed)
+    written = like.exports if like is not None and like.spec.exports == spec.exports else ()
+    exports = plan_exports(spec, model, carrier, guessed=guessed, like=written)
     _check_exports(spec)
     _check_judged(spec)
     size = model_bytes(float_model)
