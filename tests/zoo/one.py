@@ -31,7 +31,7 @@ BOTH = ({"format": "safetensors"}, {"format": "onnx"})
 ONNX = ({"format": "onnx"},)
 FUSE, STATIC, DYNAMIC = {"pass": "fuse"}, {"pass": "quantize-static"}, {"pass": "quantize-dynamic"}
 Outcome = dict[str, Any]
-_CPU_SECONDS = 200  # for a cell, also on a slow machine
+_CPU_SECONDS = 400  # for a cell, also on a slow machine
 
 
 class Work:
