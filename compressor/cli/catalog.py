@@ -112,9 +112,9 @@ def doctor(as_json: bool) -> None:
 @click.option(
     "--data",
     type=PATH,
-    help="A folder of images, WAV files or npz files (a sample each), or a file: .npz, .npy, "
-    ".safetensors, .txt or .jsonl. Default: the folder beside MODEL, if it is the only one with "
-    "class folders of images, or WAV files.",
+    help="A folder of images, WAV files, npz files (a sample each) or npy files, or a file: .npz, "
+    ".npy, .safetensors, .txt or .jsonl. Default: the folder beside MODEL, if it is the only one "
+    "with class folders of images, or WAV files.",
 )
 @click.option("--target", metavar="NAME", help="Where the ONNX file will run, such as ort-cpu.")
 @click.option("--metric", metavar="NAME", help="What is measured: a name, or package.module:fn.")

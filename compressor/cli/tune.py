@@ -53,7 +53,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
 @click.option(
     "--data",
     type=PATH,
-    help="For a model without a spec: a folder of images or WAV files, or a file: .npz, .npy, "
+    help="For a model without a spec: a folder of images, WAV or npy files, or a file: .npz, .npy, "
     ".safetensors, .txt or .jsonl. No labels are needed.",
 )
 @click.option(

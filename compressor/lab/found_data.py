@@ -90,7 +90,8 @@ class Found:
 
     def words(self) -> str:
         """Return what was found, such as ``20 images in 2 classes``."""
-        what = {"images": "images", "wav": "WAV files"}.get(self.kind, f"a file of {self.kind}")
+        place = "folder" if self.evaluation.is_dir() else "file"
+        what = {"images": "images", "wav": "WAV files"}.get(self.kind, f"a {place} of {self.kind}")
         what = "npz files" if self.feeds else what
         count = f"{self.files:,} " if self.kind in SUFFIXES or self.feeds else ""
         return f"{count}{what}" + (f" in {self.classes:,} classes" if self.classes else "")
@@ -134,17 +135,33 @@ def look_at(place: Path) -> Found:
         raise SpecError(subject, "does not exist", "check its spelling")
     if place.is_file() and place.suffix in _FILES:
         kind = _FILES[place.suffix]
-        arrays = ARRAYS[kind](path=place).readable() if kind in ARRAYS else {}
-        typical, judging = (named(arrays, words) for words in (_FOR_RANGES, _FOR_JUDGING))
-        if not typical or not judging:
-            typical = judging = arrays
-        file = Found(kind, place, place, arrays=judging, typical_arrays=typical)
+        file = _of_arrays(kind, place, place)
         return replace(file, fields=_fields(place)) if kind == "jsonl" else file
-    found = (_folder(place) or _feeds(place)) if place.is_dir() else None
+    found = (_folder(place) or _feeds(place) or _npy_files(place)) if place.is_dir() else None
     if found is None:
-        remedy = f"name a folder of images, WAV or npz files, or a file: {', '.join(_FILES)}"
+        remedy = f"name a folder of images, WAV, npz or npy files, or a file: {', '.join(_FILES)}"
         raise SpecError(subject, "holds no known kind of data", remedy)
     return found
+
+
+def _of_arrays(kind: str, calibration: Path, evaluation: Path) -> Found:
+    """Return files with one row a sample; one alone may hold what sets ranges and what judges."""
+    typical, judging = (
+        ARRAYS[kind](path=place).readable() if kind in ARRAYS else {}
+        for place in (calibration, evaluation)
+    )
+    if calibration == evaluation:
+        parts = named(typical, _FOR_RANGES), named(judging, _FOR_JUDGING)
+        typical, judging = parts if all(parts) else (typical, judging)
+    return Found(kind, calibration, evaluation, arrays=judging, typical_arrays=typical)
+
+
+def _npy_files(place: Path) -> Found | None:
+    """Return a folder of npy files, each an array with one row a sample."""
+    parts = _parts(place)
+    if not all(any(folder.glob("*.npy")) for folder in parts):
+        return None
+    return _of_arrays("npy", *parts)
 
 
 def beside(model: Path) -> list[Path]:

@@ -34,7 +34,7 @@ class Choices:
     """What ``compress init`` was told, or answered.
 
     Attributes:
-        data: a folder of images, WAV or npz files, or a file of text or arrays.
+        data: a folder of images, WAV, npz or npy files, or a file of text or arrays.
         target: where the ONNX file will run.
         metric: what is measured.
     """

@@ -49,7 +49,8 @@ def spec_of_model(model: Path, data: Path | None, metric: str | None, folder: Pa
     of its outputs.
 
     Args:
-        data: a folder of images or WAV files, or a file; ``None`` takes what lies beside the model.
+        data: a folder of images, WAV or npy files, or a file; ``None`` takes what lies beside the
+            model.
         metric: a metric that needs no labels.
         folder: where the tuned spec will lie.
 
