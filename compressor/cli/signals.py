@@ -140,5 +140,6 @@ def _guard(arrived: socket.socket, watched: int, end: Callable[[], object]) -> N
                 if signal.SIGTERM in unseen and os.getppid() == watched:
                     end()
                     os.kill(watched, signal.SIGKILL)
+                    break  # it is there until its memory is given back, which may take seconds
     finally:
         os._exit(0)

@@ -81,6 +81,26 @@ def test_termination_ends_work_that_holds_the_lock() -> None:
     assert ended == (-signal.SIGKILL, b"", INTERRUPTED)
 
 
+SLOW_TO_DIE = """
+import os, signal, socket, time
+from compressor.cli import signals
+arrived, send = socket.socketpair()
+watched = os.getpid()
+guard = os.fork()
+if not guard:
+    os.kill = lambda *_: None
+    signals._guard(arrived, watched, lambda: os.write(2, b"interrupted\\n"))
+send.send(bytes([signal.SIGTERM]))
+time.sleep(0.6)
+os.kill(guard, signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_slow_to_die_is_called_interrupted_once() -> None:
+    done = subprocess.run([sys.executable, "-c", SLOW_TO_DIE], capture_output=True, check=True)
+    assert done.stderr == INTERRUPTED
+
+
 SAVING = f"""
     from compressor.passes.train.watch import deferred_interrupts
     with deferred_interrupts() as interruption:
