@@ -22,6 +22,7 @@ _BLOCK = 8  # channels
 ALL_INTEGERS = ("litert", "executorch", "coreml", "tensorrt")
 """Formats whose rules, which all exports of a run share, leave no layer in floats for speed."""
 _TRAIN = ("finetune", "distill")  # passes that only train
+_REWRITE = ("fuse", "equalize", "smooth", "rotate")  # passes that keep all weights
 
 
 def advice_line(report: Report) -> str:
@@ -183,6 +184,8 @@ def graph_file(report: Report) -> str:
 
 def _smaller(report: Report) -> str:
     """Return what makes a file smaller that is too large, by what it holds."""
+    if all(entry["pass"] in (*_REWRITE, *_TRAIN) for entry in report["passes"]):
+        return "add a pass that quantizes or prunes weights, if layers have any"
     limits = [e for e in report["limits"] if (e["name"], e["verdict"]) == (_SIZE, "failed")]
     for limit in limits:
         for artifact in report["artifacts"]:

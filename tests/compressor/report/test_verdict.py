@@ -202,6 +202,8 @@ def test_fewer_bits_do_not_shrink_a_graph(failed_report: Report):
     assert next_step(failed_report, "out/a").startswith(words)
     artifact["contents"] = {"weights": 300_000, "scales": 0, "graph": 12_044}
     assert next_step(failed_report, "out/a").startswith("take fewer bits")
+    failed_report["passes"] = [{**failed_report["passes"][0], "pass": "fuse"}]
+    assert next_step(failed_report, "out/a").startswith("add a pass that quantizes or prunes")
 
 
 def test_what_pruning_lost_no_rule_for_a_layer_wins_back(failed_report: Report):
