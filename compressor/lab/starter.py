@@ -172,8 +172,8 @@ def _of_onnx(
         nodes = [(node.domain, node.op_type) for node in proto.graph.node]
         stored = proto.graph.initializer
         weights = sum(len(tensor.dims) > 1 for tensor in stored)
-        fed = {entry.name for entry in proto.graph.input} - {tensor.name for tensor in stored}
-        check_worth(nodes, weights, fed, f"model {str(model)!r}")
+        taken = {entry.name for entry in proto.graph.input} - {tensor.name for tensor in stored}
+        check_worth(nodes, weights, taken, f"model {str(model)!r}")
     carrier = open_onnx(model, OPSET)
     recipe, inputs = recipe_for(carrier), carrier.inputs
     listed = "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
