@@ -22,7 +22,8 @@ def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tupl
     signal = error = 0.0
     for wanted, have in zip(reference, other, strict=True):
         flat, others = wanted.reshape(-1), have.reshape(-1)
-        kind = np.float32 if flat.dtype == others.dtype == np.float32 else np.float64
+        single = flat.dtype == others.dtype == np.float32 and flat.size >= _ROW
+        kind = np.float32 if single else np.float64
         for start in range(0, flat.size, _CACHED):
             values = flat[start : start + _CACHED]
             signal += _power(values)
@@ -31,16 +32,15 @@ def signal_and_error(reference: Sequence[Array], other: Sequence[Array]) -> tupl
 
 
 def _power(values: Array) -> float:
-    """Return the sum of squares of a vector: in float32 row by row, where that is exact enough."""
-    if values.dtype == np.float32:
-        whole = values.size // _ROW * _ROW
-        parts = (values[:whole].reshape(-1, _ROW), values[whole:])
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = sum(float(np.vecdot(part, part).sum(dtype=np.float64)) for part in parts)
-        if _LEAST < total < math.inf:
-            return total
-    exact = values.astype(np.float64)
-    return float(np.vecdot(exact, exact))
+    """Return the sum of squares of a vector: whole rows in float32, where that is exact enough."""
+    whole = values.size // _ROW * _ROW if values.dtype == np.float32 else 0
+    rows = values[:whole].reshape(-1, _ROW)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(np.vecdot(rows, rows).sum(dtype=np.float64))
+    if whole and not _LEAST < total < math.inf:
+        whole, total = 0, 0.0
+    exact = values[whole:].astype(np.float64)
+    return total + float(np.vecdot(exact, exact))
 
 
 def ratio_db(signal: float, error: float) -> float | None:

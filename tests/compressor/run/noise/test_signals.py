@@ -16,7 +16,7 @@ def test_ratio_in_decibels():
     assert ratio_db(0, 1) is None
 
 
-@pytest.mark.parametrize("size", [1, 1 << 16, (1 << 16) + 1, 200_000])
+@pytest.mark.parametrize("size", [1, 1 << 12, 5000, 1 << 16, (1 << 16) + 1, 200_000])
 def test_signal_and_error_are_sums_over_all_values(size: int):
     rng = np.random.default_rng(0)
     want = rng.standard_normal((2, size), np.float32)
