@@ -48,8 +48,7 @@ class Remedies:
                 continue
             if self.journal.is_late(remedy.name):
                 continue
-            bound, limit = self.bench.searched(candidate).bound, self.goal.metric_drop
-            if remedy.slow and bound is not None and limit is not None and bound <= limit / 2:
+            if remedy.slow and self._is_quiet(candidate):
                 self.journal.skip(remedy.name, "it takes long, and is not needed")
                 continue
             if remedy.saves:
@@ -86,13 +85,20 @@ class Remedies:
     def eased(self, narrowest: Candidate, table: Table) -> dict[str, str] | None:
         """Return a choice with more bits where these are next to nothing; ``None`` if none helps.
 
-        A first layer and a last one often hold little of a network, and much of its error.
+        A first layer and a last one often hold little of a network, and much of its error. What is
+        quiet enough as it is stays as small as it is.
         """
-        if self.goal.minimize != "size" or self.goal.metric_drop is None:
+        limited = self.goal.minimize == "size" and self.goal.metric_drop is not None
+        if not limited or self._is_quiet(narrowest):
             return None
         choice = eased(table, narrowest.choice, _NOTHING * narrowest.bytes)
         late = choice is not None and self.journal.is_late("more bits where they are few")
         return None if late else choice
+
+    def _is_quiet(self, candidate: Candidate) -> bool:
+        """Whether a candidate needs no more remedies: half of the limit is room enough."""
+        bound, limit = self.bench.searched(candidate).bound, self.goal.metric_drop
+        return bound is not None and limit is not None and bound <= limit / 2
 
     @staticmethod
     def of(candidate: Candidate) -> tuple[Remedy, ...]:

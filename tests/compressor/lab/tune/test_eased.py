@@ -38,10 +38,11 @@ def narrowest() -> Any:
     return SimpleNamespace(name="4 bits", choice=NARROW, bytes=size, recipe=Mock())
 
 
-def tuning(goal: Goal, pool: list[Any]) -> Any:
+def tuning(goal: Goal, bound: float = 0.4) -> Any:
     journal = Mock(path=[])
     journal.is_late.return_value = False
-    made: Any = Tuning(Mock(float_entries=Mock(return_value={})), goal, Mock(), journal)
+    bench = Mock(float_entries=Mock(return_value={}), searched=Mock(return_value=Mock(bound=bound)))
+    made: Any = Tuning(bench, goal, Mock(), journal)
     made.table = {name: dict(known) for name, known in TABLE.items()}
     made._learn, made._narrower_than_uniform = Mock(), Mock()
     made._all_floats = made._by_the_pass = Mock()
@@ -56,7 +57,7 @@ def tuning(goal: Goal, pool: list[Any]) -> Any:
 
 def test_a_search_goes_on_from_wider_small_layers():
     pool = [narrowest()]
-    search = tuning(Goal(metric_drop=0.5), pool)
+    search = tuning(Goal(metric_drop=0.5))
     search._by_layer(Mock(as_it_is=Mock(return_value=HALF)), Mock(), pool[0], pool)
     ((start, _), _) = search._narrower_than_uniform.call_args
     assert start is pool[1]
@@ -65,11 +66,17 @@ def test_a_search_goes_on_from_wider_small_layers():
 
 
 @pytest.mark.parametrize(
-    "goal", [Goal(metric_drop=0.5, minimize="latency"), Goal(size_ratio=0.2)], ids=["fast", "size"]
+    ("goal", "bound"),
+    [
+        (Goal(metric_drop=0.5, minimize="latency"), 0.4),
+        (Goal(size_ratio=0.2), 0.4),
+        (Goal(metric_drop=0.5), 0.2),
+    ],
+    ids=["fast", "size", "quiet"],
 )
-def test_bytes_are_spent_only_where_the_metric_limits_them(goal: Goal):
+def test_bytes_are_spent_only_where_the_metric_needs_them(goal: Goal, bound: float):
     pool = [narrowest()]
-    search = tuning(goal, pool)
+    search = tuning(goal, bound)
     search._by_layer(Mock(as_it_is=Mock(return_value=HALF)), Mock(), pool[0], pool)
     assert search._narrower_than_uniform.call_args[0][0] is pool[0]
     assert len(pool) == 1
