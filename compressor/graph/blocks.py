@@ -213,7 +213,7 @@ def _cuts(flowing: Sequence[ir.Node], sources: frozenset[ir.Value]) -> list[tupl
     last_use = {value: index for index, node in enumerate(flowing) for value in values_read(node)}
     multiplies = [_multiplies(node) for node in flowing]
     live = {value for value in sources if value in last_use}
-    cuts = []
+    cuts: list[tuple[int, str]] = []
     layers, left = 0, sum(multiplies)
     for index, node in enumerate(flowing):
         live.update(value for value in node.outputs if last_use.get(value, -1) > index)
