@@ -249,10 +249,12 @@ def suspects(run: FinishedRun) -> list[LayerCost]:
         for row in (entry["attribution"] or {"layers": ()})["layers"]
     ]
     if not rows:
+        names = ", ".join(dict.fromkeys(entry["pass"] for entry in run.report["passes"]))
         raise SpecError(
             f"run {str(run.folder)!r}",
-            "has no pass with rules for single layers that changed a layer",
-            "there is nothing to attribute; explain a run that quantizes or prunes",
+            f"has no layers that noise is attributed to: of {names}, each trains, has no rules for "
+            "single layers, or changed none",
+            "explain a run that quantizes or prunes without training",
         )
     whole = sum(whole_noise(entry["attribution"]) for entry in run.report["passes"])
     entries = [p["attribution"] for p in run.report["passes"] if p["attribution"]]

@@ -138,6 +138,7 @@ class Budget:
 
     def __init__(self, carrier: Carrier, choice: Choice, target: SizeTarget):
         self._candidates = choice.candidates
+        self._left = {name: reason for name, reason in choice.reasons.items() if reason}
         self._target = target
         self._macs = target.kind == "macs"
         self._whole = (
@@ -154,11 +155,16 @@ class Budget:
         least = self._cost({c.layer.name: c.rank or 1 for c in self._candidates})
         if least > value * self._whole:
             share = np.ceil(least / self._whole * 1000) / 1000
+            name, reason = next(iter(self._left.items()), ("", ""))
+            others = f", and {len(self._left) - 1} more" if len(self._left) > 1 else ""
+            left = f"; {name!r} stays whole ({reason}){others}" if name else ""
             raise SpecError(
                 f"target.{kind}",
                 f"is {value:g}, and {least / self._whole:.3f} of the {_COUNTED[kind]} remain with "
-                "every layer at rank 1 that can be factored",
-                f"set it to {share:g} or more, or skip fewer layers",
+                f"every layer at rank 1 that can be factored{left}",
+                f"set it to {share:g} or more"
+                if share < 1
+                else "prune or quantize this model instead, for no lower target can be met",
             )
 
     def proportional(self) -> dict[str, int]:

@@ -298,7 +298,7 @@ def test_nothing_to_attribute(on_torch: Project):
     on_torch.run()
     result = explained(on_torch.output)
     assert result.exit_code == 2
-    assert "has no pass with rules for single layers" in result.stderr
+    assert "has no layers that noise is attributed to: of fuse, each trains, has" in result.stderr
 
 
 def test_nothing_to_measure_on(quantized: Project):

@@ -92,6 +92,25 @@ def test_out_of_reach_says_what_is_reachable(kind: str, rules: list[dict[str, An
         declared(target={kind: said - 0.002}, layers=rules).survey(pictures(), CONTEXT)
 
 
+class CalledOften(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(256, 256), nn.Linear(256, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = torch.relu(self.inner(x))
+        return self.head(x)
+
+
+def test_what_cannot_be_reached_by_any_target_says_why():
+    """Its message said to set the target to 1, which is refused."""
+    model = TorchCarrier(CalledOften(), [TensorSpec("x", ("batch", 256), "float32")])
+    with pytest.raises(SpecError, match=r"0\.999 of .* 'inner' stays whole \(its weight") as raised:
+        declared(target={"macs": 0.5}).survey(model, CONTEXT)
+    assert raised.value.remedy.startswith("prune or quantize")
+
+
 def test_an_energy_with_which_nothing_is_smaller():
     torch.manual_seed(0)
     model = TorchCarrier(nn.Linear(8, 8), [TensorSpec("x", ("batch", 8), "float32")])
