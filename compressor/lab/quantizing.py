@@ -122,9 +122,14 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     if options.cache is not None:
         kept = "fp8-e4m3" if options.cache == "fp8" else options.cache
         passes.append({"pass": "quantize-cache", "format": kept})
-    reads = len(passes) > 1 or options.method in CALIBRATED or step["preset"] in CALIBRATED
+    added = [
+        name
+        for name, wanted in (("--smooth", options.smooth), ("--kv-cache", options.cache))
+        if wanted
+    ]
+    reads = bool(added) or options.method in CALIBRATED or step["preset"] in CALIBRATED
     if reads != (options.text is not None):
-        both = f"method {options.method!r} with preset {step['preset']!r}"
+        both = added[0] if added else f"method {options.method!r} with preset {step['preset']!r}"
         raise SpecError(
             "option --text",
             f"is {'given' if options.text else 'missing'}, and {both} "

@@ -22,6 +22,7 @@ from compressor.types.statistics import ChannelSpans, Range, Request
 
 _LEAST_GAIN = 0.5  # dB: what is predicted is not more exact
 _WORTH_A_NODE = 2.0  # dB
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -313,7 +314,8 @@ class _Work:
             return behind.reshape(squares.shape[:2])
         power = self.spans[step.inputs[0]].power.reshape(squares.shape[0], 1, -1)
         mean = float((squares * power).sum(2).mean())
-        return torch.full(squares.shape[:2], 1.0 / mean if mean > 0 else 0.0)
+        # Of less than a normal number, the inverse is no float32: the layer gives nothing.
+        return torch.full(squares.shape[:2], 1.0 / mean if mean >= _TINY else 0.0)
 
     # ------------------------------------------------------------------ one group
 

@@ -65,9 +65,10 @@ class QatRule(QuantizeRule):
 class Qat(Recipe):
     """Train weights and ranges while the network computes with quantized values.
 
-    The graph is fused, and quantized where `quantize-static` would quantize it, with the ranges of
-    the calibration data. Then weights, scales and zero points are trained and stored as integers:
-    the result has the form that `quantize-static` writes, with trained values.
+    The graph is fused, and all layers that rules do not skip are quantized, with the ranges of the
+    calibration data; the plan names those that `quantize-static` would leave floats. Then weights,
+    scales and zero points are trained and stored as integers: the result has the form that
+    `quantize-static` writes, with trained values.
     """
 
     name: ClassVar[str] = "qat"
@@ -301,8 +302,13 @@ def _faster_as_floats(
     if choice is None or not choice.floats:
         return ()
     base = base_of(carrier, context)
+    every = {layer.name for layer in carrier.layers()} <= set(choice.floats)
+    way = (
+        "as floats, whose codes quantize-weights stores"
+        if every
+        else f"with skip: true for {listed(list(choice.floats))}"
+    )
     return (
         f"predicted latency in ONNX Runtime over {base.name}: "
-        f"{base.times(choice.integer_ratios)}; "
-        f"{base.times(choice.ratios)} with skip: true for {listed(list(choice.floats))}",
+        f"{base.times(choice.integer_ratios)}; {base.times(choice.ratios)} {way}",
     )

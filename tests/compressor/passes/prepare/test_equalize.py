@@ -163,6 +163,20 @@ def test_quantization_says_that_a_model_has_nothing_to_scale():
     assert note == "no channels can be scaled: an input of the model keeps its scale"
 
 
+def test_layers_whose_outputs_all_but_vanish():
+    """The inverse of their power is more than a float32 holds: that was an internal error."""
+    carrier = graph(
+        """g (float[N, 3, 6, 6] image) => (float[N, 4, 2, 2] y) {
+            a = Conv (image, first.weight)
+            b = Relu (a)
+            y = Conv (b, second.weight)
+        }""",
+        {"first.weight": noise(4, 3, 3, 3), "second.weight": noise(4, 4, 3, 3)},
+    )
+    faint = [{name: array * np.float32(1e-21) for name, array in b.items()} for b in BATCHES]
+    assert len(applied(INTEGERS, carrier, faint).layers) == 2
+
+
 # With 8 bits and no rules, all but the first layer are stored as codes and computed as floats.
 @pytest.mark.parametrize(("bits", "rules"), [(8, [{"match": "*"}]), (8, []), (4, [])])
 def test_a_stretched_network_is_quantized_as_well_as_before(bits: int, rules: list[dict[str, str]]):

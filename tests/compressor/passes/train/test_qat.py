@@ -17,7 +17,7 @@ from compressor.graph.values import all_nodes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
-from compressor.passes.train.qat.qat import Qat
+from compressor.passes.train.qat.qat import Qat, QatRule
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.passes import Outcome
 from compressor.types.tensors import Batch
@@ -381,7 +381,9 @@ def test_other_factors_between_layer_and_norm_are_refused(tmp_path: Path) -> Non
 
 def test_the_plan_names_layers_that_would_be_faster_as_floats() -> None:
     """A block of eight channels is: calling an integer kernel takes longer than its products."""
-    faster = "VNNI with skip: true for 'stem', 'conv', 'fc'"
+    kept, rules = "VNNI with skip: true for 'stem', 'conv'", (QatRule(match="fc", skip=True),)
+    assert kept in " ".join(chosen(layers=rules).survey(block(), CONTEXT).notes)
+    faster = "VNNI as floats, whose codes quantize-weights stores"
     assert faster in " ".join(chosen().survey(block(), CONTEXT).notes)
     for declared, context in ((chosen(**FOUR), CONTEXT), (chosen(), TENSORRT)):
         assert "predicted latency" not in " ".join(declared.survey(block(), context).notes)
