@@ -12,7 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from compressor.errors import SpecError, argument
+from compressor.errors import SpecError, argument, listed
 from compressor.files import file_sha256, write_text
 from compressor.lab.explain.by_sqnr import OVER_SIZE, FinishedRun, explain_by_sqnr
 from compressor.lab.explain.explanation import Change, Explanation
@@ -82,9 +82,14 @@ def _unneeded(report: Mapping[str, Any]) -> str:
     limited = next((e for e in limits if e["name"] == "metric-drop"), {"limit": 0.0})
     verdict, allowed = limited.get("verdict", "unknown"), float(limited["limit"])
     interval = artifact["metric_drop_ci95"]
-    if verdict == "passed" and drop > 0 and interval[1] <= _SMALL * allowed:
+    failed = [e["name"] for e in limits if e.get("verdict") == "failed"]
+    little = verdict == "passed" and drop > 0 and interval[1] <= _SMALL * allowed
+    lost = verdict == "failed" or (drop > 0 and interval[0] > 0)
+    if failed and (little or not lost):
+        return f"rules for layers win back {name}, and what failed is {listed(failed)}"
+    if little:
         return f"{_NOTHING}: {name} lost less than a tenth of its limit"
-    if verdict == "failed" or (drop > 0 and interval[0] > 0):
+    if lost:
         return ""
     if drop <= 0:
         return f"{_NOTHING}: {name} lost nothing"

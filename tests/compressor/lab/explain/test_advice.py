@@ -153,6 +153,16 @@ def test_nothing_is_worth_trying_and_why(spoiled: Path, drop: dict[str, Any], sa
     assert advice.as_json()["suggested"] == []
 
 
+def test_another_limit_that_failed_is_named(spoiled: Path):
+    """It said that nothing is worth trying, of a run that failed."""
+    slow = {**_drop_limit(1.0, "failed"), "name": "latency-ratio"}
+    kept = {"metric_drop": 0.0, "metric_drop_ci95": [-1.0, 1.0]}
+    advice = advise(changed(spoiled, **kept, limits=[slow]))
+    assert advice.reason == "rules for layers win back accuracy, and what failed is 'latency-ratio'"
+    lost = {"metric_drop": 8.0, "metric_drop_ci95": [3.0, 13.0]}
+    assert advise(changed(spoiled, **lost, limits=[slow])).reason == ""
+
+
 def test_a_run_without_a_spec_is_given_options(spoiled: Path):
     run = changed(spoiled, metric_drop=8.0, metric_drop_ci95=[3.0, 13.0])
     manifest = {**run.manifest, "spec_file": None}
