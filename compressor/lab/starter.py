@@ -24,7 +24,7 @@ from compressor.lab.recipes import (
     recipe_for,
     scores_classes,
 )
-from compressor.lab.starter_arrays import likely_input, mapping_of, of_arrays, preparation
+from compressor.lab.starter_arrays import likely_inputs, mapping_of, of_arrays, preparation
 from compressor.lab.starter_data import Choices, Given, settled
 from compressor.lab.starter_heads import CHOICES, choices_of, head_metric
 from compressor.lab.starter_parts import (
@@ -49,7 +49,7 @@ from compressor.lab.starter_parts import (
     UNKNOWN_INPUTS,
     WIDENED,
 )
-from compressor.lab.starter_text import text_data, written_inputs
+from compressor.lab.starter_text import input_line, text_data, written_inputs
 from compressor.spec.schema import schema_seen_from
 from compressor.spec.source_text import scalar, seen_from
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
@@ -135,7 +135,7 @@ def _parts(model: Path, relative: str, spec: str, given: Given) -> tuple[str, Se
     if (model / "config.json").is_file():
         text, inputs = _pretrained(model, relative, name, given)
         return head + text, inputs
-    inputs = (likely_input(given),)
+    inputs = likely_inputs(given)
     from compressor.lab.inspect.checkpoint import headers
     from compressor.models.checkpoint.adapters import check_no_adapter
 
@@ -145,8 +145,7 @@ def _parts(model: Path, relative: str, spec: str, given: Given) -> tuple[str, Se
         model=scalar(relative),
         tensors=tensors,
         parameters=parameters,
-        axes=", ".join(map(str, inputs[0].shape)),
-        dtype=inputs[0].dtype,
+        inputs="\n".join(map(input_line, inputs)),
     )
     data = given.part(inputs, calibrated=True, scored=True) or of_arrays(inputs, given)
     return head + middle + data + _passes(USUAL) + _rest(name), inputs

@@ -76,21 +76,27 @@ def of_arrays(
     )
 
 
-def likely_input(given: Given) -> TensorSpec:
-    """Return what a network takes that only a checkpoint is known of: the only array, as floats.
+def likely_inputs(given: Given) -> tuple[TensorSpec, ...]:
+    """Return what a network takes that only a checkpoint is known of: the arrays, pixels as floats.
 
-    Images are taken to have their channels first, as layers of PyTorch want them.
+    A single array is called an image, for a transform may make one of it. Of several, those are
+    taken that have more than one number for a sample. Images are taken to have their channels
+    first, as layers of PyTorch want them.
     """
     found = {n: a for n, a in given.arrays[1].items() if n != labels(given.arrays[1])}
-    if len(found) != 1:
-        return TensorSpec("image", ("batch", 3, 224, 224), "float32")
-    header = next(iter(found.values()))
+    if len(found) == 1:
+        return (_likely("image", next(iter(found.values()))),)
+    several = tuple(_likely(n, a) for n, a in found.items() if len(a.shape) > 1)
+    return several or (TensorSpec("image", ("batch", 3, 224, 224), "float32"),)
+
+
+def _likely(name: str, header: Header) -> TensorSpec:
     axes, pixels = header.shape[1:], header.dtype == np.uint8
     if pixels and len(axes) == _IMAGE_AXES - 1 and axes[-1] in _CHANNELS:
         axes = axes[-1], *axes[:-1]
     if pixels and len(axes) == _IMAGE_AXES - 2:
         axes = 1, *axes
-    return TensorSpec("image", ("batch", *axes), "float32" if pixels else header.dtype.name)
+    return TensorSpec(name, ("batch", *axes), "float32" if pixels else header.dtype.name)
 
 
 def mapping_of(names: Mapping[str, str]) -> str:

@@ -36,7 +36,7 @@ model:
   # config: {{width: 64}} # keyword arguments for the factory
   checkpoint: {model}
   inputs: # FILL IN: what forward takes; a name in place of a size is a dynamic axis
-    image: {{shape: [{axes}], dtype: {dtype}}}
+{inputs}
 """
 
 PRETRAINED = """

@@ -227,11 +227,13 @@ def _wrapped(comment: str) -> str:
 
 def written_inputs(inputs: Sequence[TensorSpec]) -> str:
     """Return the lines that name the inputs of a network that reads text."""
-    return TEXT_INPUTS.format(inputs="\n".join(map(_input, inputs)))
+    return TEXT_INPUTS.format(inputs="\n".join(map(input_line, inputs)))
 
 
-def _input(spec: TensorSpec) -> str:
-    return f"    {spec.name}: {{shape: [{', '.join(map(str, spec.shape))}], dtype: {spec.dtype}}}"
+def input_line(spec: TensorSpec) -> str:
+    """Return the line of a spec for an input of the model."""
+    axes = ", ".join(map(str, spec.shape))
+    return f"    {scalar(spec.name)}: {{shape: [{axes}], dtype: {spec.dtype}}}"
 
 
 def _length(model: Path, longest: int | None) -> int:

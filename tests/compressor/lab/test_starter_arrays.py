@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from onnx import TensorProto
+from ruamel.yaml import YAML
+from torch import nn
 
 from compressor.cli.application import application
 from compressor.errors import DataError, SpecError
@@ -105,3 +108,24 @@ def test_tune_asks_for_a_spec_where_arrays_need_a_transform(tmp_path):
     model = save_net(tmp_path / "m.onnx", ("batch", 3, 6, 5))
     with pytest.raises(SpecError, match=r"needs a transform of the arrays.*compress init"):
         spec_of_model(model, tmp_path / "all.npy", None, tmp_path)
+
+
+def test_a_checkpoint_takes_each_of_several_arrays(tmp_path: Path):
+    """init wrote an input that the file lacks, and nothing said so."""
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "pair.pt")
+    np.savez(
+        tmp_path / "pairs.npz",
+        left=np.zeros((8, 3), np.float32),
+        right=np.zeros((8, 4, 5), np.float32),
+        label=np.zeros(8, np.int64),
+        weight=np.zeros(8, np.float32),
+    )
+    written = tmp_path / "spec.yaml"
+    write_starter(tmp_path / "pair.pt", written, Choices(tmp_path / "pairs.npz"))
+    document = YAML(typ="safe").load(written)
+    assert {name: x["shape"] for name, x in document["model"]["inputs"].items()} == {
+        "left": ["batch", 3],
+        "right": ["batch", 4, 5],
+    }
+    for part in document["data"].values():
+        assert part["inputs"] == {"left": "left", "right": "right"}
