@@ -118,7 +118,7 @@ def test_an_artifact_that_gives_other_values(on_onnx: Project):
 def test_a_prediction_that_was_too_small_fails_nothing(
     on_onnx: Project, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(OnnxExporter, "predict", lambda *_: 10)
+    monkeypatch.setattr(OnnxExporter, "checked_bytes", lambda *_: 10)
     on_onnx.spec["exports"] = [{"format": "onnx"}]
     result = on_onnx.run()
     (artifact,) = result.report["artifacts"]
