@@ -7,8 +7,9 @@ import onnx_ir as ir
 
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.operators import operator
-from compressor.graph.values import all_nodes, static_shape
+from compressor.graph.values import all_nodes, constant_array, static_shape
 
+_SEVERAL = 2
 _FEWEST_AXES = 3  # of what is normalized by channels
 
 
@@ -33,6 +34,25 @@ def as_instance_norms(model: ir.Model) -> bool:
             node.graph, node, [node], chain.nodes, node.outputs, [output]
         )
     return editor is not None
+
+
+def own_constants(model: ir.Model) -> None:
+    """Give each norm factors and terms of its own where several read the same number, in place.
+
+    Exporters store equal constants once. What several norms read ties the channels of all of them:
+    pruning would remove the same ones everywhere.
+    """
+    editor = Editor(model)
+    for value in list(model.graph.initializers.values()):
+        uses = list(value.uses())
+        norms = [operator(use.node).family == "channel-norm" for use in uses]
+        if len(uses) < _SEVERAL or not all(norms) or len(static_shape(value) or ()) != 1:
+            continue
+        array = constant_array(value)
+        if array is None or np.ptp(array) != 0:
+            continue
+        for node, index in uses[1:]:
+            node.replace_input_with(index, editor.constant(value.name or "", array))
 
 
 def _is_known(node: ir.Node) -> bool:

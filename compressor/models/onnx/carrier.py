@@ -16,6 +16,7 @@ from compressor.errors import ModelError, SpecError, first_line
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
 from compressor.graph.editing import Editor
+from compressor.graph.group_norms import own_constants
 from compressor.graph.layers import graph_layers
 from compressor.graph.module_names import name_by_modules
 from compressor.graph.plain import make_plain
@@ -235,6 +236,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
         check_loads(model, subject)
     model = upgraded(model, opset, subject)
     make_plain(model)
+    own_constants(model)
     if runs and old:
         check_loads(model, subject)
     if computes_in_bfloat16(model):  # in PyTorch; ONNX Runtime's CPU provider has no kernels

@@ -13,7 +13,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.exporters.onnx.forms import in_form_for
+from compressor.graph.channels.analysis import map_channels
 from compressor.models.onnx import ort_runner
+from compressor.models.onnx.carrier import open_onnx
 from compressor.models.onnx.ort_runner import runner_of
 from compressor.types.tensors import Array
 
@@ -88,3 +90,27 @@ def test_other_targets_get_it_as_it_is(target: str):
 def test_halves_stay_since_instance_norms_of_them_have_no_kernel():
     model = group_norm(4, [5, 6], dtype=TensorProto.FLOAT16)
     assert in_form_for("ort-cpu", model, "float32") is model
+
+
+def test_norms_that_share_equal_constants_do_not_tie_their_channels(tmp_path: Path):
+    """Exporters store equal constants once; all layers in front of norms were one group."""
+    convolutions = [
+        helper.make_node("Conv", [x, f"{y}.weight"], [y], pads=[1] * 4)
+        for x, y in (("x", "a"), ("n_a", "b"), ("n_b", "y"))
+    ]
+    norms = [
+        helper.make_node("InstanceNormalization", [x, "ones", "zeros"], [f"n_{x}"]) for x in "ab"
+    ]
+    weights = {f"{n}.weight": GENERATOR.standard_normal((6, 6, 3, 3)) for n in "aby"}
+    stored = weights | {"ones": np.ones(6), "zeros": np.zeros(6)}
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n", 6, 8, 8]) for n in "xy"]
+    nodes = [convolutions[0], norms[0], convolutions[1], norms[1], convolutions[2]]
+    given = [numpy_helper.from_array(a.astype(np.float32), n) for n, a in stored.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], given)
+    opsets = [helper.make_opsetid("", 21)]
+    ir.save(
+        ir.from_proto(helper.make_model(graph, opset_imports=opsets, ir_version=10)),
+        tmp_path / "m.onnx",
+    )
+    channels = map_channels(open_onnx(tmp_path / "m.onnx", 21).graph())
+    assert [len(group.units) for group in channels.groups if not group.frozen] == [6, 6]
