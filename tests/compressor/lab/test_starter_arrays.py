@@ -14,6 +14,7 @@ from torch import nn
 
 from compressor.cli.application import application
 from compressor.errors import DataError, SpecError
+from compressor.lab.found_data import look_at
 from compressor.lab.starter import write_starter
 from compressor.lab.starter_data import Choices
 from compressor.lab.starter_levels import IMAGENET
@@ -129,3 +130,19 @@ def test_a_checkpoint_takes_each_of_several_arrays(tmp_path: Path):
     }
     for part in document["data"].values():
         assert part["inputs"] == {"left": "left", "right": "right"}
+
+
+@pytest.mark.parametrize("parts", [("train", "test"), ()])
+def test_a_folder_of_npy_files_holds_an_array_in_each(tmp_path, parts):
+    for part in parts or ("",):
+        (tmp_path / "arrays" / part).mkdir(parents=True)
+        samples = {"train": 6, "test": 4}.get(part, 10)
+        np.save(tmp_path / "arrays" / part / "x.npy", np.zeros((samples, 5), np.float32))
+        np.save(tmp_path / "arrays" / part / "y.npy", np.arange(samples) % 3)
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 5)), Choices(tmp_path / "arrays"))
+    counts = {role: data.samples for role, data in plan.data.items()}
+    assert counts == (
+        {"calibration": 6, "evaluation": 4} if parts else {"calibration": 5, "evaluation": 5}
+    )
+    assert plan.spec.data["evaluation"].keys.target == "y"
+    assert look_at(tmp_path / "arrays").words() == "a folder of npy"

@@ -330,22 +330,6 @@ def test_a_folder_of_npz_files_holds_a_sample_in_each(tmp_path, shape, parts):
     assert look_at(tmp_path / "feeds").words() == f"{2 if parts else 5} npz files"
 
 
-@pytest.mark.parametrize("parts", [("train", "test"), ()])
-def test_a_folder_of_npy_files_holds_an_array_in_each(tmp_path, parts):
-    for part in parts or ("",):
-        (tmp_path / "arrays" / part).mkdir(parents=True)
-        samples = {"train": 6, "test": 4}.get(part, 10)
-        np.save(tmp_path / "arrays" / part / "x.npy", np.zeros((samples, 5), np.float32))
-        np.save(tmp_path / "arrays" / part / "y.npy", np.arange(samples) % 3)
-    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 5)), Choices(tmp_path / "arrays"))
-    counts = {role: data.samples for role, data in plan.data.items()}
-    assert counts == (
-        {"calibration": 6, "evaluation": 4} if parts else {"calibration": 5, "evaluation": 5}
-    )
-    assert plan.spec.data["evaluation"].keys.target == "y"
-    assert look_at(tmp_path / "arrays").words() == "a folder of npy"
-
-
 def test_two_folders_beside_the_model_are_too_many(tmp_path):
     paint(tmp_path / "one")
     paint(tmp_path / "two")
