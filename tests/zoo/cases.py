@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ class Case:
         inputs: those that it is given; a file declares its own, and gives lengths to dynamic axes.
         options: for the library's function.
         state: of a file, the output that each state is taken from.
+        apart: if it is run only where it is named or all are asked for.
     """
 
     kind: Kind
@@ -42,6 +43,7 @@ class Case:
     inputs: tuple[TensorSpec, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, str] = field(default_factory=dict)
+    apart: bool = False
 
     @property
     def name(self) -> str:
@@ -51,7 +53,7 @@ class Case:
 def cases() -> tuple[Case, ...]:
     """Return the table: a kind after the other, so that a run that is stopped has seen all.
 
-    Those that take minutes come last.
+    Those apart come last.
     """
     table = YAML(typ="safe").load(TABLE)
     kinds: tuple[Kind, ...] = ("network", "directory", "file")
@@ -59,8 +61,8 @@ def cases() -> tuple[Case, ...]:
         _mixed([list(_ROWS[kind](library, rows)) for library, rows in table[kind].items()])
         for kind in kinds
     ]
-    mixed = _mixed(groups)
-    return tuple(sorted(mixed, key=lambda case: case.name in table["last"]))
+    named = [replace(case, apart=case.name in table["apart"]) for case in _mixed(groups)]
+    return tuple(sorted(named, key=lambda case: case.apart))
 
 
 def _mixed(groups: Sequence[Sequence[Case]]) -> list[Case]:

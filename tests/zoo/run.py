@@ -1,9 +1,9 @@
-"""Runs the zoo: python -m tests.zoo.run [--for MINUTES] [--jobs N] [CASE ...]
+"""Runs the zoo: python -m tests.zoo.run [--all] [--again] [--for MINUTES] [--jobs N] [CASE ...]
 
 Each case has a process of its own with limits of time and memory. Its result is one line of
 ``out/zoo/results.jsonl``; cases that have one there, or in ``kept.jsonl`` beside this file, are not
 run again, so that the same command goes on where it was stopped, also on another machine. A case
-that is named is run again.
+that is named is run again, and with --again each. Without --all, those apart are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import resource
 import shutil
 import signal
+import struct
 import sys
 import tempfile
 import time
@@ -44,6 +45,7 @@ _CPU_SECONDS, _WALL_SECONDS = 720, 2400  # against endless work, also on a slow 
 _WARMING = "transformers/llama"  # of three layers; its directory imports most that others need
 _BYTES = 5 << 30
 _POLL = 0.25
+_NUMBER = struct.Struct("i")
 
 
 def results() -> dict[str, dict[str, Any]]:
@@ -186,37 +188,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="run the zoo")
     parser.add_argument("--for", dest="minutes", type=float, default=60.0)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--all", action="store_true", help="those apart, too")
+    parser.add_argument("--again", action="store_true", help="those with a result, too")
     parser.add_argument("cases", nargs="*")
     options = parser.parse_args()
     ends = time.monotonic() + 60 * options.minutes
-    done, named = results(), options.cases
+    done = {} if options.again else results()
     table = {case.name: case for case in cases()}
-    wanted = [table[name] for name in named or table if named or name not in done]
+    offered = [name for name, case in table.items() if options.all or not case.apart]
+    left = [name for name in offered if name not in done]
+    wanted = [table[name] for name in options.cases or left]
     FOLDER.mkdir(parents=True, exist_ok=True)
     _preload()
+    begun = time.monotonic()
+    queue, filled = os.pipe()
+    os.write(filled, b"".join(_NUMBER.pack(n) for n in range(len(wanted))))
+    os.close(filled)
     others = []
-    for job in range(1, options.jobs):
+    for _ in range(1, options.jobs):
         others.append(os.fork())
         if not others[-1]:
-            _run_all(wanted[job :: options.jobs], ends)
+            _run_next(wanted, queue, ends)
             os._exit(0)
-    _run_all(wanted[:: options.jobs], ends)
+    _run_next(wanted, queue, ends)
     for process in others:
         os.waitpid(process, 0)
+    print(f"{(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
 
 
-def _run_all(wanted: Sequence[Case], ends: float) -> None:
-    for number, case in enumerate(wanted, 1):
+def _run_next(wanted: Sequence[Case], queue: int, ends: float) -> None:
+    """Run cases whose numbers come from a queue that other processes read, too."""
+    while number := os.read(queue, _NUMBER.size):
+        (place,) = _NUMBER.unpack(number)
         if time.monotonic() > ends:
-            left = len(wanted) - number + 1
-            print(f"{left} cases are left; the same command goes on", flush=True)
+            print(f"{len(wanted) - place} cases are left; the same command goes on", flush=True)
+            while os.read(queue, 1 << 16):
+                pass
             break
-        line = run(case)
+        line = run(wanted[place])
         file = os.open(RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         text = re.sub(rf"{ROOT}/[^\s\"]*/", "", json.dumps(line))  # no folders of this machine
         os.write(file, f"{text}\n".encode())  # whole, beside another process
         os.close(file)
-        print(f"[{number}/{len(wanted)}] {shown(line)}", flush=True)
+        print(f"[{place + 1}/{len(wanted)}] {shown(line)}", flush=True)
 
 
 def shown(line: dict[str, Any]) -> str:

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.paths import ROOT
-from tests.zoo.cases import cases
+from tests.zoo.cases import TABLE, cases
 
 pytestmark = pytest.mark.slow  # each process imports PyTorch
 
@@ -64,9 +65,25 @@ def test_a_cell_that_is_killed_does_not_take_the_others_with_it(tmp_path: Path) 
 
 
 def test_a_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    count = len(cases())
+    count = sum(not case.apart for case in cases())
     assert f"{count} cases are left" in typed(tmp_path, "--for", "0")
     (tmp_path / "results.jsonl").write_text('{"case": "small/unet"}\n', encoding="utf-8")
     assert f"{count - 1} cases are left" in typed(tmp_path, "--for", "0")
     (tmp_path / "kept.jsonl").write_text('{"case": "small/bert"}\n', encoding="utf-8")
     assert f"{count - 2} cases are left" in typed(tmp_path, "--for", "0")
+    assert f"{count} cases are left" in typed(tmp_path, "--for", "0", "--again")
+    assert f"{len(cases()) - 2} cases are left" in typed(tmp_path, "--for", "0", "--all")
+
+
+def test_two_jobs_share_the_cases(tmp_path: Path) -> None:
+    names = ["small/unet", "small/bert", "small/vit"]
+    said = typed(tmp_path, "--jobs", "2", *names)
+    lines = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    assert sorted(json.loads(line)["case"] for line in lines) == sorted(names)
+    assert all(f"[{number}/3]" in said for number in (1, 2, 3))
+
+
+def test_the_names_apart_are_of_the_table() -> None:
+    apart = YAML(typ="safe").load(TABLE)["apart"]
+    assert len(set(apart)) == len(apart)
+    assert set(apart) == {case.name for case in cases() if case.apart}
