@@ -14,6 +14,11 @@ import onnx_ir as ir
 from compressor.graph.values import constant_array, input_of, is_of_code, is_op, sole_reader
 from compressor.types.tensors import Array
 
+
+class _Promise(ir.LazyTensor):
+    """A new weight that has not been computed."""
+
+
 Rule = Callable[[ir.Node, "Draft"], bool]
 """Changes the graph around a node if it fits, and returns whether it did."""
 
@@ -27,7 +32,6 @@ class Draft:
         lowered: the graph was made from a torch module. Then even a single number among the
             initializers may be a parameter whose value no rule may look at, unless it is marked
             as one of the code. In an ONNX file such numbers are mostly of the code, like 0.5.
-        evaluate: compute new weights; while surveying they stay promises that nobody asks for.
         parameters: initializers whose values no structural rule may see.
         counts: how often each rule changed the graph, by its name.
         actions: what was done to each layer.
@@ -37,12 +41,12 @@ class Draft:
 
     model: ir.Model
     lowered: bool = True
-    evaluate: bool = True
     parameters: set[ir.Value] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     actions: dict[str, list[str]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
+    _results: dict[object, list[Array]] | None = field(default=None, init=False)
 
     @property
     def opset(self) -> int:
@@ -63,15 +67,43 @@ class Draft:
     def promise(
         self, compute: Callable[[], Array], dtype: ir.DataType, shape: tuple[int, ...], name: str
     ) -> ir.TensorProtocol:
-        """Return the tensor that ``compute`` makes, now or (in a survey) never."""
+        """Return a tensor that ``compute`` makes when it is read, or once for all in a copy."""
 
         def made() -> ir.TensorProtocol:
             values = np.ascontiguousarray(compute()).astype(dtype.numpy(), copy=False)
             return ir.Tensor(values.reshape(shape), name=name, dtype=dtype)
 
-        if self.evaluate:
-            return made()
-        return ir.LazyTensor(made, dtype, ir.Shape(shape), name=name)
+        return _Promise(made, dtype, ir.Shape(shape), name=name)
+
+    def results(self, compute: Callable[[], list[Array]]) -> Callable[[], list[Array]]:
+        """Return ``compute``, which runs once while promises are kept, however many ask."""
+
+        def once() -> list[Array]:
+            known = {} if self._results is None else self._results
+            if compute not in known:
+                known[compute] = compute()
+            return known[compute]
+
+        return once
+
+    def computed(self) -> ir.Model:
+        """Return a copy of the model whose promises are kept: all new weights are computed.
+
+        Raises:
+            ModelError: a batch-norm's variance is not positive.
+        """
+        model = self.model.clone()
+        self._results = {}
+        try:
+            for graph in (model.graph, *model.graph.subgraphs()):
+                for value in graph.initializers.values():
+                    if isinstance(value.const_value, _Promise):
+                        tensor = value.const_value.raw()
+                        tensor.name = value.name
+                        value.const_value = tensor
+        finally:
+            self._results = None
+        return model
 
     def initializer(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
         """Add an initializer to the main graph; a taken name gets a number."""

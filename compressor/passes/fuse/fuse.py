@@ -147,14 +147,14 @@ class Fuse(GraphPass):
         Raises:
             ModelError: a batch-norm's variance is not positive.
         """
-        draft = self.fused(carrier.graph(), lowered=carrier.kind == "torch")
+        draft = self.surveyed(carrier)
+        graph = draft.computed()
         layers = tuple(
             LayerOutcome(layer.name, layer.dtype, details={"fused": draft.actions[layer.name]})
-            for layer in graph_layers(draft.model)
+            for layer in graph_layers(graph)
             if layer.name in draft.actions
         )
-        notes = _notes(carrier, draft)
-        return Outcome(carrier.with_graph(draft.model), layers, notes)
+        return Outcome(carrier.with_graph(graph), layers, _notes(carrier, draft))
 
     def preview(
         self,
@@ -173,18 +173,17 @@ class Fuse(GraphPass):
         graph = carrier.graph()
         known, draft = _SURVEYED.get(graph, (None, None))
         if draft is None or known != self:
-            draft = self.fused(graph, lowered=carrier.kind == "torch", evaluate=False)
+            draft = self.fused(graph, lowered=carrier.kind == "torch")
             _SURVEYED[graph] = self, draft
         return draft
 
-    def fused(self, graph: ir.Model, *, lowered: bool, evaluate: bool = True) -> Draft:
-        """Fuse a copy of a graph; without ``evaluate`` new weights are computed when they are read.
+    def fused(self, graph: ir.Model, *, lowered: bool) -> Draft:
+        """Fuse a copy of a graph; new weights are promises, which its ``computed`` keeps.
 
         Raises:
-            ModelError: a batch-norm's variance is not positive, or a library cannot simplify the
-                graph.
+            ModelError: a library cannot simplify the graph.
         """
-        draft = Draft(graph.clone(), lowered=lowered, evaluate=evaluate)
+        draft = Draft(graph.clone(), lowered=lowered)
         names = frozenset(node.name for node in all_nodes(draft.model.graph) if node.name)
         try:
             with simplify.quiet():

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
-from functools import cache
 from itertools import count, islice, takewhile
 from math import prod
 from typing import Any
@@ -79,10 +78,19 @@ def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:
 def _own_rule(rule: RewriteRule) -> RewriteRule:
     """Copy a rule of the library without the last graph that it was tried on.
 
-    The library's rules live as long as the process, and all of that graph would with them.
+    The library's rules live as long as the process, and all of that graph would with them. The copy
+    is tried only on nodes of the operator that its pattern ends in.
     """
     fresh = copy(rule)
     fresh._matcher = copy(rule._matcher)
+    (last,) = rule._target_pattern.output_nodes
+    identifier = last.op_identifier()
+
+    def tried(model: ir.Model, graph: Any, node: ir.Node, **options: Any) -> Any:
+        fits = identifier is None or node.op_identifier() == identifier
+        return rule.__class__.try_rewrite(fresh, model, graph, node, **options) if fits else None
+
+    fresh.try_rewrite = tried  # type: ignore[assignment,method-assign]
     return fresh
 
 
@@ -183,7 +191,7 @@ def _fold(node: ir.Node, draft: Draft) -> None:
     for value in parameters:
         if sole_reader(value) is node and isinstance(value.graph, ir.Graph):
             value.graph.initializers.pop(value.name or "")
-    results = _evaluation(node, tensors, draft.opset)
+    results = draft.results(_evaluation(node, tensors, draft.opset))
     for index, (output, name) in enumerate(zip(node.outputs, names, strict=True)):
         shape, dtype = static_shape(output), output.dtype
         if shape is None or dtype is None:
@@ -225,14 +233,13 @@ def _names(node: ir.Node, parameters: list[ir.Value], draft: Draft) -> list[str]
 def _evaluation(
     node: ir.Node, tensors: list[ir.TensorProtocol | None], opset: int
 ) -> Callable[[], list[Array]]:
-    """Return a function that computes one node's results, once, when they are first asked for.
+    """Return a function that computes one node's results.
 
     ``opset`` is the model's: branches and bodies have none, and the library's rewriter notes
     version 1 for those that it changes.
     """
     function = as_function(node, opset)
 
-    @cache
     def results() -> list[Array]:
         feeds = {f"x{i}": np.asarray(t.numpy()) for i, t in enumerate(tensors) if t is not None}
         computed: Any = ReferenceEvaluator(function).run(None, feeds, attributes={})

@@ -238,7 +238,9 @@ class Archive(Recipe):
 def _fused(carrier: Carrier, *, evaluate: bool = True) -> ir.Model:
     """Return a fused graph whose batch norms stay; without ``evaluate``, of the right structure."""
     fuse, lowered = Fuse(batch_norm=False), carrier.kind == "torch"
-    graph = fuse.fused(carrier.graph(), lowered=lowered, evaluate=evaluate).model
-    if evaluate:
-        move_biases(graph)
+    draft = fuse.fused(carrier.graph(), lowered=lowered)
+    if not evaluate:
+        return draft.model
+    graph = draft.computed()
+    move_biases(graph)
     return graph

@@ -66,15 +66,20 @@ def make_networks(carrier: Carrier, *, live: bool, evaluate: bool = True) -> Net
         ModelError: the graph cannot be fused.
     """
     lowered = carrier.kind == "torch"
+
+    def model(draft: Draft) -> ir.Model:
+        return draft.computed() if evaluate else draft.model
+
     if not live:
-        folded = Fuse().fused(carrier.graph(), lowered=lowered, evaluate=evaluate).model
+        folded = model(Fuse().fused(carrier.graph(), lowered=lowered))
         return Networks(folded, folded, lowered)
-    trained = Fuse(batch_norm=False).fused(carrier.graph(), lowered=lowered, evaluate=evaluate)
-    folded = Fuse().fused(trained.model, lowered=lowered, evaluate=evaluate).model
-    norms = _norms(trained)
+    draft = Fuse(batch_norm=False).fused(carrier.graph(), lowered=lowered)
+    trained = model(draft)
+    folded = model(Fuse().fused(trained, lowered=lowered))
+    norms = _norms(draft)
     if not norms:
         raise SpecError("batch-norm", "is live, and no layer is followed by a batch norm", _FOLDED)
-    return Networks(trained.model, folded, lowered, norms)
+    return Networks(trained, folded, lowered, norms)
 
 
 def with_factors(networks: Networks, carrier: Carrier, names: Collection[str]) -> Networks:
@@ -122,7 +127,7 @@ def refolded(networks: Networks, tensors: Mapping[str, Tensor]) -> ir.Model:
             value.const_value = ir.tensor(array, name=name, dtype=value.const_value.dtype)
     if not networks.norms:
         return graph
-    return Fuse().fused(graph, lowered=networks.lowered).model
+    return Fuse().fused(graph, lowered=networks.lowered).computed()
 
 
 def check_factors(networks: Networks) -> None:

@@ -22,7 +22,7 @@ IMAGES = np.random.default_rng(0).normal(size=(16, 2, 6, 6)).astype(np.float32)
 
 def fused(carrier: TorchCarrier) -> Carrier:
     """Return the network with its norms, and no biases before them."""
-    graph = Fuse(batch_norm=False).fused(carrier.graph(), lowered=True).model
+    graph = Fuse(batch_norm=False).fused(carrier.graph(), lowered=True).computed()
     move_biases(graph)
     return carrier.with_graph(graph)
 
