@@ -126,8 +126,8 @@ class _State:
         rows, parts = self.inverse[columns], self.weight[:, columns]
         solved = torch.linalg.solve(rows[:, columns], torch.cat([rows, parts.T], 1))
         over, size = solved[:, : len(self.inverse)], len(self.inverse)
-        self.weight = self.weight - parts @ over
-        self.inverse = self.inverse - rows.T @ over
+        self.weight.addmm_(parts, over, alpha=-1.0)
+        self.inverse.addmm_(rows.T, over, alpha=-1.0)
         # Gone for good: they weigh nothing, and nothing depends on them.
         self.weight[:, columns] = 0.0
         self.inverse[columns] = 0.0

@@ -41,7 +41,7 @@ from compressor.types.tensors import Batch, samples_in
 
 THREADS = 1  # more would measure how many cores are free
 _TIMED_SAMPLES = 1  # a fixed batch counts instead; limits of latency are judged at that, too
-_SOLVED_ON = 2  # times the samples of a loss; layers are solved on them for each block
+_SOLVED_ON = 4  # times the samples of a loss; layers are solved on them for each block
 _SHOWN = 12
 
 
