@@ -80,6 +80,7 @@ class _State:
     """A weight and the inverse of its inputs' moment, as units go.
 
     Attributes:
+        weight: transposed, so that a column's weights lie together, ``[columns, rows]``.
         columns: those of each unit, ``[units, width]``. A unit with fewer than others is padded
             with spare columns, which weigh nothing.
     """
@@ -102,7 +103,7 @@ class _State:
         inverse = torch.eye(count + width, dtype=torch.float64)
         inverse[:count, :count] = torch.linalg.inv(damped)
         return cls(
-            functional.pad(weight, (0, width)) * (power**-0.5 if power > 0 else 0.0),
+            functional.pad(weight.T, (0, 0, 0, width)) * (power**-0.5 if power > 0 else 0.0),
             (inverse + inverse.T) / 2,
             torch.stack([torch.cat([p, spare[len(p) :]]) for p in places]),
         )
@@ -111,26 +112,27 @@ class _State:
         """Return the part of the state that decides among some units."""
         columns = self.columns[units]
         used, places = torch.unique(columns, return_inverse=True)
-        return _State(self.weight[:, used], self.inverse[used][:, used], places)
+        return _State(self.weight[used], self.inverse[used][:, used], places)
 
     def costs(self) -> Tensor:
         """Return what each unit would cost, ``[units]``."""
         blocks = self.inverse[self.columns[:, :, None], self.columns[:, None, :]]
-        parts = self.weight[:, self.columns].permute(1, 2, 0)  # [units, width, rows]
-        costs: Tensor = (parts * torch.linalg.solve(blocks, parts)).sum((1, 2))
+        parts = self.weight[self.columns]  # [units, width, rows]
+        solved = torch.linalg.solve(blocks, parts @ parts.mT)
+        costs: Tensor = solved.diagonal(dim1=1, dim2=2).sum(1)
         return costs.clamp(min=0.0)
 
     def remove(self, units: Sequence[int]) -> float:
         """Remove units, solve what remains, and return what that costs."""
         columns = torch.unique(self.columns[list(units)])
-        rows, parts = self.inverse[columns], self.weight[:, columns]
-        solved = torch.linalg.solve(rows[:, columns], torch.cat([rows, parts.T], 1))
+        rows, parts = self.inverse[columns], self.weight[columns]
+        solved = torch.linalg.solve(rows[:, columns], torch.cat([rows, parts], 1))
         over, size = solved[:, : len(self.inverse)], len(self.inverse)
-        self.weight.addmm_(parts, over, alpha=-1.0)
+        self.weight.addmm_(over.T, parts, alpha=-1.0)
         self.inverse.addmm_(rows.T, over, alpha=-1.0)
         # Gone for good: they weigh nothing, and nothing depends on them.
-        self.weight[:, columns] = 0.0
+        self.weight[columns] = 0.0
         self.inverse[columns] = 0.0
         self.inverse[:, columns] = 0.0
         self.inverse[columns, columns] = 1.0
-        return max(float((parts.T * solved[:, size:]).sum()), 0.0)
+        return max(float((parts * solved[:, size:]).sum()), 0.0)

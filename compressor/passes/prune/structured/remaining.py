@@ -24,7 +24,7 @@ from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap
 
 QUICK = 2.0**34
-"""Cubes of columns that take about a quarter of a minute: 2,580 columns of one layer.
+"""Cubes of columns that take about five seconds: 2,580 columns of one layer.
 
 Elimination inverts a matrix of all columns, and updates it as often as units go, up to a bound.
 """
