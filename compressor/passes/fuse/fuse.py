@@ -90,8 +90,7 @@ def _offer(rules: Sequence[Rule], draft: Draft) -> bool:
     return changed
 
 
-# To fuse takes as long as much of a plan, and each graph is surveyed and previewed, then surveyed
-# again by the run.
+# To fuse takes as long as much of a plan, and each graph is surveyed, previewed and fused by a run.
 _SURVEYED: WeakKeyDictionary[ir.Model, tuple[Fuse, Draft]] = WeakKeyDictionary()
 _NOTHING = "nothing to fuse: the graph is in its final form already"
 

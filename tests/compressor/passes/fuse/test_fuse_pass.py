@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from pydantic import ValidationError
 
+from compressor.passes.fuse import simplify
 from compressor.passes.fuse.fuse import Fuse
 from compressor.types.carrier import Capability
 from compressor.types.passes import Pass, PassContext
@@ -106,11 +107,36 @@ def test_a_graph_is_surveyed_once_by_the_same_options(model, monkeypatch):
     for _ in range(2):
         Fuse().survey(carrier, PassContext())
         preview = Fuse().preview(carrier, PassContext(), {})
+        applied = Fuse().apply(carrier, PassContext(), {}).carrier
     assert calls == [Fuse()]
+    promised, made = (
+        c.model.graph.initializers["conv.weight"].const_value for c in (preview, applied)
+    )
+    assert isinstance(promised, ir.LazyTensor)
+    assert isinstance(made, ir.Tensor)
+    assert np.array_equal(made.numpy(), promised.numpy())
     other = Fuse(batch_norm=False)
     assert len(other.preview(carrier, PassContext(), {}).model.graph) > len(preview.model.graph)
     Fuse().survey(GraphCarrier(model.clone()), PassContext())
     assert calls == [Fuse(), other, Fuse()]
+
+
+def test_what_weights_are_made_of_is_computed_once(parse, fuse, agree, monkeypatch, rng):
+    text = """g (float[N, 4] x) => (float[N, 4] y) {
+      a = Add(w, w) b = Mul(a, a) c = Add(b, b) y = MatMul(x, c)
+    }"""
+    model = parse(text, {"w": rng.standard_normal((4, 4)).astype(np.float32)})
+    evaluator, computed = simplify.ReferenceEvaluator, list[str]()
+
+    def counted(function):
+        computed.append(function.node[0].op_type)
+        return evaluator(function)
+
+    monkeypatch.setattr(simplify, "ReferenceEvaluator", counted)
+    fused = fuse(model).carrier.model
+    assert sorted(computed) == ["Add", "Add", "Mul"]
+    assert len(fused.graph) == 1
+    agree(model, fused, {"x": rng.standard_normal((2, 4)).astype(np.float32)})
 
 
 def test_what_was_surveyed_goes_with_its_graph(model):
@@ -154,6 +180,7 @@ SCRIPT = """
 import hashlib, sys
 import onnx, onnx_ir as ir
 from compressor.types.passes import PassContext
+from compressor.passes.fuse import simplify
 from compressor.passes.fuse.fuse import Fuse
 
 class Carrier:
