@@ -86,9 +86,9 @@ def _own_rule(rule: RewriteRule) -> RewriteRule:
     (last,) = rule._target_pattern.output_nodes
     identifier = last.op_identifier()
 
-    def tried(model: ir.Model, graph: Any, node: ir.Node, **options: Any) -> Any:
+    def tried(model: ir.Model, graph: Any, node: ir.Node, **_: object) -> Any:
         fits = identifier is None or node.op_identifier() == identifier
-        return rule.__class__.try_rewrite(fresh, model, graph, node, **options) if fits else None
+        return rule.__class__.try_rewrite(fresh, model, graph, node) if fits else None
 
     fresh.try_rewrite = tried  # type: ignore[assignment,method-assign]
     return fresh

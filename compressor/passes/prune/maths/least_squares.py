@@ -79,7 +79,7 @@ class Sums:
         if self._known:
             self.target_sum += targets.sum(0, dtype=torch.float64)
             self.power += targets.to(torch.float64).square().sum(0)
-            self.cross.add_(self._rows_with(targets, inputs))
+            self._accumulate(self.cross, targets, inputs)
             return
         self.input_sum += inputs.sum(0, dtype=torch.float64)
         self.target_sum += targets.sum(0, dtype=torch.float64)
@@ -115,24 +115,32 @@ class Sums:
             self._products = second, torch.zeros(rows, columns, dtype=torch.float64)
         second, cross = self._products
         for inputs, targets in self._kept:
-            second += self._multiply(inputs, inputs)
-            cross += self._rows_with(targets, inputs)
+            self._accumulate(second, inputs, inputs)
+            self._accumulate(cross, targets, inputs)
         self._kept = []
         return self._products
 
-    def _multiply(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return products summed over pairs, of each group with itself."""
-        if self.groups == 1:
-            return left.T @ right
-        left, right = (
-            torch.unflatten(v, 1, (self.groups, -1)).transpose(0, 1) for v in (left, right)
-        )
-        return left.mT @ right
+    def _accumulate(self, total: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add products summed over pairs, of each group with itself.
 
-    def _rows_with(self, targets: Tensor, inputs: Tensor) -> Tensor:
-        return self._multiply(targets, inputs).reshape(
-            targets.shape[1], inputs.shape[1] // self.groups
-        )
+        In float32 they are computed around the means: of inputs that hardly vary, their rounding
+        would be more than the variance.
+        """
+        rows, columns = (value.shape[1] // self.groups for value in (left, right))
+        total = total.view(self.groups, rows, columns)
+        if left.dtype == torch.float64:
+            total.baddbmm_(self._grouped(left).mT, self._grouped(right))
+            return
+        one, two = left.mean(0, keepdim=True), right.mean(0, keepdim=True)
+        total += self._grouped(left - one).mT @ self._grouped(right - two)
+        sums = left.sum(0, keepdim=True, dtype=torch.float64)
+        rest = right.sum(0, keepdim=True, dtype=torch.float64) - len(right) * two
+        left, right = torch.cat([sums, one]), torch.cat([two, rest])
+        total.baddbmm_(self._grouped(left).mT, self._grouped(right))
+
+    def _grouped(self, values: Tensor) -> Tensor:
+        columns = values.shape[1] // self.groups
+        return values.reshape(len(values), self.groups, columns).transpose(0, 1)
 
     def _empty(self) -> Sums:
         return Sums(len(self.input_sum) // self.groups, len(self.target_sum), self.groups)
