@@ -61,17 +61,16 @@ def named_alike(pruned: ir.Model, whole: ir.Model) -> ir.Model | None:
     A module that was adapted to fewer channels may have been lowered again. The exporter numbers
     values as it meets them, and how many constants are among these depends on the channels.
     """
-    names = [(node.op_type, *(v.name for v in node.outputs)) for node in whole.graph]
+    names, own = (
+        [(n.op_type, *(v.name for v in n.outputs)) for n in m.graph] for m in (whole, pruned)
+    )
     kinds = {name: kind for kind, *several in names for name in several}
     kinds |= dict.fromkeys(whole.graph.initializers, "")
-    if all(
-        kinds.get(value.name, node.op_type) == node.op_type
-        for node in pruned.graph
-        for value in node.outputs
-    ):
+    if [kind for kind, *_ in own] != [kind for kind, *_ in names]:
+        alike = all(kinds.get(name, kind) == kind for kind, *several in own for name in several)
+        return pruned if alike else None
+    if own == names:
         return pruned
-    if [node.op_type for node in pruned.graph] != [name[0] for name in names]:
-        return None
     renamed = pruned.clone()
     outputs = [value for node in renamed.graph for value in node.outputs]
     wanted = [name for _, *several in names for name in several]

@@ -25,6 +25,7 @@ from compressor.files import scratch
 from compressor.graph.blocks import GraphBlock, extract_block, reaching
 from compressor.graph.channels.slicing import Kept
 from compressor.graph.residuals import ResidualBlock
+from compressor.graph.values import value_by_name
 from compressor.models.element_types import tensor_of
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, solve
@@ -140,7 +141,13 @@ def solved_layers(
         once: layers that an activation clips are not solved again.
     """
     shapes = [{v.name: v.shape for node in g.graph for v in node.outputs} for g in graphs]
-    same = [c for c in consumers if _same_places(c, *(s.get(c.layer.output) for s in shapes))]
+    known = value_by_name(graphs[0])
+    same = [
+        c
+        for c in consumers
+        if _same_places(c, *(s.get(c.layer.output) for s in shapes))
+        and (c.beside is None or counterparts.get(c.beside, c.beside) in known)
+    ]
     if not same:
         return Solved()
     with scratch() as folder:

@@ -40,6 +40,13 @@ def test_values_get_the_names_of_the_whole_model() -> None:
     assert [value.name for value in scale if value is not None] == ["val_1", "constant.val_1"]
 
 
+def test_values_of_names_that_the_whole_model_lacks_get_its_own() -> None:
+    later = SMALLER.replace("val_0", "val_7").replace("val_1", "one").replace("val_2", "val_9")
+    renamed = named_alike(graph(later), graph(WHOLE))
+    assert renamed is not None
+    assert [n.outputs[0].name for n in renamed.graph] == ["val_1", "val_2", "y"]
+
+
 def test_models_with_the_same_names_stay_as_they_are() -> None:
     whole = graph(WHOLE)
     assert named_alike(whole, graph(WHOLE)) is whole
