@@ -134,6 +134,7 @@ class Sums:
         one, two = left.mean(0, keepdim=True), right.mean(0, keepdim=True)
         total += self._grouped(left - one).mT @ self._grouped(right - two)
         sums = left.sum(0, keepdim=True, dtype=torch.float64)
+        one, two = one.to(torch.float64), two.to(torch.float64)
         rest = right.sum(0, keepdim=True, dtype=torch.float64) - len(right) * two
         left, right = torch.cat([sums, one]), torch.cat([two, rest])
         total.baddbmm_(self._grouped(left).mT, self._grouped(right))

@@ -380,3 +380,20 @@ def test_a_layer_is_solved_again_where_that_comes_nearer():
     # Where nothing can be held out nothing is solved, though the weight as it is would be exact.
     alone = sums(inputs[:1], inputs[:1] @ weight.T + 1.0)
     assert solved_again(start(weight, shifts=False), alone, fit) is fit
+
+
+@pytest.mark.parametrize(("groups", "columns"), [(1, 1100), (2, 600)])
+def test_what_wide_inputs_vary_by_is_not_lost_beside_their_mean(groups: int, columns: int):
+    generator = torch.Generator().manual_seed(0)
+    inputs = 10 + 1e-3 * torch.randn(3000, groups * columns, generator=generator)
+    targets = 5 + 1e-3 * torch.randn(3000, 2 * groups, generator=generator)
+    sums = Sums(columns, 2 * groups, groups)
+    for part in range(0, 3000, 1000):
+        sums.add(inputs[part : part + 1000], targets[part : part + 1000])
+    for group in range(groups):
+        x, t = (v.chunk(groups, 1)[group].double() for v in (inputs, targets))
+        mean = x.mean(0)
+        centred = sums.inputs.reshape(groups, columns, columns)[group] - 3000 * mean.outer(mean)
+        assert torch.allclose(centred, (x - x.mean(0)).T @ (x - x.mean(0)), atol=1e-8)
+        cross = sums.cross[2 * group : 2 * group + 2] - 3000 * t.mean(0).outer(mean)
+        assert torch.allclose(cross, (t - t.mean(0)).T @ (x - x.mean(0)), atol=1e-8)
