@@ -33,7 +33,7 @@ ONNX = ({"format": "onnx"},)
 FUSE, STATIC, DYNAMIC = {"pass": "fuse"}, {"pass": "quantize-static"}, {"pass": "quantize-dynamic"}
 Outcome = dict[str, Any]
 # For a cell, also on a slow machine. Peers that end in a result take at most 20.
-_CPU_SECONDS, _PEER_SECONDS = 400, 60
+_CPU_SECONDS, _PEER_SECONDS = 400, 30
 
 
 class Work:
