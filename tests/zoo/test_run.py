@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from ruamel.yaml import YAML
 
 from tests.paths import ROOT
-from tests.zoo.cases import TABLE, cases
+from tests.zoo.cases import cases
 
 pytestmark = pytest.mark.slow  # each process imports PyTorch
 
@@ -81,9 +80,3 @@ def test_two_jobs_share_the_cases(tmp_path: Path) -> None:
     lines = (tmp_path / "results.jsonl").read_text(encoding="utf-8").splitlines()
     assert sorted(json.loads(line)["case"] for line in lines) == sorted(names)
     assert all(f"[{number}/3]" in said for number in (1, 2, 3))
-
-
-def test_the_names_apart_are_of_the_table() -> None:
-    apart = YAML(typ="safe").load(TABLE)["apart"]
-    assert len(set(apart)) == len(apart)
-    assert set(apart) == {case.name for case in cases() if case.apart}
