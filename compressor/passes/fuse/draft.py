@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from compressor.errors import ModelError
 from compressor.graph.values import constant_array, input_of, is_of_code, is_op, sole_reader
 from compressor.types.tensors import Array
 
@@ -90,17 +91,20 @@ class Draft:
         """Return a copy of the model whose promises are kept: all new weights are computed.
 
         Raises:
-            ModelError: a batch-norm's variance is not positive.
+            ModelError: a batch-norm's variance is not positive, or a constant cannot be computed.
         """
         model = self.model.clone()
         self._results = {}
         try:
-            for graph in (model.graph, *model.graph.subgraphs()):
-                for value in graph.initializers.values():
-                    if isinstance(value.const_value, _Promise):
-                        tensor = value.const_value.raw()
-                        tensor.name = value.name
-                        value.const_value = tensor
+            with np.errstate(all="ignore"):
+                for graph in (model.graph, *model.graph.subgraphs()):
+                    for value in graph.initializers.values():
+                        if isinstance(value.const_value, _Promise):
+                            tensor = value.const_value.raw()
+                            tensor.name = value.name
+                            value.const_value = tensor
+        except RuntimeError as error:
+            raise unsimplified(error) from error
         finally:
             self._results = None
         return model
@@ -158,6 +162,12 @@ class Draft:
         finally:
             for index, shape in stored.items():
                 self.model.graph.outputs[index].shape = shape
+
+
+def unsimplified(error: Exception) -> ModelError:
+    """Return the error that says that a library cannot simplify the graph."""
+    problem = f"the graph cannot be simplified ({error})"
+    return ModelError("pass fuse", problem, "try constants: false")
 
 
 def _is_parameter(value: ir.Value, lowered: bool) -> bool:

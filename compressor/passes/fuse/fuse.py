@@ -10,14 +10,13 @@ import onnx_ir as ir
 from onnx_ir import passes as ir_passes
 from pydantic import Field
 
-from compressor.errors import ModelError
 from compressor.graph.layers import graph_layers
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.passes.fuse import classes, detours, rows, shapes, simplify, states
 from compressor.passes.fuse.absorb import fold_affine, fold_batch_norm
 from compressor.passes.fuse.ahead import fold_ahead
-from compressor.passes.fuse.draft import Draft, Rule
+from compressor.passes.fuse.draft import Draft, Rule, unsimplified
 from compressor.passes.fuse.einsums import einsum_to_matmul
 from compressor.passes.fuse.patterns import (
     drop_neutral,
@@ -144,7 +143,8 @@ class Fuse(GraphPass):
         """Fuse a copy of the graph.
 
         Raises:
-            ModelError: a batch-norm's variance is not positive.
+            ModelError: a batch-norm's variance is not positive, or a library cannot simplify the
+                graph.
         """
         draft = self.surveyed(carrier)
         graph = draft.computed()
@@ -194,9 +194,7 @@ class Fuse(GraphPass):
                 self._absorb(draft)
                 simplify.tidy(draft, names)
         except (ir_passes.PassError, RuntimeError) as error:
-            raise ModelError(
-                "pass fuse", f"the graph cannot be simplified ({error})", "try constants: false"
-            ) from error
+            raise unsimplified(error) from error
         return draft
 
     def _simplify(self, draft: Draft) -> None:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from pydantic import ValidationError
 
+from compressor.errors import ModelError
 from compressor.passes.fuse import simplify
 from compressor.passes.fuse.fuse import Fuse
 from compressor.types.carrier import Capability
@@ -139,6 +140,20 @@ def test_what_weights_are_made_of_is_computed_once(parse, fuse, agree, monkeypat
     agree(model, fused, {"x": rng.standard_normal((2, 4)).astype(np.float32)})
 
 
+def test_a_weight_that_cannot_be_computed_is_told(parse, fuse, monkeypatch):
+    text = "g (float[N, 2] x) => (float[N, 2] y) { a = Div(w, v) y = MatMul(x, a) }"
+    weights = {"w": np.ones((2, 2), np.float32), "v": np.zeros((2, 2), np.float32)}
+    made = fuse(parse(text, weights)).carrier.model.graph.initializers
+    assert np.isinf(next(iter(made.values())).const_value.numpy()).all()  # and nothing is warned of
+
+    def fails(function):
+        raise NotImplementedError("no Div")
+
+    monkeypatch.setattr(simplify, "ReferenceEvaluator", fails)
+    with pytest.raises(ModelError, match=r"simplified \(no Div\)"):
+        fuse(parse(text, weights))
+
+
 def test_what_was_surveyed_goes_with_its_graph(model):
     carrier = GraphCarrier(model.clone())
     draft = weakref.ref(Fuse().surveyed(carrier))
@@ -180,6 +195,7 @@ SCRIPT = """
 import hashlib, sys
 import onnx, onnx_ir as ir
 from compressor.types.passes import PassContext
+from compressor.errors import ModelError
 from compressor.passes.fuse import simplify
 from compressor.passes.fuse.fuse import Fuse
 
