@@ -21,19 +21,20 @@ from torch.nn import functional
 _DAMPING = 1e-3  # of the mean input power, added to it
 _ROUNDS = 128  # in which units go; of more units several at a time
 _CANDIDATES = 4  # units that are looked at for each that goes in a round
+_GONE = 0.2  # share of a state's units; once more have gone, it is made smaller
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A weight that reads units.
+    """Weights that read units, all of them the same.
 
     Attributes:
-        weight: ``[rows, columns]``; each row as large as an error in it counts.
-        moment: second moment of its inputs, ``[columns, columns]``.
+        weights: ``[rows, columns]``; each row as large as an error in it counts.
+        moment: second moment of their inputs, ``[columns, columns]``.
         owners: the unit of each column, counted from 0; -1 for columns that stay, ``[columns]``.
     """
 
-    weight: Tensor
+    weights: tuple[Tensor, ...]
     moment: Tensor
     owners: Tensor
 
@@ -41,17 +42,25 @@ class Reader:
 def eliminate(readers: Sequence[Reader], units: int) -> tuple[list[int], list[float]]:
     """Return units in the order in which they go, and what is lost by the time each has gone.
 
-    The loss is the squared error of a reader's output as a share of its squares, summed over
-    readers. It never falls.
+    The loss is the squared error of a weight's output as a share of its squares, summed over
+    weights. It never falls.
     """
-    states = [_State.of(reader, units) for reader in readers]
+    left = torch.arange(units)
+    states = [_State.of(reader, units).part(left) for reader in readers]
     order: list[int] = []
     losses: list[float] = []
+    gone: list[int] = []  # by their places in ``left``
     while len(order) < units:
-        going = _cheapest(states, order, min(-(-units // _ROUNDS), units - len(order)))
+        if len(gone) > _GONE * len(left):
+            stays = torch.ones(len(left), dtype=torch.bool)
+            stays[gone] = False
+            states = [state.part(torch.nonzero(stays)[:, 0]) for state in states]
+            left, gone = left[stays], []
+        going = _cheapest(states, gone, min(-(-units // _ROUNDS), units - len(order)))
         before = losses[-1] if losses else 0.0
         gained = sum(state.remove(going) for state in states)
-        order += going
+        gone += going
+        order += left[going].tolist()
         losses += [before + gained * (n + 1) / len(going) for n in range(len(going))]
     return order, losses
 
@@ -77,10 +86,10 @@ def _cheapest(states: Sequence[_State], gone: Sequence[int], count: int) -> list
 
 @dataclass(eq=False)
 class _State:
-    """A weight and the inverse of its inputs' moment, as units go.
+    """Weights that read the same and the inverse of its moment, as units go.
 
     Attributes:
-        weight: transposed, so that a column's weights lie together, ``[columns, rows]``.
+        weight: their rows, transposed, so that a column's lie together, ``[columns, rows]``.
         columns: those of each unit, ``[units, width]``. A unit with fewer than others is padded
             with spare columns, which weigh nothing.
     """
@@ -92,8 +101,8 @@ class _State:
     @classmethod
     def of(cls, reader: Reader, units: int) -> _State:
         """Return the state before any unit has gone."""
-        weight, moment = reader.weight.to(torch.float64), reader.moment.to(torch.float64)
-        power = float(((weight @ moment) * weight).sum())
+        moment = reader.moment.to(torch.float64)
+        weight = torch.cat([_of_power_one(w.to(torch.float64), moment) for w in reader.weights])
         diagonal = moment.diagonal()
         mean = float(diagonal.sum()) / max(int((diagonal > 0).sum()), 1)
         damped = moment + _DAMPING * (mean or 1.0) * torch.eye(len(moment), dtype=torch.float64)
@@ -101,18 +110,17 @@ class _State:
         width, count = max(map(len, places)), len(moment)
         spare = torch.arange(count, count + width)
         inverse = torch.eye(count + width, dtype=torch.float64)
-        inverse[:count, :count] = torch.linalg.inv(damped)
+        inverse[:count, :count] = _inverse(damped)
         return cls(
-            functional.pad(weight.T, (0, 0, 0, width)) * (power**-0.5 if power > 0 else 0.0),
+            functional.pad(weight.T, (0, 0, 0, width)),
             (inverse + inverse.T) / 2,
             torch.stack([torch.cat([p, spare[len(p) :]]) for p in places]),
         )
 
     def part(self, units: Tensor) -> _State:
         """Return the part of the state that decides among some units."""
-        columns = self.columns[units]
-        used, places = torch.unique(columns, return_inverse=True)
-        return _State(self.weight[used], self.inverse[used][:, used], places)
+        used, places = torch.unique(self.columns[units], return_inverse=True)
+        return _State(self.weight[used], self.inverse[used[:, None], used], places)
 
     def costs(self) -> Tensor:
         """Return what each unit would cost, ``[units]``."""
@@ -136,3 +144,15 @@ class _State:
         self.inverse[:, columns] = 0.0
         self.inverse[columns, columns] = 1.0
         return max(float((parts * solved[:, size:]).sum()), 0.0)
+
+
+def _of_power_one(weight: Tensor, moment: Tensor) -> Tensor:
+    """Return a weight whose outputs' squares add up to 1; zeros if they are all zero."""
+    power = float(((weight @ moment) * weight).sum())
+    return weight * (power**-0.5 if power > 0 else 0.0)
+
+
+def _inverse(moment: Tensor) -> Tensor:
+    """Return the inverse of a symmetric matrix, which rounding may have made indefinite."""
+    factor, failed = torch.linalg.cholesky_ex(moment)
+    return torch.linalg.inv(moment) if failed else torch.cholesky_inverse(factor)

@@ -311,16 +311,20 @@ def without_columns(
         gone: flags of columns, ``[columns]``; their weights are zero in what is returned.
         penalty: share of the mean input power.
     """
-    stay = ~gone
-    rest = Sums(int(stay.sum()), len(start.weight))
-    rest.input_sum, rest.count = sums.input_sum[stay], sums.count
-    rest.target_sum = start.weight @ sums.input_sum + start.bias * sums.count
-    cross = start.weight @ sums.inputs[:, stay] + torch.outer(start.bias, rest.input_sum)
-    rest._products = sums.inputs[stay][:, stay], cross
-    left = Start(start.weight[:, stay], start.bias, start.shifts, start.importance)
-    weight = torch.zeros_like(start.weight)
-    ((weight[:, stay], bias),) = _solved(left, rest, [penalty])
-    return weight, bias
+    stay, total = ~gone, sums.input_sum
+
+    def moment(rows: Tensor) -> Tensor:
+        products = sums.inputs[rows][:, stay]
+        if start.shifts:
+            products -= torch.outer(total[rows], total[stay]) / sums.count
+        return products
+
+    ridged = moment(stay)
+    ridged.diagonal().add_(penalty * _power(ridged.diagonal()))
+    weight = torch.where(stay, start.weight, 0.0)
+    weight[:, stay] += _ridge((start.weight[:, gone] @ moment(gone)).mT, ridged).mT
+    lost = (start.weight - weight) @ total / sums.count
+    return weight, start.bias + lost if start.shifts else start.bias
 
 
 def _chosen(start: Start, parts: Sequence[Sums], penalties: Sequence[float]) -> float | None:
@@ -365,10 +369,7 @@ def _by_group(start: Start, sums: Sums, penalties: Sequence[float]) -> list[Tens
     for penalty in penalties:
         ridged = inputs.clone()
         ridged.diagonal(dim1=1, dim2=2).add_(penalty * power)
-        factor, failed = torch.linalg.cholesky_ex(ridged)
-        # Too little may be added to what rounding has left of a singular matrix.
-        change = torch.where(failed[:, None, None] == 0, torch.cholesky_solve(missing, factor), 0.0)
-        weights.append((first + change.mT).flatten(0, 1))
+        weights.append((first + _ridge(missing, ridged).mT).flatten(0, 1))
     return weights
 
 
@@ -385,9 +386,16 @@ def _changes(
     for penalty in penalties:
         ridged = between.clone()
         ridged.diagonal().add_(penalty * power)
-        factor, failed = torch.linalg.cholesky_ex(ridged)
-        found = torch.zeros_like(missing) if failed else torch.cholesky_solve(missing, factor)
-        yield found.T @ inputs
+        yield _ridge(missing, ridged).T @ inputs
+
+
+def _ridge(missing: Tensor, ridged: Tensor) -> Tensor:
+    """Return the solution of symmetric systems, ``[..., columns, rows]``; zeros if there is none.
+
+    Too little may be added to what rounding has left of a singular matrix.
+    """
+    factor, failed = torch.linalg.cholesky_ex(ridged)
+    return torch.where(failed[..., None, None] == 0, torch.cholesky_solve(missing, factor), 0.0)
 
 
 def _power(powers: Tensor) -> Tensor:

@@ -74,21 +74,26 @@ def gathered(
     batches: Callable[[], Iterable[Batch]],
     samples: int,
 ) -> dict[str, Sums]:
-    """Return sums over what layers read in so many samples, by layer name, without targets."""
+    """Return sums over what layers read in so many samples, by layer name, without targets.
+
+    Layers that read the same share theirs.
+    """
     if not consumers:
         return {}
     names = dict.fromkeys(n for c in consumers for n in (c.input, c.layer.output))
     given = {spec.name for spec in carrier.inputs}
     runner = carrier.runner([name for name in names if name not in given])
-    sums = {c.layer.name: Sums(c.layer.columns, 0) for c in consumers}
+    read = {c.layer.name: (c.input, c.window, c.layer.columns) for c in consumers}
+    first = {read[c.layer.name]: c for c in consumers}
+    sums = {key: Sums(c.layer.columns, 0) for key, c in first.items()}
     for batch in batches():
         values = {**batch, **runner.run(batch)}
-        for c in consumers:
+        for key, c in first.items():
             inputs, outputs = (_tensor(values[name]) for name in (c.input, c.layer.output))
             seen, _ = pairs(inputs, [outputs], c.window, places_of(c.layer.columns, samples))
             flat = seen.flatten(0, 1)
-            sums[c.layer.name].add(flat, flat[:, :0])
-    return sums
+            sums[key].add(flat, flat[:, :0])
+    return {name: sums[key] for name, key in read.items()}
 
 
 def tells(sums: Sums) -> bool:

@@ -319,3 +319,27 @@ def test_a_latency_weighs_what_is_lost_on_joined_samples(monkeypatch: pytest.Mon
     ours = pruned(step, before, one_sample())
     joined = Given(tuple(Shuffled(one_sample(), seed=0).batches()))
     assert ours.notes[1:] == pruned(step, before, joined).notes
+
+
+class Twins(nn.Module):
+    """Two layers multiply the same vectors; a third sees the same value through another window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.one, self.two, self.wide = (nn.Conv2d(8, 4, n) for n in (1, 1, 3))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        seen = torch.relu(self.first(image))
+        return self.one(seen).mean((2, 3)) + self.two(seen).amax((2, 3)) + self.wide(seen)[..., 0, 0]
+
+
+def test_layers_that_read_the_same_share_their_moments():
+    before, given = carrier(Twins()), data(4)
+    groups = [g for g in map_channels(before.graph()).groups if not g.frozen]
+    consumers, _ = possible_consumers(before, groups)
+    sums = Moments(before, given.batches).of(consumers)
+    assert sums["one"] is sums["two"]
+    assert len(sums["wide"].inputs) == 9 * len(sums["one"].inputs) == 72
+    (alone,) = (Moments(before, given.batches).of([c]) for c in consumers if c.layer.name == "two")
+    assert torch.equal(alone["two"].inputs, sums["two"].inputs)
