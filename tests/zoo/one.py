@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ import compressor
 from compressor.cli.application import application
 from compressor.models.transformers.classes import auto_class_for
 from compressor.progress import quiet_libraries
+from compressor.run.timing import timing
 from compressor.types.tensors import Array, Batch, TensorSpec, fixed_batch, unstackable
 from tests.zoo import models, peers
 from tests.zoo.cases import LENGTHS, Case, drawn
@@ -173,7 +177,8 @@ class Work:
             spec["data"] = {k: v for k, v in spec["data"].items() if k != "evaluation"}
         path = self.folder / "spec.yaml"
         path.write_text(json.dumps(spec), encoding="utf-8")
-        outcome = command_outcome(command, str(path))
+        with hurried():
+            outcome = command_outcome(command, str(path))
         return {**outcome, "message": outcome["message"].replace(f"{path}:1: ", "")}
 
     def artifact(self) -> list[Array]:
@@ -187,6 +192,18 @@ class Work:
         with torch.inference_mode():
             named = module(**{k: torch.from_numpy(v) for k, v in self.batch.items()})
         return [t.detach().numpy() for t in named.values()]
+
+
+@contextmanager
+def hurried() -> Iterator[None]:
+    """Let runs time their artifacts once: the zoo asks for no latency, but of ``latency``."""
+    once = {"_BUDGET": 0.0, "_LEAST_OPENINGS": 1, "_LONG": inf, "_WARM_UP": 0.0}
+    before = {name: getattr(timing, name) for name in once}
+    vars(timing).update(once)
+    try:
+        yield
+    finally:
+        vars(timing).update(before)
 
 
 _DTYPES = {
@@ -348,6 +365,8 @@ def take(case: Case, folder: Path, skip: set[str]) -> Iterator[dict[str, Any]]:
         begun = time.process_time()
         peer = function.__name__ in PEERS
         signal.setitimer(signal.ITIMER_PROF, _PEER_SECONDS if peer else _CPU_SECONDS)
+        gc.collect()
+        gc.freeze()  # what is there stays: runs look for garbage often, and need not visit it
         try:
             outcome = unlowered if unlowered and function in LOWERED else function(work)
             if function is plan and "needs its number" in outcome["message"] and work.fix_axes():

@@ -20,8 +20,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", HF_HUB_OFFLINE
 os.environ.setdefault("YOLO_CONFIG_DIR", tempfile.gettempdir())  # ultralytics writes settings
 
 from compressor.models.torch.translations import translations
-from compressor.run.timing import timing
 from compressor.spec.user_code import code_digest
 from tests.paths import ROOT
 from tests.zoo import models, one
@@ -126,7 +124,7 @@ def _inside(case: Case, folder: Path, log: Path, skip: set[str]) -> None:
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     os.chdir(folder)  # some libraries leave files where they are
-    with log.open("a", encoding="utf-8") as file, _hurried():
+    with log.open("a", encoding="utf-8") as file:
         for line in one.take(case, folder, skip):
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -144,7 +142,7 @@ def _preload() -> None:
     ONNXRegistry.from_torchlib = staticmethod(lambda *_, **__: table)  # type: ignore[method-assign]
     (case,) = (case for case in cases() if case.name == _WARMING)
     before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder, _hurried():
+    with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         work = one.Work(case, Path(folder))
         one.plan(work)
@@ -155,17 +153,6 @@ def _preload() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
-
-
-@contextmanager
-def _hurried() -> Iterator[None]:
-    """Let a run time its artifacts once: the zoo asks for no latency, but of ``latency``."""
-    before = timing._BUDGET, timing._LEAST_OPENINGS
-    timing._BUDGET, timing._LEAST_OPENINGS = 0.0, 2  # of one block, there is no drift
-    try:
-        yield
-    finally:
-        timing._BUDGET, timing._LEAST_OPENINGS = before
 
 
 def processor() -> str:
