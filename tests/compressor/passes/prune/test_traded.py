@@ -331,7 +331,8 @@ class Twins(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         seen = torch.relu(self.first(image))
-        return self.one(seen).mean((2, 3)) + self.two(seen).amax((2, 3)) + self.wide(seen)[..., 0, 0]
+        narrow = self.one(seen).mean((2, 3)) + self.two(seen).amax((2, 3))
+        return narrow + self.wide(seen)[..., 0, 0]
 
 
 def test_layers_that_read_the_same_share_their_moments():
