@@ -76,14 +76,12 @@ class Sums:
         """Take in pairs, ``[count, groups * columns]`` and ``[count, rows]``."""
         if inputs.shape[1] <= _WIDE:
             inputs, targets = inputs.to(torch.float64), targets.to(torch.float64)
+        self.target_sum += targets.sum(0, dtype=torch.float64)
+        self.power += targets.to(torch.float64).square().sum(0)
         if self._known:
-            self.target_sum += targets.sum(0, dtype=torch.float64)
-            self.power += targets.to(torch.float64).square().sum(0)
             self._accumulate(self.cross, targets, inputs)
             return
         self.input_sum += inputs.sum(0, dtype=torch.float64)
-        self.target_sum += targets.sum(0, dtype=torch.float64)
-        self.power += targets.to(torch.float64).square().sum(0)
         self.count += len(inputs)
         if self._products is None:
             inputs, targets = inputs.clone(), targets.clone()  # of a buffer that may be reused
@@ -312,17 +310,13 @@ def without_columns(
         penalty: share of the mean input power.
     """
     stay, total = ~gone, sums.input_sum
-
-    def moment(rows: Tensor) -> Tensor:
-        products = sums.inputs[rows][:, stay]
-        if start.shifts:
-            products -= torch.outer(total[rows], total[stay]) / sums.count
-        return products
-
-    ridged = moment(stay)
+    moment = sums.inputs[:, stay]
+    if start.shifts:
+        moment -= torch.outer(total, total[stay]) / sums.count
+    ridged, missing = moment[stay], start.weight[:, gone] @ moment[gone]
     ridged.diagonal().add_(penalty * _power(ridged.diagonal()))
     weight = torch.where(stay, start.weight, 0.0)
-    weight[:, stay] += _ridge((start.weight[:, gone] @ moment(gone)).mT, ridged).mT
+    weight[:, stay] += _ridge(missing.mT, ridged).mT
     lost = (start.weight - weight) @ total / sums.count
     return weight, start.bias + lost if start.shifts else start.bias
 
@@ -380,8 +374,7 @@ def _changes(
 
     ``(XᵀX + λ)⁻¹ Xᵀ = Xᵀ (XXᵀ + λ)⁻¹``, of which the right side has a matrix ``[count, count]``.
     """
-    missing = targets - inputs @ weight.T
-    between = inputs @ inputs.T
+    missing, between = targets - inputs @ weight.T, inputs @ inputs.T
     power = _power(inputs.square().sum(0))
     for penalty in penalties:
         ridged = between.clone()
