@@ -46,6 +46,7 @@ def eliminate(readers: Sequence[Reader], units: int) -> tuple[list[int], list[fl
     weights. It never falls.
     """
     left = torch.arange(units)
+    # Columns that stay have had their say once the moment is inverted.
     states = [_State.of(reader, units).part(left) for reader in readers]
     order: list[int] = []
     losses: list[float] = []

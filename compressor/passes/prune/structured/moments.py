@@ -84,11 +84,11 @@ def gathered(
     given = {spec.name for spec in carrier.inputs}
     runner = carrier.runner([name for name in names if name not in given])
     read = {c.layer.name: (c.input, c.window, c.layer.columns) for c in consumers}
-    first = {read[c.layer.name]: c for c in consumers}
-    sums = {key: Sums(c.layer.columns, 0) for key, c in first.items()}
+    one_of = {read[c.layer.name]: c for c in consumers}
+    sums = {key: Sums(c.layer.columns, 0) for key, c in one_of.items()}
     for batch in batches():
         values = {**batch, **runner.run(batch)}
-        for key, c in first.items():
+        for key, c in one_of.items():
             inputs, outputs = (_tensor(values[name]) for name in (c.input, c.layer.output))
             seen, _ = pairs(inputs, [outputs], c.window, places_of(c.layer.columns, samples))
             flat = seen.flatten(0, 1)
