@@ -177,7 +177,7 @@ class Work:
             spec["data"] = {k: v for k, v in spec["data"].items() if k != "evaluation"}
         path = self.folder / "spec.yaml"
         path.write_text(json.dumps(spec), encoding="utf-8")
-        with hurried():
+        with _hurried():
             outcome = command_outcome(command, str(path))
         return {**outcome, "message": outcome["message"].replace(f"{path}:1: ", "")}
 
@@ -195,7 +195,7 @@ class Work:
 
 
 @contextmanager
-def hurried() -> Iterator[None]:
+def _hurried() -> Iterator[None]:
     """Let runs time their artifacts once: the zoo asks for no latency, but of ``latency``."""
     once = {"_BUDGET": 0.0, "_LEAST_OPENINGS": 1, "_LONG": inf, "_WARM_UP": 0.0}
     before = {name: getattr(timing, name) for name in once}

@@ -108,7 +108,7 @@ def latencies(results: Sequence[Mapping[str, Any]]) -> str:
     return (
         "## Latency of the ONNX files\n\n`fuse` and `quantize-static` by default, beside the source"
         ", in ONNX Runtime on one thread, in turn; the time on the processor.\n\n"
-        f"{table(head, rows)}\nGeometric mean: {exp(sum(logs) / len(logs)):.2f}. Of {len(rows)}"
+        f"{table(head, rows)}\nGeometric mean: {exp(sum(logs) / len(logs)):.3f}. Of {len(rows)}"
         f" files, {slower} are slower in int8 beyond the interval. One file is for x86 CPUs with"
         " and without VNNI; on those without it, int8 gains less. Small networks, in which calling"
         " integer kernels takes longer than their products, stay floats, and take as long as"

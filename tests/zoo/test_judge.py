@@ -106,7 +106,7 @@ def test_the_page_counts_what_was_run() -> None:
     assert "80.0% of the cells" in page
     assert "| timm/a | ok | W 30 | r |" in page
     assert "| magika/c | 0.50 | 0.40 to 0.60 | processor | EPYC, no VNNI |" in page
-    assert "Geometric mean: 0.50. Of 1 files, 0 are slower" in page
+    assert "Geometric mean: 0.500. Of 1 files, 0 are slower" in page
     assert "`target: cannot be reached; set it to 0.7 or more` — timm/a (prune)" in page
 
 
