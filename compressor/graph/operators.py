@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Family = Literal[
     "unary", "cast-like", "binary", "reduction", "spatial", "product", "softmax",
-    "channel-norm", "group-norm", "layer-norm", "reshape", "concat", "quantization", "shape",
-    "source", "constant", "control", "selection", "other",
+    "channel-norm", "group-norm", "layer-norm", "reshape", "concat", "split", "quantization",
+    "shape", "source", "constant", "control", "selection", "other",
 ]  # fmt: skip
 """Operators of a family have one form: the same inputs matter, and outputs are shaped alike.
 
@@ -330,7 +330,7 @@ _ROWS = (  # products and lookups first
     Operator("Transpose", moves="order", float16="cheap", kernels=_CARRIER, int8_form=True),
     Operator("Concat", "concat", zeros="parts", folds=True, float16="cheap",
              kernels={**_JOIN, "openvino": "join"}, int8_form=True),
-    Operator("Split", folds=True, passes_factor=True, float16="cheap", int8_form=True),
+    Operator("Split", "split", folds=True, passes_factor=True, float16="cheap", int8_form=True),
     Operator("Slice", moves="some", folds=True, passes_factor=True, float16="cheap",
              kernels=_CARRIER, int8_form=True),
     *(Operator(name, float16="cheap")

@@ -40,7 +40,7 @@ class OnnxExporter(Exporter):
     """Writes ``model.onnx``, and ``model.onnx.data`` beside it where weights are large."""
 
     format: ClassVar[str] = "onnx"
-    version: ClassVar[int] = 12
+    version: ClassVar[int] = 13
     one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 
     opset: int | None = Field(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
+
 import numpy as np
 import onnx_ir as ir
 
@@ -9,7 +12,7 @@ from compressor.exporters.onnx.matmul_nbits import replaced
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
-from compressor.graph.sequences import gains_as_image
+from compressor.graph.sequences import filling, gains_as_image
 from compressor.graph.values import (
     all_nodes,
     constant_array,
@@ -30,20 +33,25 @@ def as_images(editor: Editor) -> bool:
 
     Between convolutions, and the activations that they compute along, the row stays.
     """
-    taken = dict[ir.Node, ir.Value]()
+    taken = dict[ir.Node, tuple[ir.Value, int]]()
     for node in all_nodes(editor.model.graph):
-        layer = layer_of(node)
-        if layer is None or not gains_as_image(layer) or not _reads_floats(node):
+        layer, places = layer_of(node), _places(node)
+        if layer is None or not gains_as_image(layer, places) or not _reads_floats(node):
             continue
         stored = _stored(node.inputs[1])
         if stored is not None and stored.name in editor.model.graph.initializers:
-            taken[node] = stored
+            taken[node] = stored, filling(layer, places) if layer.groups == 1 else 0
     images = _Images(editor)
-    for node, stored in taken.items():
-        if all(use.node in taken for use in _weight(node).uses()):
-            images.change(node, stored)
+    for node, (stored, zeros) in taken.items():
+        if all(taken.get(use.node) == (stored, zeros) for use in _weight(node).uses()):
+            images.change(node, stored, zeros)
     images.tidy()
     return bool(images.rows)
+
+
+def _places(node: ir.Node) -> int | None:
+    shape = static_shape(node.outputs[0])
+    return None if shape is None else prod(shape[_AXIS:])
 
 
 def _weight(node: ir.Node) -> ir.Value:
@@ -83,11 +91,12 @@ class _Images:
         """For a sequence, the image that holds it, in the graph or branch that made the image."""
         self._dropped: list[ir.Node] = []
 
-    def change(self, node: ir.Node, stored: ir.Value) -> None:
+    def change(self, node: ir.Node, stored: ir.Value, zeros: int = 0) -> None:
         """Let a convolution read and write images.
 
         Args:
             stored: the initializer that its weight is, or is decoded from.
+            zeros: channels to join to what it reads.
         """
         data = node.inputs[0]
         assert data is not None
@@ -97,8 +106,9 @@ class _Images:
             source, axes = self._with_axes(node, data)
             self.rows[here] = chain.add("Unsqueeze", [source, axes], "_row", data.dtype)
             node.prepend(chain.nodes)
-        node.replace_input_with(0, self.rows[here])
-        self._change_weight(stored)
+        row = self.rows[here]
+        node.replace_input_with(0, self._filled(node, row, zeros) if zeros else row)
+        self._change_weight(stored, zeros)
         for name, unit in _TWO.items():
             numbers = node.attributes.get_ints(name, None)
             if numbers is not None:
@@ -124,35 +134,49 @@ class _Images:
         name = "_".join(["row_axes", *map(str, axes)])
         return inner, self._editor.shared_constant(name, axes.astype(np.int64))
 
-    def _change_weight(self, stored: ir.Value) -> None:
-        """Give a stored weight a row, for all that read it."""
+    def _filled(self, node: ir.Node, row: ir.Value, zeros: int) -> ir.Value:
+        """Return an image with more channels, all zero."""
+        chain = Chain(self._editor, row.name or "")
+        pads = np.asarray([0, 0, 0, 0, 0, zeros, 0, 0], np.int64)
+        value = self._editor.shared_constant(f"channels_{zeros}", pads)
+        filled = chain.add("Pad", [row, value], "_filled", row.dtype)
+        node.prepend(chain.nodes)
+        return filled
+
+    def _change_weight(self, stored: ir.Value, zeros: int) -> None:
+        """Give a stored weight a row, for all that read it, and columns that zeros meet."""
         if stored in self._weights:
             return
         shape = list(static_shape(stored) or ())
         shape.insert(_AXIS, 1)
+        shape[1] += zeros
         assert stored.dtype is not None
         uses = tuple(stored.uses())
-        changed = replaced(self._editor, stored, _with_row, stored.dtype, tuple(shape))
+        changed = replaced(
+            self._editor, stored, partial(_with_row, zeros=zeros), stored.dtype, tuple(shape)
+        )
         for use in uses:
             use.node.replace_input_with(use.idx, changed)
             if not operator(use.node).is_convolution:
-                _add_row(use.node.outputs[0])
+                _add_row(use.node.outputs[0], zeros)
         self._weights.add(stored)
 
     def _restore(self, node: ir.Node) -> None:
         """Take the row out after the activations that are computed along with a node."""
         value = node.outputs[0]
+        shape = value.shape
         _add_row(value)
         reader = sole_reader(value)
         while reader is not None and operator(reader).fused and reader.graph is node.graph:
             value = reader.outputs[0]
+            shape = value.shape
             _add_row(value)
             reader = sole_reader(value)
         last = value.producer()
         assert last is not None
         name = value.name or ""
         value.name = self._editor.free_name(f"{name}_row")
-        sequence = ir.Value(name=name, type=value.type)
+        sequence = ir.Value(name=name, type=value.type, shape=shape)
         squeeze = ir.node(
             "Squeeze", [value, self._axes()], outputs=[sequence], name=f"{name}_squeeze"
         )
@@ -170,11 +194,13 @@ class _Images:
                 node.graph.remove(node, safe=True)
 
 
-def _with_row(array: Array) -> Array:
-    return np.expand_dims(array, _AXIS)
+def _with_row(array: Array, zeros: int) -> Array:
+    filling = [(0, 0), (0, zeros), *[(0, 0)] * (array.ndim - _AXIS)]
+    return np.expand_dims(np.pad(array, filling) if zeros else array, _AXIS)
 
 
-def _add_row(value: ir.Value) -> None:
+def _add_row(value: ir.Value, zeros: int = 0) -> None:
     if value.shape is not None:
-        dims = list(value.shape)
-        value.shape = ir.Shape([*dims[:_AXIS], 1, *dims[_AXIS:]])
+        first, second, *rest = value.shape
+        channels = second + zeros if isinstance(second, int) else second
+        value.shape = ir.Shape([first, channels, 1, *rest])

@@ -42,8 +42,10 @@ class _Rows:
         for node in list(self._graph):
             if operator(node).family == "reshape":
                 self._note(node)
+                changed |= self._shorten(node)
             elif node.graph is not None:  # a bias that is in its product is in no graph any more
-                changed |= self._replace_product(node) or self._replace_rowwise(node)
+                replaced = self._replace_product(node) or self._replace_rowwise(node)
+                changed |= replaced or self._split_matrix(node)
         return changed
 
     def _note(self, node: ir.Node) -> None:
@@ -57,6 +59,41 @@ class _Rows:
         elif len(output.shape) > _MATRIX == len(source.shape):
             self._matrices[output] = source
             self._views.add(output)
+
+    def _shorten(self, node: ir.Node) -> bool:
+        """Make another form of a view from the view's matrix, if a node makes one."""
+        source, output = node.inputs[0], node.outputs[0]
+        lengths = _lengths(output)
+        if source is None or source not in self._views or lengths is None:
+            return False
+        chain = Chain(self._editor, output.name or "")
+        made = chain.add("Reshape", [self._matrices[source], self._constant(lengths)], "_made")
+        made.shape = output.shape
+        ir.convenience.replace_nodes_and_values(
+            self._graph, node, [node], chain.nodes, [output], [made]
+        )
+        return True
+
+    def _split_matrix(self, node: ir.Node) -> bool:
+        """Split the columns of a view's matrix, if a node splits those of the view."""
+        source = input_of(node, 0)
+        if operator(node).family != "split" or source is None or source not in self._views:
+            return False
+        last = node.attributes.get_int("axis", 0) in (-1, len(source.shape or ()) - 1)
+        shapes = [_lengths(v) for v in node.outputs]
+        if not last or None in shapes:
+            return False
+        node.replace_input_with(0, self._matrices[source])
+        node.attributes["axis"] = ir.AttrInt64("axis", -1)
+        for part, lengths in zip(node.outputs, shapes, strict=True):
+            view = ir.Value(name=part.name, shape=part.shape, type=part.type)
+            part.name, part.shape = self._editor.free_name(f"{part.name}_rows"), None
+            ir.convenience.replace_all_uses_with(part, view, replace_graph_outputs=True)
+            inputs = [part, self._constant(lengths or ())]
+            node.append(ir.node("Reshape", inputs, outputs=[view], name=f"{view.name}_view"))
+            self._matrices[view] = part
+            self._views.add(view)
+        return True
 
     def _replace_product(self, node: ir.Node) -> bool:
         """Replace a product and its bias, if it is one."""

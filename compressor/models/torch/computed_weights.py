@@ -101,7 +101,7 @@ def _is_float(value: ir.Value) -> bool:
 def _moves(node: ir.Node) -> bool:
     """Whether a node only moves or repeats elements."""
     row = operator(node)
-    split = row.passes_factor and not row.activation and row.family in ("other", "unary")
+    split = row.passes_factor and not row.activation and row.family in ("other", "split", "unary")
     return bool(row.moves) or row.is_table or split or row.family in ("concat", "shape")
 
 

@@ -267,7 +267,7 @@ class _Tracer:
             return labels.transpose(None if perm is None else list(perm))
         if is_op(node, "Expand"):
             return np.broadcast_to(labels, shape) if -1 not in shape else None
-        if is_op(node, "Split"):
+        if operator(node).family == "split":
             return self._part(node, value, labels)
         return labels if labels.shape == shape else None  # a slice that takes everything
 

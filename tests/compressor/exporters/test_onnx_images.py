@@ -14,12 +14,13 @@ import pytest
 from compressor.exporters.onnx.exporter import OnnxExporter
 from compressor.exporters.onnx.forms import in_form_for
 from compressor.graph.layers import layers_with_nodes
-from compressor.graph.sequences import gains_as_image
+from compressor.graph.sequences import filling, gains_as_image
 from compressor.graph.values import all_nodes
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types.exporter import USUAL
+from compressor.types.layers import Layer
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch
 from tests.compressor.graph.channels.channel_graphs import graph
@@ -153,7 +154,9 @@ def test_convolutions_in_branches_gain_too(tmp_path):
         ((256, 8, 3), 32, False),
         ((258, 1, 256), 1, True),
         ((512, 1, 10), 1, False),  # blocks take longer to lay out than so few products
-        ((64, 62, 3), 1, False),  # channels that fill no four
+        ((64, 62, 3), 1, False),  # channels that fill no four, and too few products for zeros
+        ((64, 90, 3), 1, True),  # with two channels of zeros
+        ((64, 97, 3), 1, False),  # which would be as many as half of a block
         ((1, 128, 7), 1, False),
     ],
 )
@@ -165,3 +168,46 @@ def test_which_convolutions_gain(shape, groups, gains):
     ((layer, _),) = layers_with_nodes(model)
     assert gains_as_image(layer) == gains
     assert (in_form_for("ort-cpu", model, "float32") is not model) == gains
+
+
+@pytest.mark.parametrize(
+    ("columns", "places", "zeros"),
+    [
+        (129, 4, 3),
+        (129, 24, 3),
+        (129, 16, 0),
+        (129, 400, 0),
+        (129, None, 3),
+        (100, None, 0),
+        (97, None, 0),
+        (97, 4, 3),
+        (85, 4, 0),
+    ],
+)
+def test_zeros_fill_channels_where_a_product_of_matrices_wastes_more(columns, places, zeros):
+    layer = Layer("a", "Conv", "a.weight", (128, columns, 3))
+    assert filling(layer, places) == zeros
+    assert gains_as_image(layer, places) == (zeros > 0 or columns % 4 == 0)
+
+
+FILLED = """(float[N, 129, T] x) => (float[N, 64, U] y, float[N, 64, U] z) {
+    a = Sqrt(x) b = Conv<pads = [1, 1]>(a, first) y = Relu(b) z = Conv<pads = [1, 1]>(a, second)
+}"""
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_channels_of_zeros_change_no_output(tmp_path, coded):
+    """Codes have any zero point: what meets a zero is not looked at."""
+    carrier = OnnxCarrier(graph(FILLED, {"first": (64, 129, 3), "second": (64, 129, 3)}))
+    if coded:
+        quantize = QuantizeWeights(bits=8, symmetric=False)
+        carrier = quantize.apply(carrier, PassContext(), {}).carrier
+    batch = {"x": np.abs(fed(129, 6)["x"])}
+    (file,) = OnnxExporter(target="ort-cpu").write(carrier, tmp_path, USUAL)
+    assert in_blocks(file, tmp_path) == 2
+    assert ops(ir.load(file))["Unsqueeze"] == 1, "one row for both"
+    for wanted, got in zip(
+        graph_runner(carrier.graph()).run(batch).values(),
+        graph_runner(ir.load(file)).run(batch).values(), strict=True,
+    ):  # fmt: skip
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)

@@ -86,3 +86,21 @@ def test_integer_products_and_other_targets_stay():
     counted = statistics(declared, carrier, ORT, [{"x": sample()}])
     codes = declared.apply(carrier, ORT, counted).carrier.graph()
     assert not written(codes)["Gemm"]
+
+
+HEADS = """(float[N, 9, 12] x) => (float[N, 3, 9, 4] y) {
+    m = MatMul(x, w) a = Add(m, b) p, q, r = Split<axis = 2>(a, parts)
+    f = Reshape(p, heads) g = Reshape(q, heads) o = Softmax(r) h = Reshape(o, heads)
+    s = Sum(f, g, h) y = Transpose<perm = [0, 2, 1, 3]>(s)
+}"""
+
+
+def test_columns_are_split_as_a_matrix(tmp_path):
+    """What takes heads apart then reads the matrix, with no view in between."""
+    constants = {"parts": [12, 12, 12], "heads": [0, 0, 3, 4]}
+    model = graph(HEADS, {"w": (12, 36), "b": (36,), **constants}, opset=21)
+    formed = in_form_for("ort-cpu", model, "float32")
+    assert executed(formed, tmp_path) == {
+        "Reshape": 5, "Gemm": 1, "Split": 1, "Sum": 1, "Transpose": 1, "Softmax": 1,
+    }  # fmt: skip
+    assert same(model, formed)

@@ -127,7 +127,8 @@ class CostModel:
         if not self.is_image(output):
             return False
         if layer is not None:
-            return row.is_convolution and not row.transposed_weight and self._in_blocks(layer)
+            usual = row.is_convolution and not row.transposed_weight
+            return usual and self._in_blocks(layer, output)
         shapes = [self._shape(v) for v in node.inputs if v is not None]
         if row.family == "concat":
             full = all(s and s[1] % self.facts.block == 0 for s in shapes)
@@ -153,7 +154,7 @@ class CostModel:
         if reader is not None and operator(reader).bounded and operator(reader).fused:
             bounded = self.facts.bounded * self.elements(node.outputs[0])
         laid_out = 0.0
-        if gains_as_image(layer):  # into blocks of channels and back
+        if gains_as_image(layer, self._places(node.outputs[0])):  # into blocks of channels and back
             elements = self.elements(node.inputs[0]) + self.elements(node.outputs[0])
             laid_out = 2 * self.facts.call + self.facts.block_layout * elements
         return Cost(
@@ -195,7 +196,7 @@ class CostModel:
             windows=pixels * groups if groups > 1 and several else 0,
             lines=rows * pixels // max(output[-1], 1) * window_rows if output else 0,
         )
-        blocked, block = self._in_blocks(layer), self.facts.block
+        blocked, block = self._in_blocks(layer, node.outputs[0]), self.facts.block
         integer: Kernel = "integer-copied" if several and columns % 4 else "integer-dense"
         coded = work
         if columns == 1 and rows == groups:  # so is a single channel for codes
@@ -211,14 +212,17 @@ class CostModel:
         filled = wide * each / (columns * rows) if blocked else 1.0
         return ("dense" if blocked else "plain", work), (integer, coded), filled
 
-    def _in_blocks(self, layer: Layer) -> bool:
+    def _places(self, value: ir.Value) -> int | None:
+        return prod(self._shape(value)[2:]) if self._shape(value) else None
+
+    def _in_blocks(self, layer: Layer, output: ir.Value) -> bool:
         """Whether a float convolution computes in blocks of channels.
 
         ONNX Runtime's, of images: alone, of few channels or a multiple of four; in groups, of one
         channel each or of whole blocks.
         """
         block, groups, columns = self.facts.block, layer.groups, layer.shape[1]
-        if gains_as_image(layer):
+        if gains_as_image(layer, self._places(output)):
             return True
         if len(layer.shape) != _IMAGE_RANK:
             return False
