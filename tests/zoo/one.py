@@ -308,7 +308,7 @@ def directory(work: Work) -> Outcome:
 
 
 def latency(work: Work) -> Outcome:
-    """Time the fused file and the int8 file in turn, by their time on the processor."""
+    """Time the file as it was and its int8 form in turn, by their time on the processor."""
     from compressor.lab.bench.bench import in_turn
     from compressor.lab.bench.finding import find_artifacts
     from compressor.run.artifact_file import Machinery
