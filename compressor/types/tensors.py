@@ -58,11 +58,9 @@ class TensorSpec:
 
     def mismatch(self, shape: tuple[int, ...], dtype: str) -> str | None:
         """Return why an array of this shape and dtype does not match, or ``None``."""
-        if dtype != self.dtype:
-            return f"dtype is {dtype}, the model expects {self.dtype}"
-        if may_agree(self.shape, shape):
-            return None
-        return f"shape is {list(shape)}, the model expects {self}"
+        if not may_agree(self.shape, shape):
+            return f"shape is {list(shape)}, the model expects {self}"
+        return None if dtype == self.dtype else f"dtype is {dtype}, the model expects {self.dtype}"
 
     def fits(self, other: TensorSpec) -> bool:
         """Whether both can describe one tensor, regardless of its name."""

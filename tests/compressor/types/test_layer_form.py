@@ -100,6 +100,7 @@ def test_another_shape_is_refused():
         ((5, 3), "float64", "dtype is float64, the model expects float32"),
         ((5, 4), "float32", "shape is [5, 4], the model expects x float32[n, 3]"),
         ((5,), "float32", "shape is [5], the model expects x float32[n, 3]"),
+        ((5, 4), "uint8", "shape is [5, 4], the model expects x float32[n, 3]"),
     ],
 )
 def test_arrays_against_an_input(shape: tuple[int, ...], dtype: str, problem: str | None):
