@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from compressor import catalog
-from compressor.calibration.sources.audio import WavFolderSource, extractor_file, form_of
 from compressor.calibration.sources.file_source import Header
-from compressor.calibration.sources.image_processors import processor_file
-from compressor.errors import SpecError, printable, suggestion
+from compressor.errors import SpecError, suggestion
 from compressor.lab.found_data import ARRAYS, SUFFIXES, Found, as_whole, beside, labels, look_at
-from compressor.lab.starter_levels import level_keys
+from compressor.lab.starter_files import keys_for
 from compressor.lab.starter_parts import ACCURACY, ALONE, BATCH, COSINE, FILES, FILES_FOR_RANGES
 from compressor.lab.text_fields import texts_of
 from compressor.spec.source_text import scalar, seen_from
@@ -24,8 +22,6 @@ from compressor.types.tensors import TensorSpec, fixed_batch
 if TYPE_CHECKING:
     from compressor.run.metrics.metrics import Metric
 
-_SIDE = 224  # of images, where the model does not say
-_RATE = 16_000  # samples a second, where nothing says
 _NONE = "-"  # an answer
 
 
@@ -300,10 +296,10 @@ class Given:
 def _of_folder(
     found: Found, given: Given, inputs: Sequence[TensorSpec], calibrated: bool, metric: str
 ) -> str:
-    spec = next((i for i in inputs if _keys(found, given, i)[0]), None)
+    ways = ((i, *keys_for(i, found, given.model, given.folder)) for i in inputs)
+    spec, array, keys = next((way for way in ways if way[2]), (None, "", []))
     if spec is None:
         return ""
-    array, keys = _keys(found, given, spec)
     fixed = fixed_batch(inputs) or 1
     halves = calibrated and found.halves(fixed)
     of = 2 if halves else 1
@@ -337,62 +333,6 @@ def _of_folder(
 def _fold(part: str) -> str:
     which = "first" if part.startswith("1") else "second"
     return f"\n    fold: {part} # the {which} of every two samples: what tunes must not also judge"
-
-
-def _keys(found: Found, given: Given, spec: TensorSpec) -> tuple[str, list[str]]:
-    """Return the array and the keys that make of files what an input takes; empty if none do."""
-    own = given.model if given.model.is_dir() else given.model.parent
-    if found.kind == "wav":
-        waveform = spec.dtype == "float32" and len(spec.shape) == 2
-        rate, length = _RATE, _RATE
-        if extractor_file(own) is None:
-            rate, length = _first_sound(found.evaluation)
-        if waveform and isinstance(spec.shape[1], int):
-            length = spec.shape[1]
-        cut = f"length: {length} # CHECK: samples of each sound; what is longer is cut"
-        if extractor_file(own) is not None:
-            place = f"preprocessor: {_place(given.folder, own)}"
-            usual = "# prepared as preprocessor_config.json beside the model says"
-            return spec.name, [place, cut] if waveform else [usual]
-        taken = f"rate: {rate} # CHECK: samples a second, as in training"
-        return ("audio", [taken, cut]) if waveform else ("", [])
-    if spec.dtype not in ("uint8", "float32") or len(spec.shape) != 4:
-        return "", []
-    for axis, sides in ((1, spec.shape[2:]), (3, spec.shape[1:3])):
-        channels = spec.shape[axis]
-        if channels in (1, 3):
-            return "image", list(_image_keys(spec, axis, sides, given.model, found))
-    return "", []
-
-
-def _first_sound(folder: Path) -> tuple[int, int]:
-    """Return the samples a second of a folder's first sound, and how many it has.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    suffixes = WavFolderSource.suffixes
-    path = next(p for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes)
-    form = form_of(path)
-    return form.rate, form.length
-
-
-def _image_keys(
-    spec: TensorSpec, axis: int, sides: Sequence[int | str | None], model: Path, found: Found
-) -> Iterator[str]:
-    file, grey = processor_file(model if model.is_dir() else model.parent), spec.shape[axis] == 1
-    if file is not None and spec.dtype == "float32":
-        yield f"# prepared as {printable(file.name)} beside the model says"
-        return
-    height, width = (side if isinstance(side, int) else _SIDE for side in sides)
-    why = "CHECK: or resize and crop, as in training"
-    yield f"size: [{height}, {width}] # {why}"
-    if grey:
-        yield "colour: grey"
-    if spec.dtype == "float32":
-        yield from level_keys(model, found.calibration, (height, width), grey=grey)
-    if axis == 1:
-        yield "layout: channels-first"
 
 
 def _place(folder: Path, place: Path) -> str:

@@ -125,6 +125,9 @@ def test_sounds(tmp_path):
     plan = planned(save_net(tmp_path / "m.onnx", ("batch", "length")))
     assert plan.data["evaluation"].first(1)["x"].shape == (1, 200)  # as long as the first
     assert "8,000 samples a second" in plan.data["evaluation"].preparation
+    (tmp_path / "specs" / "spec.yaml").unlink()
+    plan = planned(save_net(tmp_path / "m.onnx", ("batch", 1, "length")))
+    assert plan.data["evaluation"].first(1)["x"].shape == (1, 1, 200)  # an axis for channels
 
 
 def test_choices_are_written(tmp_path):
