@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from compressor.graph.bodies import free_states
 from compressor.graph.editing import Chain, Editor
 from compressor.graph.inference import infer_shapes
+from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes, constant_array, given_shape, is_op
 
 _FEW = 64
+_GATES = 2**28  # elements of a recurrence's weight, at most
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,34 @@ def fold_constants(
         if value.const_value is not None:  # one that was computed has its node's shape, maybe open
             value.shape = ir.Shape(value.const_value.shape.numpy())
     return folded
+
+
+def fold_sorted_gates(model: ir.Model) -> None:
+    """Compute the weights of recurrences that are only put together of others, in place.
+
+    PyTorch's newer exporter sorts the gates of a GRU or LSTM in the graph, and without this a
+    recurrence had no weights.
+    """
+    made: set[ir.Node] = set()
+    for node in all_nodes(model.graph):
+        weights = node.inputs[1:4] if operator(node).recurrent else ()
+        parts = [_makers(value) for value in weights if value is not None]
+        made.update(maker for makers in parts if makers is not None for maker in makers)
+    if made:
+        fold_constants(model, _GATES, lambda node: node not in made)
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _makers(value: ir.Value) -> list[ir.Node] | None:
+    """Return the nodes that make a value of constants alone; ``None`` if it is no such value."""
+    node = value.producer()
+    if node is None:
+        return [] if value.is_initializer() and not value.is_graph_input() else None
+    inputs = [v for v in node.inputs if v is not None]
+    parts = [_makers(v) for v in inputs]
+    if not (inputs or is_op(node, "Constant")) or operator(node).random or None in parts:
+        return None
+    return [node, *(maker for part in parts for maker in part or ())]
 
 
 def _fills_few(node: ir.Node) -> bool:

@@ -16,6 +16,7 @@ from compressor.errors import ModelError, SpecError, first_line
 from compressor.graph.codebooks import attach_codebook
 from compressor.graph.codes import attach_codes
 from compressor.graph.editing import Editor
+from compressor.graph.folding import fold_sorted_gates
 from compressor.graph.group_norms import own_constants
 from compressor.graph.layers import graph_layers
 from compressor.graph.module_names import name_by_modules
@@ -228,6 +229,7 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     _check_shapes(model, subject)
     common.InlinePass()(model)
     free_wrong_ranks(model)
+    fold_sorted_gates(model)
     name_by_modules(model)
     check_operators(model, subject)
     runs = not foreign_operators(model) and not computes_in_bfloat16(model)

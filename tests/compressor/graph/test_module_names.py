@@ -150,3 +150,32 @@ def test_a_name_of_a_layer_comes_first(tmp_path: Path) -> None:
     }
     with pytest.raises(SpecError, match="layer rule 'third': matches no layer"):
         resolve_rules([LayerRule(match="third")], layers)
+
+
+class Recurrent(nn.Module):
+    """Weights too large for the exporter to put together, with a state for each direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(96, 96, bidirectional=True)
+        self.lstm = nn.LSTM(192, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(self.gru(x)[0])[0]
+
+
+def test_gates_that_the_graph_sorts_are_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    path, given = tmp_path / "net.onnx", torch.randn(5, 2, 96)
+    module = Recurrent().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (given,), path, dynamo=True, external_data=False)
+    stored = {i.name for i in onnx.load(path).graph.initializer}
+    recurrences = [n for n in onnx.load(path).graph.node if n.op_type in ("GRU", "LSTM")]
+    assert not any(n.input[1] in stored for n in recurrences), "nothing to put together"
+    carrier = open_onnx(path, OPSET)
+    names = {f"{name}.weight_{kind}" for name in ("gru", "lstm") for kind in ("ih", "hh")}
+    assert {layer.name for layer in carrier.layers()} == names
+    (got,) = carrier.runner().run({carrier.inputs[0].name: given.numpy()}).values()
+    np.testing.assert_allclose(got, module(given).detach().numpy(), rtol=1e-4, atol=1e-5)
