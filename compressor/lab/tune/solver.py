@@ -297,7 +297,7 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     smaller = [i for i in hopeful if found[i].size < found[safest].size]
     chain = [safest]
     for i in sorted(smaller, key=lambda i: -found[i].size):
-        if any(_is_safer(found[j], found[i]) for j in smaller):
+        if any(_is_safer(found, j, i) for j in smaller):
             continue  # in front of what is smaller and safer, it could only end the proofs
         if is_smaller(found[i].size, found[chain[-1]].size):
             chain.append(i)
@@ -307,11 +307,17 @@ def order_of_proof(found: Sequence[Standing], limit: float, most: int) -> list[i
     return chain
 
 
-def _is_safer(one: Standing, other: Standing) -> bool:
-    """Whether one candidate is smaller than another, and is expected to lose less."""
-    if one.drop is None or other.drop is None:
+def _is_safer(found: Sequence[Standing], one: int, other: int) -> bool:
+    """Whether a candidate is smaller than another, and expected to lose less, or as much quieter.
+
+    Of a metric that the search cannot tell of, all that is known is which is quieter.
+    """
+    size, drop = found[one].size, found[one].drop
+    if size >= found[other].size:
         return False
-    return one.size < other.size and one.drop < other.drop
+    if drop == found[other].drop:
+        return one < other
+    return drop is not None and found[other].drop is not None and drop < found[other].drop
 
 
 def beyond_the_expected(found: Sequence[Standing], limit: float, size: float) -> list[int]:

@@ -84,7 +84,10 @@ class Structure:
         start, kept = self._start(pool), 1.0
         named = [str(entry["pass"]) for entry in self.bench.spec.document.value["passes"]]
         if start is None:
-            self.journal.skip("fewer channels", "no recipe keeps the limit with all of them")
+            bounds = [self.bench.searched(c).bound for c in pool]
+            unknown = "what recipes lose is not known before they are judged"
+            none = "no recipe is expected to keep the limit with all of them"
+            self.journal.skip("fewer channels", unknown if bounds == [None] * len(pool) else none)
         elif set(named) & set(_PRUNING):
             self.journal.skip("fewer channels", "the spec removes weights itself")
         else:

@@ -230,6 +230,10 @@ def test_a_bit_more_is_a_quarter_of_the_noise(known: dict[str, float], bits: str
         # What is smaller and safer takes the place of what is larger.
         ([(100.0, 0.1), (80.0, 0.5), (60.0, 0.3)], 5, [0, 2]),
         ([(100.0, 0.1), (80.0, 0.5), (60.0, 0.5), (40.0, None)], 5, [3]),
+        # So does what is smaller and quieter, of as much or unknown loss.
+        ([(100.0, 0.1), (60.0, 0.3), (80.0, 0.3)], 5, [0, 1]),
+        ([(90.3, None), (48.8, None), (69.4, None), (50.0, None)], 5, [0, 1]),
+        ([(90.3, None), (69.4, None), (50.0, None), (48.8, None)], 5, [0, 1, 2]),
         # Of ten, both ends and what lies evenly between.
         ([(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)], 4, [0, 3, 6, 9]),
         ([(100.0 - 5 * i, 0.1 + i / 100) for i in range(10)], 1, [0]),
