@@ -206,6 +206,8 @@ def scores_classes(carrier: Carrier) -> bool:
     judged = judged_outputs(carrier)
     if Capability.GRAPH not in carrier.offers or len(judged) != 1 or len(judged[0].shape) != 2:
         return False
+    if judged[0].shape[1] == 1:  # one score is always the largest
+        return False
     if len(carrier.outputs) > 1 and scored_output(carrier.outputs) != judged[0].name:
         return False
     if any(

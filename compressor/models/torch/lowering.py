@@ -30,7 +30,7 @@ from compressor.types.tensors import TensorSpec
 OPSET = 21
 """The opset of lowered graphs: the first with 4-bit and blocked Q/DQ. Exporters convert."""
 _IMAGE_RANK, _FIRST_SPATIAL, _SOUND_RANK = 4, 2, 2
-_LONGER = 64  # positions, where a few are a case of their own
+_LONGER = 64  # positions, where a few are a case of their own, or none
 _SOUND = 8000  # samples of a waveform: half a second
 _CHUNKS = ("chunk_size", "mamba_chunk_size")  # of sequences, in the configurations of transformers
 
@@ -74,8 +74,7 @@ def example_inputs(inputs: Sequence[TensorSpec], chunk: int = 0) -> dict[str, to
             if isinstance(axis, str):
                 image = len(spec.shape) >= _IMAGE_RANK and index >= _FIRST_SPATIAL
                 usual = 64 + 32 * len(lengths) if image else 2 + 3 * len(lengths)
-                sound = len(spec.shape) == _SOUND_RANK and spec.dtype.startswith("float")
-                usual += _SOUND if sound and index == 1 else 0
+                usual += _windows(spec) if index == len(spec.shape) - 1 else 0
                 usual += chunk if index == 1 else 0
                 lengths.setdefault(axis, usual)
     made: dict[str, torch.Tensor] = {}
@@ -83,6 +82,16 @@ def example_inputs(inputs: Sequence[TensorSpec], chunk: int = 0) -> dict[str, to
         shape = [lengths[d] if isinstance(d, str) else int(d or 1) for d in spec.shape]
         made[spec.name] = torch.zeros(shape, dtype=getattr(torch, spec.dtype))
     return made
+
+
+def _windows(spec: TensorSpec) -> int:
+    """Return positions of a waveform, or of channels over time, that windows surely fit into."""
+    rank = len(spec.shape)
+    if not spec.dtype.startswith("float") or rank not in (_SOUND_RANK, _SOUND_RANK + 1):
+        return 0
+    if rank == _SOUND_RANK or spec.shape[1] in (1, 2):
+        return _SOUND
+    return _LONGER if isinstance(spec.shape[1], int) else 0
 
 
 def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:

@@ -115,3 +115,14 @@ def hypernetwork() -> onnx.ModelProto:
 def test_weights_that_a_network_computes_are_no_attention(tmp_path: Path) -> None:
     _, text = begun(hypernetwork(), tmp_path)
     assert "# For a network of convolutional and linear layers:\n" in text
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_one_number_is_no_score(tmp_path: Path, dtype: str) -> None:
+    """It was judged by which of one is the largest, which plan then refused."""
+    ends = [node("MatMul", ["f", "one"], ["y"])]
+    arrays = {**ARRAYS, "one": weight(16, 1)}
+    model = network([*MEAN, *ends], arrays, y=(guests.FLOAT, ["n", 1]))
+    plan, _ = begun(model, tmp_path, y_test=np.arange(40).astype(dtype))
+    assert plan.metric is not None
+    assert plan.metric.name == "mse"

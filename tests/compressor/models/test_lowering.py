@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from compressor.errors import ModelError, SpecError
 from compressor.graph.costs import macs, parameters
+from compressor.models.onnx.ort_runner import graph_runner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET, example_inputs, lower
 from tests.compressor.models.sample_modules import PLANS, batch_of, lowered, spec
@@ -316,3 +317,13 @@ def test_logging_and_warnings_are_as_before():
     filters, level = list(warnings.filters), logging.root.manager.disable
     TorchCarrier(nn.Linear(3, 2), [spec("input", "n", 3)]).graph()
     assert (list(warnings.filters), logging.root.manager.disable) == (filters, level)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 40])
+def test_windows_of_dynamic_lengths_fit(channels: int):
+    """A waveform, or channels over time, is lowered with lengths above usual kernels."""
+    module = nn.Sequential(nn.Conv1d(channels, 4, 16, 8), nn.ReLU(), nn.Conv1d(4, 2, 1)).eval()
+    inputs = [spec("x", "batch", channels, "time")]
+    x = np.random.default_rng(0).standard_normal((3, channels, 50), np.float32)
+    (got,) = graph_runner(lower(module, inputs)).run({"x": x}).values()
+    np.testing.assert_allclose(got, module(torch.from_numpy(x)).detach(), rtol=1e-4, atol=1e-5)
