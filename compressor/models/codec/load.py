@@ -13,7 +13,7 @@ from onnx_ir import tensor_adapters
 from torch import Tensor
 
 from compressor import catalog
-from compressor.errors import SpecError, first_line
+from compressor.errors import ModelError, SpecError, first_line
 from compressor.files import settle
 from compressor.graph.values import all_nodes
 from compressor.models.codec.forms import DESCRIPTION
@@ -33,6 +33,7 @@ from compressor.models.onnx.module import RuntimeModule, in_runtime, onnx_module
 from compressor.types.exporter import PackedFormat
 
 _ONNX = ".onnx"
+_READ = (".json", ".safetensors")  # besides
 _CALLER = 2  # calls up from a function that `load` calls: where a warning belongs
 _RUNTIME_DOMAINS = ("com.microsoft.", "ai.onnx.ml.")
 
@@ -99,6 +100,13 @@ def load(
     if path.suffix.lower() == _ONNX:
         module = onnx_module(path, device=device, mmap=mmap, once=once, stacklevel=_CALLER)
         return _moved(module, device)
+    if path.is_file() and path.suffix.lower() not in _READ:
+        raise ModelError(
+            f"model {str(path)!r}",
+            "is no file that load reads",
+            "open it in its own runtime, or give a file of format onnx or safetensors, or the "
+            "folder of one",
+        )
     description, headers = _opened(path)
     read = partial(read_tensors, description, headers, verify=verify)
     unknown = unknown_operators(_operators(description.graph))

@@ -158,6 +158,9 @@ def test_a_path_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "cut.onnx").write_bytes(b"\x08\x07\x12")
     with pytest.raises(ModelError, match=r"cut\.onnx': is not an ONNX file"):
         compressor.load(tmp_path / "cut.onnx")
+    (tmp_path / "model.tflite").write_bytes(b"\x1c\x00\x00\x00TFL3")
+    with pytest.raises(ModelError, match=r"model\.tflite': is no file that load reads; open it in"):
+        compressor.load(tmp_path / "model.tflite")
 
 
 def test_a_folder_with_one_file(tmp_path: Path) -> None:
