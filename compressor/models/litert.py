@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from compressor.errors import ArtifactError, last_line, run_failure
+from compressor.errors import ArtifactError, cut_line, last_line, message_lines, run_failure
 from compressor.models.threads import usual_threads
 from compressor.types.tensors import Batch, TensorSpec
 
@@ -41,8 +41,12 @@ class LitertRunner:
                 self._interpreter: Any = Interpreter(str(path), num_threads=self.threads)
                 self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
+            # The operator is named in the first line or in the last.
+            reason = cut_line(" ".join(message_lines(error)) or type(error).__name__)
             raise ArtifactError(
-                subject, f"LiteRT does not load it ({last_line(error)})", "export it again"
+                subject,
+                f"LiteRT does not load it ({reason})",
+                f"update {_PACKAGE}, or export it again",
             ) from error
         self._inputs = self._interpreter.get_input_details()
         self._outputs = self._interpreter.get_output_details()

@@ -29,8 +29,9 @@ _WITH_CODES: Mapping[str, int] = {
     "PAD": 2, "PADV2": 2, "RESHAPE": 1, "TRANSPOSE": 2, "STRIDED_SLICE": 2, "DEQUANTIZE": 5,
     "QUANTIZE": 2, "RELU": 2, "RELU6": 2, "MAXIMUM": 2, "MINIMUM": 2, "RESIZE_BILINEAR": 2,
     "RESIZE_NEAREST_NEIGHBOR": 2, "REDUCE_MAX": 2, "GATHER": 2, "SPLIT_V": 2, "GELU": 2,
+    "BROADCAST_TO": 2,
 }  # fmt: skip
-_FLOAT_VERSIONS: Mapping[str, int] = {"TRANSPOSE_CONV": 3, "FULLY_CONNECTED": 5}
+_FLOAT_VERSIONS: Mapping[str, int] = {"TRANSPOSE_CONV": 3, "FULLY_CONNECTED": 5, "BROADCAST_TO": 2}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,9 @@ import torch
 import torch.nn.functional as fn
 from torch import nn
 
+from compressor.errors import ArtifactError
 from compressor.exporters import LitertExporter
+from compressor.exporters.litert import file
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.fuse.fuse import Fuse
@@ -124,6 +126,35 @@ def test_reductions_leave_the_other_axes_in_order(axes: tuple[int, ...], tmp_pat
     (ours,) = LitertExporter().open(written(carrier, tmp_path)).run(given).values()
     with torch.no_grad():
         compare_outputs(ours, module(torch.from_numpy(given["x"])), str(axes))
+
+
+class Pooled(nn.Module):
+    """A layer that reads a sound beside its own mean, spread over its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(6, 8, 3, padding=1), nn.Conv1d(16, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).relu()
+        return self.second(torch.cat([x, x.mean(-1, keepdim=True).expand_as(x)], 1))
+
+
+def test_a_value_is_spread_where_the_batch_is_fixed(tmp_path: Path):
+    carrier = opened(Pooled(), *SOUND, batch=2)
+    runner = LitertExporter().open(written(carrier, tmp_path))
+    assert runner.operators()["BROADCAST_TO"]  # type: ignore[attr-defined]
+    given = noise(2, *SOUND)
+    np.testing.assert_allclose(
+        *(next(iter(r.run(given).values())) for r in (runner, carrier.runner())), atol=1e-4
+    )
+
+
+def test_an_error_names_what_litert_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(file, "_FLOAT_VERSIONS", {"BROADCAST_TO": 1})
+    path = written(opened(Pooled(), *SOUND, batch=2), tmp_path)
+    with pytest.raises(ArtifactError, match=r"'BROADCAST_TO' version '1'.*; update ai-edge-litert"):
+        LitertExporter().open(path)
 
 
 def in_codes(module: nn.Module, *shape: int) -> tuple[Carrier, Carrier]:
