@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from compressor.exporters.litert.file import Quantization, Tensor
 from compressor.exporters.litert.lowering import Call
-from compressor.exporters.litert.store import Weight, turned
+from compressor.exporters.litert.store import Weight
 from compressor.types.tensors import Array
 
 _SAME, _VALID = schema.Padding.SAME, schema.Padding.VALID
@@ -46,22 +46,13 @@ def conv(call: Call) -> None:
 
 
 def conv_transpose(call: Call) -> None:
-    """Write a ConvTranspose as one without padding, of which the border is cut off."""
-    weight = call.weight(1)  # [in, out, height, width]
-    if call.node.attributes.get_int("group", 1) != 1 or weight.array.ndim != _PLANE + 2:
-        raise call.refusal("has groups, or not two axes, which LiteRT's has not")
-    if any(d != 1 for d in call.ints("dilations", (1, 1))):
+    """Write a ConvTranspose of one or two axes as one without padding, whose border is cut off."""
+    source, weight, strides, dilations, pads = _as_image(call, call.weight(1))
+    attributes = call.node.attributes
+    if attributes.get_int("group", 1) != 1:
+        raise call.refusal("has groups, which LiteRT's has not")
+    if any(d != 1 for d in dilations):
         raise call.refusal("is dilated, which LiteRT's is not")
-    source = call.operand(0, last=True)
-    strides = call.ints("strides", (1, 1))
-    pads = call.ints("pads", (0, 0, 0, 0))
-    channels, kernel = weight.array.shape[1], weight.array.shape[2:]
-    planes = source.shape[1:3]
-    whole = [(n - 1) * s + k for n, s, k in zip(planes, strides, kernel, strict=True)]
-    wanted = call.shape[2:]
-    whole = [max(w, p + n) for w, p, n in zip(whole, pads[:2], wanted, strict=True)]
-    if any(w > (n - 1) * s + k for w, n, s, k in zip(whole, planes, strides, kernel, strict=True)):
-        raise call.refusal("pads its output beyond its kernel, which LiteRT's cannot")
     samples = call.shape[0]
     if samples < 0:
         raise call.refusal(
@@ -69,33 +60,38 @@ def conv_transpose(call: Call) -> None:
             "give the inputs a fixed number of samples, such as 1: a network in Python by "
             "model.inputs, an ONNX file where it is exported",
         )
+    channels, kernel = weight.array.shape[1], weight.array.shape[2:]
+    plane, wanted = source.shape[1:3], _result_plane(call)
+    automatic = attributes.get_string("auto_pad", "NOTSET")
+    if "output_shape" in attributes or automatic.startswith("SAME"):
+        extra = [0, *call.ints("output_padding", (0, 0))][-_PLANE:]
+        whole = zip(plane, strides, kernel, extra, wanted, strict=True)
+        pads = [max(0, (n - 1) * s + k + more - w) for n, s, k, more, w in whole]
+        pads = [(n + (automatic != "SAME_UPPER")) // 2 for n in pads]
+    ends = [p + n for p, n in zip(pads, wanted, strict=False)]
+    axes = zip(plane, strides, kernel, ends, strict=True)
+    # What goes on beyond the kernels is the bias alone, as zeros behind the input make it.
+    behind = [max(0, -(((n - 1) * s + k - end) // s)) for n, s, k, end in axes]
+    if any(behind):
+        source = _bordered(call, source, [[0, n] for n in (0, *behind, 0)])
+    axes = zip(source.shape[1:3], strides, kernel, strict=True)
+    shape = (samples, *((n - 1) * s + k for n, s, k in axes), channels)
     options = schema.TransposeConvOptionsT()
-    options.padding, options.fusedActivationFunction = _VALID, 0
+    options.padding, options.fusedActivationFunction = _VALID, call.fused
     options.strideH, options.strideW = strides
-    bias = _bias(call, source, Weight(weight.array, weight.scale, weight.axis), channels, 2)
+    bias = _bias(call, source, weight, channels, 2)
     operand = _operand(call, weight.turned((1, 2, 3, 0)), 1)
-    shape = (samples, *whole, channels)
     operands = [call.graph.numbers(shape), operand, source, bias]
-    if list(whole) == list(wanted) and call.activation == "NONE":
+    begin, end = [0, *pads[:2], 0], [samples, *ends, channels]
+    if not any(begin) and list(shape) == end:
         _give(call, "TRANSPOSE_CONV", operands, options)
         return
     dtype = "int8" if call.codes else "float32"
     made = call.graph.emit(
         "TRANSPOSE_CONV", operands, shape, dtype, options, True, None, call.codes
     )
-    begin, end = (
-        [0, *pads[:2], 0],
-        [samples, *(p + n for p, n in zip(pads, wanted, strict=False)), channels],
-    )
     cut = [made, *(call.graph.numbers(x) for x in (begin, end, [1] * 4))]
-    if call.activation == "NONE":
-        call.give("STRIDED_SLICE", cut, schema.StridedSliceOptionsT(), last=True)
-        return
-    at = turned(call.shape)
-    made = call.graph.emit(
-        "STRIDED_SLICE", cut, at, dtype, schema.StridedSliceOptionsT(), True, None, call.codes
-    )
-    call.give(call.activation, [made], last=True)
+    _give(call, "STRIDED_SLICE", cut, schema.StridedSliceOptionsT())
 
 
 def dense(call: Call) -> None:
@@ -345,6 +341,13 @@ def _padded(
             behind = max(behind, pads[axis + _PLANE])
         borders.append([pads[axis], behind])
     borders.append([0, 0])
+    return _VALID, _bordered(call, source, borders, least=least)
+
+
+def _bordered(
+    call: Call, source: Tensor, borders: Sequence[Sequence[int]], *, least: bool = False
+) -> Tensor:
+    """Return a tensor with so much before and behind each axis."""
     lengths = call.graph.stored(np.array(borders, np.int32), "borders")
     shape = tuple(
         n + sum(border) if n >= 0 else n for n, border in zip(source.shape, borders, strict=True)
@@ -354,8 +357,7 @@ def _padded(
     if least and not (codes is not None and codes.zero_point == _LEAST_CODE):
         name = "PADV2"
         operands.append(_least(call, source))
-    made = call.graph.emit(name, operands, shape, source.dtype, None, True, "padded", codes)
-    return _VALID, made
+    return call.graph.emit(name, operands, shape, source.dtype, None, True, "padded", codes)
 
 
 def _least(call: Call, source: Tensor) -> Tensor:

@@ -180,17 +180,6 @@ def test_an_operator_alone_computes_what_pytorch_does(
             compare_outputs(ours, module(torch.from_numpy(given["x"])), "alone")
 
 
-@pytest.mark.parametrize("pads", [(0, 0), (1, 0), (1, 1)])
-def test_a_transposed_convolution_of_one_image(pads: tuple[int, int], tmp_path: Path):
-    module = nn.ConvTranspose2d(6, 4, 3, stride=2, padding=pads[0], output_padding=pads[1])
-    carrier = opened(module, *IMAGE, batch=1)
-    given = noise(1, *IMAGE)
-    (ours,) = LitertExporter().open(written(carrier, tmp_path)).run(given).values()
-    with torch.no_grad():
-        theirs = module(torch.from_numpy(given["x"])).numpy()
-    np.testing.assert_allclose(ours, theirs, atol=1e-4)
-
-
 class Network(nn.Module):
     """What codes meet: residual sums, activations of all kinds, joins, pools, one of each layer."""
 
