@@ -49,8 +49,7 @@ def conv_transpose(call: Call) -> None:
     """Write a ConvTranspose of one or two axes as one without padding, whose border is cut off."""
     source, weight, strides, dilations, pads = _as_image(call, call.weight(1))
     attributes = call.node.attributes
-    if attributes.get_int("group", 1) != 1:
-        raise call.refusal("has groups, which LiteRT's has not")
+    weight = _ungrouped(weight, attributes.get_int("group", 1))
     if any(d != 1 for d in dilations):
         raise call.refusal("is dilated, which LiteRT's is not")
     samples = call.shape[0]
@@ -74,8 +73,10 @@ def conv_transpose(call: Call) -> None:
     behind = [max(0, -(((n - 1) * s + k - end) // s)) for n, s, k, end in axes]
     if any(behind):
         source = _bordered(call, source, [[0, n] for n in (0, *behind, 0)])
-    axes = zip(source.shape[1:3], strides, kernel, strict=True)
-    shape = (samples, *((n - 1) * s + k for n, s, k in axes), channels)
+    height, width = (
+        (n - 1) * s + k for n, s, k in zip(source.shape[1:3], strides, kernel, strict=True)
+    )
+    shape = (samples, height, width, channels)
     options = schema.TransposeConvOptionsT()
     options.padding, options.fusedActivationFunction = _VALID, call.fused
     options.strideH, options.strideW = strides
@@ -92,6 +93,21 @@ def conv_transpose(call: Call) -> None:
     )
     cut = [made, *(call.graph.numbers(x) for x in (begin, end, [1] * 4))]
     _give(call, "STRIDED_SLICE", cut, schema.StridedSliceOptionsT())
+
+
+def _ungrouped(weight: Weight, groups: int) -> Weight:
+    """Return a kernel ``[in, out / groups, ...]`` as ``[in, out, ...]``, zero between groups."""
+    if groups == 1:
+        return weight
+    inputs, rows, *kernel = weight.array.shape
+    array = np.zeros((groups, inputs // groups, groups, rows, *kernel), weight.array.dtype)
+    each = np.arange(groups)
+    array[each, :, each] = weight.array.reshape(groups, -1, rows, *kernel)
+    array = array.reshape(inputs, groups * rows, *kernel)
+    scale = weight.scale
+    if scale is not None and scale.size > 1:
+        scale = np.tile(scale, groups)
+    return replace(weight, array=array, scale=scale)
 
 
 def dense(call: Call) -> None:
