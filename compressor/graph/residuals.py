@@ -18,8 +18,8 @@ import onnx_ir.passes.common as common
 from compressor.graph.blocks import values_read
 from compressor.graph.editing import Editor
 from compressor.graph.layers import layers_of
+from compressor.graph.lengths import Lengths
 from compressor.graph.operators import operator
-from compressor.graph.plain import Lengths
 from compressor.graph.values import value_by_name
 from compressor.types.layers import Layer
 

@@ -22,7 +22,7 @@ from compressor.graph.channels.rules import rule_of, settings_of
 from compressor.graph.channels.zeros import Zeros
 from compressor.graph.costs import Sample, at_lengths, node_macs
 from compressor.graph.editing import inner_nodes
-from compressor.graph.plain import Lengths
+from compressor.graph.lengths import Lengths
 from compressor.types.channels import (
     Activation,
     ChannelGroup,

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from compressor.graph.channels.labels import Family, Unions, depends_on, overlap, placed, spread
 from compressor.graph.costs import node_macs
 from compressor.graph.layers import layer_name
-from compressor.graph.plain import Lengths, Shape
+from compressor.graph.lengths import Lengths, Shape
 from compressor.graph.values import is_stored
 from compressor.types.channels import Role, Units
 

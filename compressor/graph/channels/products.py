@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from compressor.graph.channels.flow import UNKNOWN, Flow, Meeting
 from compressor.graph.channels.labels import Family, along, depends_on, placed, spread
-from compressor.graph.plain import Shape
+from compressor.graph.lengths import Shape
 from compressor.graph.stored_weights import weight_source
 from compressor.graph.values import input_of
 from compressor.types.channels import Role, Units

@@ -24,8 +24,8 @@ def reshape(flow: Flow, node: ir.Node) -> None:
     """``Reshape``, ``Flatten``, ``Squeeze`` and ``Unsqueeze``."""
     before, after = flow.shape(node.inputs[0]), flow.shape(node.outputs[0])
     families = flow.labels(node.inputs[0])
-    if families and (before is None or after is None):
-        flow.freeze_node(node, UNKNOWN)
+    if families and (before is None or after is None or min(before, default=1) < 1):
+        flow.freeze_node(node, UNKNOWN)  # an axis without elements does not show how it is merged
         return
     if before is not None and after is not None:
         families = sorted(families, key=lambda family: _precedence(flow, family))

@@ -50,7 +50,7 @@ class Equalize(GraphPass):
     """
 
     name: ClassVar[str] = "equalize"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.WEIGHTS, Capability.GRAPH, Capability.RUN}
     )

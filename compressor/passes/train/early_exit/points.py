@@ -15,8 +15,8 @@ from pydantic import Field
 from compressor.errors import SpecError, suggestion
 from compressor.graph.editing import inner_nodes
 from compressor.graph.layers import layers_with_nodes
+from compressor.graph.lengths import Lengths
 from compressor.graph.operators import operator
-from compressor.graph.plain import Lengths
 from compressor.graph.values import tensor_spec
 from compressor.models.torch.lowering import example_inputs
 from compressor.types.layers import Layer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compressor.graph.plain import Lengths
+from compressor.graph.lengths import Lengths
 from compressor.models.onnx.ort_runner import graph_runner
 from tests.compressor.graph.channels.channel_graphs import Weight, graph, positive
 
@@ -97,3 +97,17 @@ def test_unknown_operators_end_what_is_known():
     lengths = Lengths(model)
     assert lengths.shape(model.graph.outputs[0]) is None
     assert lengths.constant(None) is None
+
+
+def test_example_lengths_grow_until_no_window_is_longer():
+    model = graph(
+        """(float[N,1,T] x) => (float[N,4,L] y) {
+            a = Conv<strides=[8]>(x, w)
+            y = MaxPool<kernel_shape=[40], strides=[20]>(a)
+        }""",
+        {"w": (4, 1, 16)},
+    )
+    lengths = Lengths(model)
+    assert lengths.shapes["x"][0] == 3
+    assert min(lengths.shapes["y"]) > 0
+    assert lengths.moving(model.graph.outputs[0]) == (True, False, True)

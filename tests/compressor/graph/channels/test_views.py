@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
+from compressor.graph.channels.analysis import map_channels
 from tests.compressor.graph.channels.channel_graphs import (
     Weight,
     checked,
@@ -159,6 +161,40 @@ def test_what_is_not_understood_freezes(name: str):
     channels = checked(image_net(text, arrays, read), 0, {f"{node} is not understood"})
     found = [(f.node, f.op_type, f.reason) for f in channels.frozen if f.op_type == name]
     assert found == [("z", name, "is not understood")]
+
+
+def _over_time(middle: str) -> ir.Model:
+    """A filter bank of 16 samples a window, and a product of what ``middle`` makes of it."""
+    return graph(
+        f"""(float[N,1,T] x) => (float[N,3] y) {{
+            h = Conv<strides=[8]>(x, w)
+            {middle}
+            m = ReduceMean<keepdims=0>(z, last)
+            y = MatMul(m, v)
+        }}""",
+        {
+            "w": (4, 1, 16),
+            "v": (4, 3),
+            "last": [2],
+            "row": [0, 1, -1],
+            "rows": [0, 4, -1],
+            "far": [1000],
+            "end": [1 << 40],
+        },
+    )
+
+
+def test_channels_are_followed_over_windows_that_short_sequences_do_not_fill():
+    merged = "a = Reshape(h, row) b = Relu(a) z = Reshape(b, rows)"
+    frozen = [group.frozen for group in map_channels(_over_time(merged)).groups]
+    assert frozen == ["", "'y' is an output"]
+
+
+def test_a_reshape_of_an_axis_without_elements_freezes():
+    channels = map_channels(
+        _over_time("s = Slice(h, far, end, last) a = Reshape(s, row) z = Reshape(a, rows)")
+    )
+    assert ("Reshape", "a") in {(f.op_type, f.node) for f in channels.frozen}
 
 
 def test_a_parameter_of_what_is_not_understood_stays():
