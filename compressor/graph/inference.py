@@ -29,6 +29,7 @@ def infer_shapes(model: ir.Model) -> None:
     for node in all_nodes(model.graph):
         if node.domain in DEFAULT_DOMAINS:
             _hold(node, model.opset_imports.get("", 1))
+            _hold_states(node)
 
 
 def _infer(model: ir.Model) -> None:
@@ -114,6 +115,18 @@ def _hold(node: ir.Node, opset: int) -> None:
             held = _held(node, place, opset)
             if held is not None and not isinstance(held, ir.TensorType):
                 output.type = held
+
+
+def _hold_states(node: ir.Node) -> None:
+    """Give what a loop carries the type of the first one, if that holds tensors."""
+    if not is_op(node, "Loop"):
+        return
+    body = node.attributes["body"].as_graph()
+    carried = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs, strict=False)
+    for first, *later in carried:
+        if first is not None and not isinstance(first.type, ir.TensorType | None):
+            for value in later:
+                value.type = first.type
 
 
 def _held(node: ir.Node, place: int, opset: int) -> ir.TypeProtocol | None:

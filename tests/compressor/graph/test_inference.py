@@ -50,6 +50,34 @@ def test_sequences_and_optional_values_keep_their_types(tmp_path: Path) -> None:
     assert carrier.runner().run({"x": ROWS})["y"].shape == (6, 3)
 
 
+def test_a_sequence_that_a_loop_carries_keeps_its_type(tmp_path: Path) -> None:
+    value, some = helper.make_tensor_value_info, helper.make_tensor_sequence_value_info
+    turn = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("SequenceInsert", ["taken", "x"], ["given"]),
+        ],
+        "turn",
+        [value("i", TensorProto.INT64, []), value("go", TensorProto.BOOL, []),
+         some("taken", FLOAT, None)],
+        [value("on", TensorProto.BOOL, []), some("given", FLOAT, None)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("SequenceEmpty", [], ["none"]),
+        helper.make_node("Loop", ["turns", "", "none"], ["s"], body=turn),
+        helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0),
+    ]
+    turns = numpy_helper.from_array(np.array(3), "turns")
+    carrier = open_onnx(written(tmp_path / "m.onnx", nodes, turns), 21)
+    model = ir.to_proto(carrier.graph())
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    (loop,) = (node for node in carrier.graph().graph if node.op_type == "Loop")
+    body = loop.attributes["body"].as_graph()
+    for each in (body.inputs[2], body.outputs[1], loop.outputs[0]):
+        assert each.type == ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
+    assert carrier.runner().run({"x": ROWS})["y"].shape == (6, 3)
+
+
 @pytest.mark.parametrize("kind", ["Scaler", "Normalizer", "Imputer", "Binarizer"])
 def test_shapes_go_through_classical_operators(kind: str, tmp_path: Path) -> None:
     options = {
