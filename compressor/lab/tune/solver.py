@@ -312,12 +312,12 @@ def _is_safer(found: Sequence[Standing], one: int, other: int) -> bool:
 
     Of a metric that the search cannot tell of, all that is known is which is quieter.
     """
-    size, drop = found[one].size, found[one].drop
-    if size >= found[other].size:
+    first, second = found[one], found[other]
+    if first.size >= second.size:
         return False
-    if drop == found[other].drop:
+    if first.drop == second.drop:
         return one < other
-    return drop is not None and found[other].drop is not None and drop < found[other].drop
+    return first.drop is not None and second.drop is not None and first.drop < second.drop
 
 
 def beyond_the_expected(found: Sequence[Standing], limit: float, size: float) -> list[int]:
