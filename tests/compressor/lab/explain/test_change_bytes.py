@@ -17,7 +17,7 @@ from tests.compressor.graph.random_codes import random_codes
 from tests.compressor.passes.quantize.small_models import graph, noise
 
 WIDTH = 256
-OPERATORS = 2000  # bytes of a graph around codes and of a table of codes, at most
+OPERATORS = 2100  # bytes of a graph around codes and of a table of codes, at most
 
 
 def network(bits: int | None) -> OnnxCarrier:
