@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,8 @@ def _estimator(name: str) -> onnx.ModelProto:
         "SVC": {"probability": True},
         "KMeans": {"n_clusters": 5},
     }
-    fitted = kind(**sizes.get(name, {})).fit(x, y)
+    fixed = {"random_state": 0} if "random_state" in signature(kind).parameters else {}
+    fitted = kind(**sizes.get(name, {}), **fixed).fit(x, y)
     options = {"zipmap": False} if hasattr(fitted, "predict_proba") else None
     converted: onnx.ModelProto = to_onnx(fitted, x[:1], options=options)
     return converted
