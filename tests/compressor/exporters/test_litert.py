@@ -21,9 +21,9 @@ from compressor.passes.quantize.static.options import WeightOptions
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.types import exporter as exporters
-from compressor.types.carrier import Carrier
+from compressor.types.carrier import Carrier, Runner
 from compressor.types.passes import PassContext
-from compressor.types.tensors import TensorSpec
+from compressor.types.tensors import Batch, TensorSpec
 from tests.compressor.exporters.hand_made import CONTEXT
 from tests.compressor.passes.quantize.static_models import statistics
 
@@ -133,6 +133,19 @@ class Many(nn.Module):
         return tuple(part(x) for part in self.parts)
 
 
+def compare_losses(
+    floats: Carrier, codes: Carrier, runner: Runner, given: Batch, most: float
+) -> None:
+    """Check that a file loses about what its graph does, and at most this share of the power."""
+    graph = graph_runner(codes.graph(), optimize=False)
+    exact, ours, theirs = (
+        next(iter(r.run(given).values())) for r in (floats.runner(), runner, graph)
+    )
+    lost, lost_by_graph = (np.square(exact - x).sum() for x in (ours, theirs))
+    assert lost < 1.5 * lost_by_graph
+    assert lost < most * np.square(exact).sum()
+
+
 def compare_outputs(ours: np.ndarray, theirs: torch.Tensor, name: str) -> None:
     want = theirs.numpy()
     np.testing.assert_allclose(ours, want, rtol=1e-4, atol=1e-4 * np.abs(want).max(), err_msg=name)
@@ -223,13 +236,7 @@ def test_codes_are_computed_with_as_they_are(network: Carrier, in_codes: Carrier
     assert (counts["CONV_2D"], counts["DEPTHWISE_CONV_2D"], counts["FULLY_CONNECTED"]) == (4, 1, 1)
     assert counts["DEQUANTIZE"] == 1  # of the result
     given = noise(40, 3, 24, 24, seed=4)
-    exact, ours, theirs = (
-        next(iter(r.run(given).values()))
-        for r in (network.runner(), runner, graph_runner(in_codes.graph(), optimize=False))
-    )
-    lost, lost_by_graph = (np.square(exact - x).sum() for x in (ours, theirs))
-    assert lost < 1.5 * lost_by_graph
-    assert lost < 1e-3 * np.square(exact).sum()
+    compare_losses(network, in_codes, runner, given, 1e-3)
 
 
 class Among(nn.Module):

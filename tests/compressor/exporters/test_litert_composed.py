@@ -15,7 +15,6 @@ from compressor.errors import ArtifactError
 from compressor.exporters import LitertExporter
 from compressor.exporters.litert import file
 from compressor.models.onnx.carrier import OnnxCarrier
-from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
@@ -25,6 +24,7 @@ from tests.compressor.exporters.test_litert import (
     SOUND,
     TARGET,
     Function,
+    compare_losses,
     compare_outputs,
     noise,
     opened,
@@ -183,13 +183,7 @@ def test_compositions_among_codes(between: nn.Module, tmp_path: Path):
     floats, model = in_codes(module, *IMAGE)
     runner = LitertExporter().open(written(model, tmp_path))
     given = noise(20, *IMAGE, seed=4)
-    exact, ours, theirs = (
-        next(iter(r.run(given).values()))
-        for r in (floats.runner(), runner, graph_runner(model.graph(), optimize=False))
-    )
-    lost, lost_by_graph = (np.square(exact - x).sum() for x in (ours, theirs))
-    assert lost < 1.5 * lost_by_graph
-    assert lost < 1e-2 * np.square(exact).sum()
+    compare_losses(floats, model, runner, given, 1e-2)
 
 
 def test_a_layer_before_a_shuffle_needs_no_operator_more(tmp_path: Path):

@@ -12,13 +12,13 @@ from torch import nn
 
 from compressor.errors import SpecError
 from compressor.exporters import LitertExporter
-from compressor.models.onnx.ort_runner import graph_runner
 from compressor.passes.fuse.fuse import Fuse
 from compressor.passes.quantize.static.static import QuantizeStatic
 from tests.compressor.exporters.test_litert import (
     IMAGE,
     SOUND,
     TARGET,
+    compare_losses,
     compare_outputs,
     noise,
     opened,
@@ -86,13 +86,7 @@ def test_codes_are_computed_with(groups: int, tmp_path: Path):
     runner = LitertExporter().open(written(model, tmp_path))
     counts = runner.operators()  # type: ignore[attr-defined]
     assert (counts["TRANSPOSE_CONV"], counts["DEQUANTIZE"]) == (2, 1)  # the result is a float
-    exact, ours, theirs = (
-        next(iter(r.run(given).values()))
-        for r in (floats.runner(), runner, graph_runner(model.graph(), optimize=False))
-    )
-    lost, lost_by_graph = (np.square(exact - x).sum() for x in (ours, theirs))
-    assert lost < 1.5 * lost_by_graph
-    assert lost < 1e-2 * np.square(exact).sum()
+    compare_losses(floats, model, runner, given, 1e-2)
 
 
 @pytest.mark.parametrize(
