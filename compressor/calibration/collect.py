@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from compressor.calibration.portions import MOST, Portions
 from compressor.errors import DataError
 from compressor.types.carrier import Carrier
 from compressor.types.data import ALONE, Ranks
+from compressor.types.parallel import mapped
 from compressor.types.statistics import Observer, Request
 from compressor.types.tensors import Array, Batch, samples_in
 
@@ -47,8 +48,7 @@ class Agreement(Generic[KeyT]):
         self._ranks = ranks
         stopping = any(type(o).share is not Observer.share for o in observers.values())
         self._talks = stopping and ranks.size > 1
-        self.done = False
-        """All observers have enough data."""
+        self.done = False  # whether all observers have enough data
         self._somebody_works = True
 
     def kept(self, before: Mapping[KeyT, Any], after: Mapping[KeyT, Any]) -> dict[KeyT, Any]:
@@ -91,6 +91,7 @@ class Agreement(Generic[KeyT]):
 AnyObserver: TypeAlias = Observer[Any, Any]
 _Place: TypeAlias = tuple[str, str | None]
 StateKey: TypeAlias = tuple[_Place, str]
+_States: TypeAlias = Mapping[StateKey, Any]
 
 
 def make_observer(name: str, options: Mapping[str, Any]) -> Observer[Any, Any]:
@@ -171,22 +172,29 @@ def collect(
     states = {key: observer.start() for key, observer in updaters.items()}
     places = by_place(updaters)
 
-    agreement = Agreement(updaters, ranks)
-    seen = 0
-    after, ends = dict(states), _Ends(updaters)
+    agreement, seen = Agreement(updaters, ranks), 0
+    after, ends, alone = dict(states), _Ends(updaters), ranks.size == 1
+
+    def observed(
+        place: _Place, part: _Part, first: int, before: _States, held: _States
+    ) -> dict[StateKey, Any]:
+        try:
+            values = values_at(place[0], part.outputs, place[1])
+            if not values.numel():
+                return {}
+            feed = {key: updaters[key] for key in ends.without(places[place], values, part)}
+            return _continued(feed, before, held, values, alone=alone)
+        except ValueError as error:
+            _blame_values(place[0], part.outputs[place[0]], first, part.samples, error)
+            raise
+
     for part in _run_ahead(run, batches):
-        for (tensor, where), keys in places.items():
-            if part.start and tensor not in part.outputs:
-                continue  # it does not depend on the batch, and has been observed
-            try:
-                values = values_at(tensor, part.outputs, where)
-                if values.numel():
-                    feed = {key: updaters[key] for key in ends.without(keys, values, part)}
-                    after.update(_continued(feed, states, after, values, alone=ranks.size == 1))
-            except ValueError as error:
-                first = seen + part.start
-                _blame_values(tensor, part.outputs[tensor], first, part.samples, error)
-                raise
+        # What does not depend on the batch has been observed in its first portion.
+        present = [place for place in places if not part.start or place[0] in part.outputs]
+        observe = partial(observed, part=part, first=seen + part.start, before=states, held=after)
+        for found in mapped(observe, present):
+            after.update(found)
+        del observe
         if not part.last:
             continue
         after.update(ends.updated(states))
@@ -205,7 +213,8 @@ def collect(
     if ranks.size > 1:
         gathered = ranks.gathered(states)
         states = {k: reduce(o.merge, (each[k] for each in gathered)) for k, o in updaters.items()}
-    return {key: _result(key, observer, states[shared[key]]) for key, observer in observers.items()}
+    results = mapped(lambda key: _result(key, observers[key], states[shared[key]]), observers)
+    return dict(zip(observers, results, strict=True))
 
 
 class _Part(NamedTuple):
@@ -227,12 +236,10 @@ class _Ends:
         self._observers = observers
         self._seen: dict[StateKey, list[float]] = {}
 
-    def without(
-        self, keys: Sequence[StateKey], values: torch.Tensor, part: _Part
-    ) -> list[StateKey]:
+    def without(self, keys: list[StateKey], values: torch.Tensor, part: _Part) -> list[StateKey]:
         """Look at values for some observers, and return the others."""
         if not part.start and part.last:
-            return list(keys)
+            return keys
         whole = [key for key in keys if _one_observation(key, self._observers[key])]
         if whole:
             ends = extrema(values)
@@ -240,7 +247,7 @@ class _Ends:
                 self._seen.setdefault(key, []).extend(ends)
         return [key for key in keys if key not in whole]
 
-    def updated(self, states: Mapping[StateKey, Any]) -> dict[StateKey, Any]:
+    def updated(self, states: _States) -> dict[StateKey, Any]:
         """Return the states after the batch, and forget it."""
         seen, self._seen = self._seen, {}
         return {
@@ -280,8 +287,8 @@ def _run_ahead(
 
 def _continued(
     feed: dict[StateKey, AnyObserver],
-    before: Mapping[StateKey, Any],
-    after: Mapping[StateKey, Any],
+    before: _States,
+    after: _States,
     values: torch.Tensor,
     *,
     alone: bool,
@@ -317,11 +324,7 @@ def by_place(keys: Iterable[StateKey]) -> dict[_Place, list[StateKey]]:
 
 
 def updated_states(
-    feed: dict[StateKey, AnyObserver],
-    states: dict[StateKey, Any],
-    values: torch.Tensor,
-    *,
-    alone: bool,
+    feed: dict[StateKey, AnyObserver], states: _States, values: torch.Tensor, *, alone: bool
 ) -> dict[StateKey, Any]:
     """Return the new states; raises ``ValueError`` where a value is not finite."""
     # Observers of ranges look at every value anyway and refuse non-finite ones.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 
@@ -13,6 +14,7 @@ from compressor.calibration.collect import (
     updated_states,
     values_at,
 )
+from compressor.types.parallel import mapped
 from compressor.types.statistics import Request
 from compressor.types.tensors import Batch
 
@@ -45,13 +47,15 @@ class Parts:
             ValueError: a value is not finite.
         """
         states = self._states[part]
-        for (tensor, where), keys in self._places.items():
-            if tensor not in outputs:
-                continue
+
+        def observed(place: tuple[str, str | None]) -> dict[Any, Any]:
+            tensor, where = place
             values = values_at(tensor, outputs, where)
-            if values.numel():
-                feed = {key: self._updaters[key] for key in keys}
-                states.update(updated_states(feed, states, values, alone=True))
+            feed = {key: self._updaters[key] for key in self._places[place]}
+            return updated_states(feed, states, values, alone=True) if values.numel() else {}
+
+        for found in mapped(observed, [place for place in self._places if place[0] in outputs]):
+            states.update(found)
 
     def results(
         self, parts: Collection[int], keys: Collection[str] | None = None
@@ -61,17 +65,18 @@ class Parts:
         Args:
             keys: those that are wanted; all if left out.
         """
-        merged: dict[Any, Any] = {}
-        found = dict[str, Any]()
-        for key, observer in self._observers.items():
-            if keys is not None and key not in keys:
-                continue
-            place = self._shared[key]
-            if place not in merged:
-                states = [self._states[part][place] for part in parts]
-                merged[place] = reduce(observer.merge, states)
-            try:
-                found[key] = observer.result(merged[place])
-            except ValueError:  # such as values behind a gate that was never open
-                continue
-        return found
+        asked: dict[Any, list[str]] = {}
+        for key, place in self._shared.items():
+            if keys is None or key in keys:
+                asked.setdefault(place, []).append(key)
+
+        def results(place: Any) -> dict[str, Any]:
+            states = [self._states[part][place] for part in parts]
+            merged = reduce(self._updaters[place].merge, states)
+            found = dict[str, Any]()
+            for key in asked[place]:
+                with suppress(ValueError):  # such as values behind a gate that was never open
+                    found[key] = self._observers[key].result(merged)
+            return found
+
+        return {key: found for some in mapped(results, asked) for key, found in some.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -92,6 +94,32 @@ def test_results_are_those_of_observing_everything():
         for batch in batches():
             state = observer.update(state, torch.from_numpy(run(batch)[request.tensor]))
         assert results[request.key] == observer.result(state)
+
+
+def test_tensors_are_observed_on_as_many_threads_as_torch_uses(monkeypatch):
+    seen, update = set(), Total.update
+
+    def noting(self, state, values):
+        seen.add(threading.current_thread().name)
+        time.sleep(0.01)
+        return update(self, state, values)
+
+    monkeypatch.setattr(Total, "update", noting)
+    requests = [*REQUESTS, *(Request(name, "total") for name in ("x", "relu", "tokens"))]
+    before, results = torch.get_num_threads(), []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        results.append(collect(run, batches(), requests))
+    torch.set_num_threads(before)
+    assert results[0] == results[1]
+    assert len(seen) > 2, "the caller's, and several"
+
+
+def test_of_several_tensors_that_are_not_finite_the_first_is_named():
+    spoiled = {"x": np.full((8, 2), np.nan, np.float32), "y": np.full((8, 2), np.inf, np.float32)}
+    requests = [Request("y", "min-max"), Request("x", "min-max")]
+    with pytest.raises(DataError, match="tensor 'y'"):
+        collect(lambda _: spoiled, batches(), requests)
 
 
 def test_histograms_are_shared_and_equal_requests_observed_once(monkeypatch):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from compressor.models.resident_memory import return_freed_memory
 from compressor.passes.quantize.maths.affine import absmax_parameters, mse_parameters, quantize
 from compressor.passes.quantize.maths.descent import better_rows
 from compressor.passes.quantize.maths.gptq import FactoredMoment, gptq, gptq_weights
@@ -66,6 +67,8 @@ def round_weights(weights: Iterable[FloatWeight]) -> Iterator[RoundedWeight]:
 
 def _rounded(weights: Sequence[FloatWeight]) -> list[RoundedWeight]:
     found = []
+    if _taken(weights) > _ROOM // 4:
+        return_freed_memory()  # each thread keeps what it frees, for itself
     for weight in weights:
         codes = weight.codes()
         sqnr = sqnr_db(weight.read(), codes.dequantize())

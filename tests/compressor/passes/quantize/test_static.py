@@ -379,4 +379,4 @@ def test_moments_are_factorized_once_for_all_layers_that_read_a_value(monkeypatc
     model = shared(Branches, VECTOR)
     after = quantized(static(prepare="none"), model, spec=VECTOR)
     assert len(after.layers) == 3
-    assert sizes == [12, 8]
+    assert sorted(sizes) == [8, 12]  # on several threads in any order
