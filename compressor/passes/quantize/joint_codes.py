@@ -35,7 +35,6 @@ from compressor.passes.quantize.maths.reconstruct import TrainedCodes
 from compressor.passes.quantize.static.latency import Shapes, typical_shapes
 from compressor.passes.train.losses import kl_divergence
 from compressor.run.blocks.blockwise import Activations
-from compressor.run.metrics.scores import class_axis
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Array, fixed_batch
@@ -146,8 +145,7 @@ class _Task:
         given = {name: _tensor(array) for name, array in self._batches[index].items()}
         target = given.pop(self._output)
         found = self._module(**given, **replaced)[self._output]
-        axis = class_axis(tuple(found.shape))
-        return kl_divergence(found.movedim(axis, -1), target.movedim(axis, -1), 1.0).mean()
+        return kl_divergence(found, target, 1.0).mean()
 
 
 @torch.no_grad()

@@ -164,7 +164,7 @@ class Finetune(Recipe):
     """
 
     name: ClassVar[str] = "finetune"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN, Capability.GRAPH})
     labelled: ClassVar[bool] = True
     source: ClassVar[str] = (

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from compressor.run.metrics.scores import class_axis
+
 NOT_COUNTED = -100
 """Label of a position that does not count, by convention that of padding."""
 
@@ -16,7 +18,7 @@ def cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> Ten
     """Return each sample's mean negative log-likelihood.
 
     Args:
-        logits: ``[N, ..., classes]``.
+        logits: ``[N, ..., classes]``, or of an image's pixels as :func:`by_class` takes them.
         target: labels, as many as there are rows of logits; -100 does not count.
         smoothing: share of each label that is spread over all classes alike (C. Szegedy et al.,
             Rethinking the Inception architecture, 2016, arXiv:1512.00567, section 7).
@@ -27,8 +29,8 @@ def cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> Ten
     Raises:
         ValueError: a label is none of the classes.
     """
-    classes = logits.shape[-1]
-    rows = logits.reshape(-1, classes)
+    rows = by_class(logits)
+    classes = rows.shape[1]
     truth = target.reshape(-1).to(torch.int64)
     if len(truth) != len(rows):
         raise ValueError(f"{len(truth)} labels for {len(rows)} rows of logits")
@@ -44,6 +46,16 @@ def cross_entropy(logits: Tensor, target: Tensor, smoothing: float = 0.0) -> Ten
         label_smoothing=smoothing,
     )
     return masked_mean(each, counted, len(logits))
+
+
+def by_class(logits: Tensor) -> Tensor:
+    """Return logits as rows ``[positions, classes]``.
+
+    The classes are on the axis that metrics take (``class_axis``): the last, but of the pixels of
+    an image, ``[N, classes, height, width]``, the one behind the samples.
+    """
+    last = logits.movedim(class_axis(logits.shape), -1)
+    return last.reshape(-1, last.shape[-1])
 
 
 def masked_mean(each: Tensor, counted: Tensor, samples: int) -> Tensor:
@@ -78,7 +90,7 @@ def kl_divergence(
     those of hard labels, whatever the temperature.
 
     Args:
-        student: logits ``[N, ..., classes]``.
+        student: logits as :func:`by_class` takes them.
         teacher: likewise.
         temperature: ``T``.
         counted: which positions count, as many as there are rows of logits; all if left out.
@@ -86,9 +98,8 @@ def kl_divergence(
     Returns:
         ``[N]``, in nats, the mean over the positions that count; 0 if none does.
     """
-    classes = student.shape[-1]
-    ours = functional.log_softmax(student.float().reshape(-1, classes) / temperature, dim=1)
-    theirs = functional.log_softmax(teacher.float().reshape(-1, classes) / temperature, dim=1)
+    ours = functional.log_softmax(by_class(student.float()) / temperature, dim=1)
+    theirs = functional.log_softmax(by_class(teacher.float()) / temperature, dim=1)
     each = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=1)
     if counted is None:
         counted = torch.ones(len(each), dtype=torch.bool, device=each.device)

@@ -48,7 +48,7 @@ class Archive(Recipe):
     """
 
     name: ClassVar[str] = "archive"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )

@@ -27,6 +27,7 @@ from compressor.passes.train.losses import (
     NOT_COUNTED,
     attention_difference,
     attention_map,
+    by_class,
     kl_divergence,
     mean_square,
 )
@@ -193,7 +194,7 @@ class DistilledLoss:
             return mean_square(student, teacher)
         labels = None if self.target is None else micro.tensors.get(self.target)
         counted = None
-        if labels is not None and labels.numel() == student[..., 0].numel():
+        if labels is not None and labels.numel() == len(by_class(student)):
             counted = labels != NOT_COUNTED
         return kl_divergence(student, teacher, self.options.temperature, counted)
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from compressor.errors import DataError
 from compressor.passes.train.finetune import TaskLoss
-from compressor.passes.train.losses import cross_entropy, squared_error
+from compressor.passes.train.losses import cross_entropy, kl_divergence, squared_error
 from compressor.run.metrics.class_metrics import PERPLEXITY
 
 
@@ -22,6 +23,25 @@ def test_cross_entropy_is_the_metrics_log_loss() -> None:
     found = cross_entropy(logits, labels)
     wanted = PERPLEXITY.per_sample({"y": logits.numpy()}, labels.numpy(), 4)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5)
+
+
+def test_pixels_have_their_classes_where_metrics_see_them() -> None:
+    """As many classes as columns would fit both axes."""
+    torch.manual_seed(0)
+    logits, teacher = torch.randn(2, 2, 3, 6, 6)
+    labels = torch.randint(0, 3, (2, 6, 6))
+    found = cross_entropy(logits, labels)
+    wanted = functional.cross_entropy(logits, labels, reduction="none").flatten(1).mean(1)
+    torch.testing.assert_close(found, wanted)
+    last = logits.movedim(1, -1)
+    torch.testing.assert_close(cross_entropy(last, labels), wanted)
+    ours, theirs = logits.log_softmax(1), teacher.log_softmax(1)
+    each = (theirs.exp() * (theirs - ours)).sum(1).flatten(1).mean(1)
+    torch.testing.assert_close(kl_divergence(logits, teacher, 1.0), each)
+    half = labels > 0
+    counted = (theirs.exp() * (theirs - ours)).sum(1) * half
+    wanted = counted.flatten(1).sum(1) / half.flatten(1).sum(1)
+    torch.testing.assert_close(kl_divergence(logits, teacher, 1.0, half), wanted)
 
 
 def test_a_sample_without_labels_costs_nothing() -> None:
