@@ -340,12 +340,17 @@ def model_macs(carrier: Carrier, sample: Sample = _NO_SAMPLE) -> int | None:
 
 
 def batch_macs(carrier: Carrier, batch: Batch) -> float:
-    """Multiply-accumulates for a batch; lengths that vary count in proportion to the inputs."""
-    ratios = [
-        batch[spec.name].size / max(prod(d for d in spec.shape if isinstance(d, int)), 1)
-        for spec in carrier.inputs
-    ]
-    return macs(carrier.graph()) * max(ratios, default=1.0)
+    """Multiply-accumulates for a batch, whose other lengths count as they are.
+
+    The first axis counts in proportion to what the graph states, or to 1 where that is open.
+    """
+    counts, lengths = [1.0], dict[str, tuple[int, ...]]()
+    for spec in carrier.inputs:
+        if spec.shape and (shape := batch[spec.name].shape):
+            stated = spec.shape[0] if isinstance(spec.shape[0], int) else 1
+            counts.append(shape[0] / max(stated, 1))
+            lengths[spec.name] = (stated, *shape[1:])
+    return macs(carrier.graph(), lengths) * max(counts)
 
 
 def size_notes(before: Carrier, after: Carrier, sample: Sample) -> list[str]:

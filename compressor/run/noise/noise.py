@@ -103,9 +103,12 @@ def measured_noise(
         return ModelNoise({}, {})
     measuring = _Measuring(baseline, alone, effect, parts)
     portions = Portions(measuring.values, [carrier, baseline])
-    left = _MOST_MACS
+    left, works = _MOST_MACS, dict[tuple[tuple[int, ...], ...], float]()
     for batch in batches:
-        work = batch_macs(baseline, batch) * len(measuring.errors)
+        shape = tuple(array.shape for array in batch.values())
+        if shape not in works:
+            works[shape] = batch_macs(baseline, batch) * len(measuring.errors)
+        work = works[shape]
         size = samples_in(batch)
         whole = isinstance(batch, Feed) or fixed_batch(baseline.inputs) is not None
         few = size if work <= left else 0 if whole else int(size * left / work)

@@ -1,5 +1,7 @@
 """Parameters, bytes and multiply-accumulates, against numbers that are known."""
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -7,8 +9,9 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compressor.graph.costs import initializer_bytes, macs, parameters, turn_notes
+from compressor.graph.costs import batch_macs, initializer_bytes, macs, parameters, turn_notes
 from compressor.graph.inference import infer_shapes
+from compressor.types.tensors import TensorSpec
 from tests.compressor.exporters.hand_made import sample
 from tests.compressor.tiny_project import tiny_onnx
 
@@ -48,6 +51,19 @@ def graph(
     model = ir.from_proto(proto)
     infer_shapes(model)
     return model
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 8, 16), (5, 3, 8, 16), (2, 3, 20, 12)])
+def test_work_of_a_batch_is_that_of_its_lengths(shape: tuple[int, ...]) -> None:
+    """A stride of four leaves a sixteenth of the places, not as many as there are pixels."""
+    node = helper.make_node("Conv", ["x", "w"], ["y"], strides=[4, 4], kernel_shape=[4, 4])
+    axes = ["n", 3, "height", "width"]
+    model = graph([node], axes, {"w": floats(6, 3, 4, 4)}, ["n", 6, "h", "w"])
+    spec = TensorSpec("x", tuple(axes), "float32")
+    carrier = SimpleNamespace(inputs=(spec,), graph=lambda: model)
+    count, _, height, width = shape
+    wanted = count * (height // 4) * (width // 4) * 6 * 3 * 4 * 4
+    assert batch_macs(carrier, {"x": np.zeros(shape, np.float32)}) == wanted
 
 
 def floats(*shape: int) -> np.ndarray:
