@@ -155,7 +155,8 @@ _PRESETS = (
     "--preset",
     type=click.Choice(_PRESETS),
     help="Bits per weight, and how many weights share a scale; presets with two numbers also "
-    "round activations. Default: int4-g128, or int4-g32 for gguf and genai.",
+    "round activations. Default: int4-g128; int4-g32 for "
+    "gguf, genai, and where 128 divides the widths of few layers.",
 )
 @click.option(
     "--format",

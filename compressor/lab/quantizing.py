@@ -26,14 +26,6 @@ QuantizedFormat = Literal["compressed-tensors", "gptq", "awq", "gguf", "genai"]
 _DIRECTORIES = ("compressed-tensors", "gptq", "awq")
 _READS_DIRECTORIES = ("transformers", "vllm", "vllm-cpu")
 _READ: Mapping[str, QuantizedFormat] = {"llama.cpp": "gguf", "genai": "genai"}
-# 32 weights share a scale in GGUF's blocks in any case, and in the files that genai makes itself.
-_PRESETS: Mapping[QuantizedFormat, str] = {
-    "compressed-tensors": "int4-g128",
-    "gptq": "int4-g128",
-    "awq": "int4-g128",
-    "gguf": "int4-g32",
-    "genai": "int4-g32",
-}
 
 _REMEDIES = {
     "put {pass: cast, dtype: fp32} before it, or save": "save",
@@ -48,7 +40,8 @@ class QuantizeOptions:
     """What ``compress quantize`` may be told.
 
     Attributes:
-        preset: a preset of the pass ``quantize-weights``; ``None`` takes that of the format.
+        preset: a preset of the pass ``quantize-weights``; ``None`` takes what suits the format and
+            the widths of layers.
         method: one that needs weights alone, or sees one block at a time.
         skip: patterns of layers that are left as they are.
         embeddings: quantize tables and the output layer too.
@@ -96,7 +89,7 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
     format = _format(options)
     step: dict[str, Any] = {
         "pass": "quantize-weights",
-        "preset": options.preset or _PRESETS[format],
+        "preset": options.preset or _usual_preset(source, format),
         "method": options.method,
         "embeddings": options.embeddings,
         "layers": [{"match": pattern, "skip": True} for pattern in options.skip],
@@ -171,6 +164,17 @@ def in_terms_of_options() -> Iterator[None]:
         for in_a_spec, as_an_option in _REMEDIES.items():
             error.remedy = error.remedy.replace(in_a_spec, as_an_option)
         raise
+
+
+def _usual_preset(checkpoint: Path, format: QuantizedFormat) -> str:
+    """Return the preset that a format and the widths of a checkpoint's layers suggest.
+
+    32 weights share a scale in GGUF's blocks in any case, and in the files that genai makes itself.
+    """
+    from compressor.lab.inspect.checkpoint import weight_summary
+
+    group = weight_summary(checkpoint).group if format in _DIRECTORIES else 32
+    return f"int4-g{group}"
 
 
 def _format(options: QuantizeOptions) -> QuantizedFormat:

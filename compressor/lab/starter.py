@@ -44,12 +44,12 @@ from compressor.lab.starter_parts import (
     SEQUENCE,
     SIDE,
     STORAGE,
-    TEXT,
     TORCH,
     UNKNOWN_INPUTS,
     WIDENED,
+    WIDENED_STORAGE,
 )
-from compressor.lab.starter_text import input_line, text_data, written_inputs
+from compressor.lab.starter_text import continued_text, input_line, text_data, written_inputs
 from compressor.spec.schema import schema_seen_from
 from compressor.spec.source_text import scalar, seen_from
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
@@ -136,15 +136,15 @@ def _parts(model: Path, relative: str, spec: str, given: Given) -> tuple[str, Se
         text, inputs = _pretrained(model, relative, name, given)
         return head + text, inputs
     inputs = likely_inputs(given)
-    from compressor.lab.inspect.checkpoint import headers
+    from compressor.lab.inspect.checkpoint import weight_summary
     from compressor.models.checkpoint.adapters import check_no_adapter
 
     check_no_adapter(model)
-    tensors, parameters = headers(model)
+    weights = weight_summary(model)
     middle = TORCH.format(
         model=scalar(relative),
-        tensors=tensors,
-        parameters=parameters,
+        tensors=weights.tensors,
+        parameters=weights.parameters,
         inputs="\n".join(map(input_line, inputs)),
     )
     data = given.part(inputs, calibrated=True, scored=True) or of_arrays(inputs, given)
@@ -310,7 +310,7 @@ def _pretrained(
     model: Path, relative: str, name: str, given: Given
 ) -> tuple[str, Sequence[TensorSpec]]:
     """Return the starter spec for a Hugging Face directory, all but its head, and its inputs."""
-    from compressor.lab.inspect.checkpoint import headers, mostly_bfloat16
+    from compressor.lab.inspect.checkpoint import weight_summary
     from compressor.models.transformers.carrier import text_inputs
     from compressor.models.transformers.classes import auto_class_for, saved_from
     from compressor.models.transformers.lengths import piece_length
@@ -320,21 +320,24 @@ def _pretrained(
     config = read_config(model)
     # A decoder that makes vectors of texts may still be called one that continues them.
     auto_class = "AutoModel" if pools(model) else auto_class_for(saved_from(config))
-    tensors, parameters = headers(model)
-    place = scalar(relative)
+    weights, place = weight_summary(model), scalar(relative)
+    tensors, parameters = weights.tensors, weights.parameters
     first = PRETRAINED.format(
         model=place, tensors=tensors, parameters=parameters, auto_class=auto_class
     )
-    if wide := mostly_bfloat16(model):
+    if weights.bfloat16:
         why = "in which ONNX Runtime does not compute"
         first += WIDENED.format(dtype="bfloat16", why=why)
     if auto_class == "AutoModelForCausalLM":
-        length = piece_length(config)
-        return first + TEXT.format(model=place, length=length) + _rest(name), ()
+        text = continued_text(place, piece_length(config), weights)
+        storage = WIDENED_STORAGE if weights.bfloat16 else STORAGE
+        return first + text + _rest(name, storage=storage), ()
     part, others, network, inputs = _usual(model, auto_class, config, given)
     if any(spec.dtype in _HALVES for spec in inputs):
         inputs = tuple(replace(i, dtype="float32") for i in inputs)
-        first += "" if wide else WIDENED.format(dtype="float16", why="which no data are")
+        first += (
+            "" if weights.bfloat16 else WIDENED.format(dtype="float16", why="which no data are")
+        )
     if part:
         first += (SIDE if others else PART).format(part=part, others=others)
     built = type(network).__name__ if network is not None else saved_from(config)

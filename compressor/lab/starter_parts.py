@@ -89,12 +89,17 @@ metric: perplexity
 
 # Passes run in this order. `compress passes` lists them all, `compress passes NAME` their options.
 passes:
-  # 4-bit weights, with a scale for each group of 128 in a row.
+{first}  # 4-bit weights, with a scale for each group of {group} in a row.
   - pass: quantize-weights
-    preset: int4-g128
+    preset: int4-g{group}
     method: gptq # rtn and hqq need no data
     # layers: # rules for single layers; the first that matches wins
     #   - {{match: "lm_head", skip: true}}
+"""
+
+EXPERTS_FIRST = """\
+  # Makes products of stored weights of those that experts compute from stacks.
+  - pass: fuse
 """
 
 LINES = """
@@ -141,6 +146,9 @@ TEXT_INPUTS = """\
 """
 
 STORAGE = "  - format: safetensors # reload with compressor.load(folder)\n"
+WIDENED_STORAGE = """\
+  # Safetensors would hold tables in float32 here; those of `compress quantize` keep bfloat16.
+"""
 
 CALIBRATION = """\
   # FILL IN: typical samples, some hundred of them, that set the int8 ranges. Take them from the

@@ -6,19 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compressor.calibration.sources.tokenizer import beside
 from compressor.errors import SpecError
 from compressor.lab.starter_data import Given
 from compressor.lab.starter_heads import REGRESSION, SEVERAL_LABELS
 from compressor.lab.starter_parts import (
+    EXPERTS_FIRST,
     LINES,
     LINES_OF,
     OF_OBJECTS,
     OF_PAIRS,
     OF_TEXT,
     SECOND_TEXT,
+    TEXT,
     TEXT_INPUTS,
 )
 from compressor.lab.text_fields import (
@@ -32,6 +34,9 @@ from compressor.lab.text_fields import (
 )
 from compressor.spec.source_text import scalar
 from compressor.types.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from compressor.lab.inspect.checkpoint import WeightSummary
 
 _COMMENT = 98  # characters of a line, without its mark
 _CLASSES = "AutoModelForSequenceClassification"
@@ -161,6 +166,18 @@ def text_data(
         why=why,
         metric=metric,
     )
+
+
+def continued_text(place: str, length: int, weights: WeightSummary) -> str:
+    """Return the parts ``data``, ``metric`` and ``passes`` for a network that continues text.
+
+    Args:
+        place: the model's path as YAML.
+        length: tokens of a sample.
+        weights: of the model; widths decide how many share a scale.
+    """
+    first = EXPERTS_FIRST if weights.experts else ""
+    return TEXT.format(model=place, length=length, first=first, group=weights.group)
 
 
 def _task(model: Path, auto_class: str, network: Any) -> _Task:

@@ -27,7 +27,8 @@ OUTPUT_LAYERS = ("lm_head", "embed_out")
 """Names of layers that make scores of tokens."""
 MIXED = "its readers disagree about what its output channels are"
 """Why a weight with a scale for each output channel cannot be multiplied as codes."""
-_EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\.)?.+")
+# By number, or a stack; fuse puts the number behind the name of a stack that it has divided.
+_EXPERTS = re.compile(r"(.+)\.experts\.(?:(\d+)\..+|.+\.(\d+)|.+)")
 _SINGLE = re.compile(r"\.experts\.\d+\.")
 _FUSED_AXES = 3
 
@@ -133,8 +134,9 @@ def _expert_counts(tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for tensor in tensors.values():
         match = _EXPERTS.fullmatch(tensor.name)
-        if match and match[2]:
-            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
+        number = (match[2] or match[3]) if match else None
+        if match and number:
+            counts[match[1]] = max(counts.get(match[1], 0), int(number) + 1)
         elif match and len(tensor.shape) == _FUSED_AXES:
             counts[match[1]] = tensor.shape[0]
     return counts

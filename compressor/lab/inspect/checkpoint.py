@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -35,6 +35,7 @@ from compressor.progress import Progress
 # How the weights of quantized Hugging Face checkpoints and their helpers are called.
 PACKED = ("weight_packed", "qweight")
 SHAPE = "weight_shape"
+_IN_BLOCK = re.compile(r"\.\d+\.")
 _SCALES = ("weight_scale", "weight_scale_inv", "weight_global_scale", "scales")
 _ZERO_POINTS = ("weight_zero_point", "qzeros")
 _OTHERS = (
@@ -199,24 +200,48 @@ def inspect_checkpoint(path: Path, progress: Progress) -> ModelContents:
     )
 
 
-def headers(path: Path) -> tuple[int, int]:
-    """Return the number of tensors and of parameters in a checkpoint, reading little of it.
+@dataclass(frozen=True)
+class WeightSummary:
+    """What headers say of a checkpoint's weights.
+
+    Attributes:
+        tensors: how many there are.
+        parameters: the floats among their elements.
+        bfloat16: most of these are that.
+        experts: some belong to experts.
+        group: of how many columns one scale is usual: 128, but 32 where that divides the rows of
+            most weights of blocks and 128 does not.
+    """
+
+    tensors: int
+    parameters: int
+    bfloat16: bool
+    experts: bool
+    group: Literal[32, 128]
+
+
+def weight_summary(path: Path) -> WeightSummary:
+    """Return what the headers of a checkpoint say.
 
     Raises:
         SpecError: it holds no weight files.
         ModelError: a file is cut or not a weight file.
     """
     tensors = read_weights(path, headers_only=True)
-    return len(tensors), sum(t.numel() for t in tensors.values() if t.is_floating_point())
-
-
-def mostly_bfloat16(path: Path) -> bool:
-    """Return whether more elements are bfloat16 than of other floats, reading headers only."""
-    sizes: Counter[torch.dtype] = Counter()
-    for tensor in read_weights(path, headers_only=True).values():
+    sizes, divided = Counter[torch.dtype](), Counter[int]()
+    for name, tensor in tensors.items():
         if tensor.is_floating_point():
             sizes[tensor.dtype] += tensor.numel()
-    return bool(sizes) and sizes.most_common(1)[0][0] == torch.bfloat16
+        if tensor.ndim > 1 and _IN_BLOCK.search(name):
+            for group in (32, 128):
+                divided[group] += 0 if tensor.shape[-1] % group else tensor.numel()
+    return WeightSummary(
+        len(tensors),
+        sizes.total(),
+        bool(sizes) and sizes.most_common(1)[0][0] == torch.bfloat16,
+        any(".experts." in name for name in tensors),
+        32 if 2 * divided[128] < divided[32] else 128,
+    )
 
 
 def _in_pickle(path: Path) -> Iterator[_Counted]:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from compressor.calibration.sources.tokens import TokenSource
 from compressor.errors import ModelError, SpecError
+from compressor.lab.quantizing import QuantizeOptions, quantization_spec
 from compressor.lab.starter import write_starter
 from compressor.lab.starter_data import Choices
 from compressor.progress import quiet_libraries
@@ -61,6 +62,31 @@ def test_bfloat16_is_widened_where_most_weights_are(tmp_path: Path, halves: int)
         "checkpoint": "my model",
         **config,
     }
+    formats = [export["format"] for export in spec["exports"]]
+    assert formats == (["onnx"] if halves == 3 else ["safetensors", "onnx"])
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "first", "preset"),
+    [
+        ("h.0.mlp.up.weight", 576, [], "int4-g32"),
+        ("h.0.mlp.up.weight", 640, [], "int4-g128"),
+        ("h.0.mlp.up.weight", 40, [], "int4-g128"),  # no group divides it
+        ("wte.weight", 576, [], "int4-g128"),  # a table, not a block's
+        ("h.0.mlp.experts.gate_up_proj", 576, [{"pass": "fuse"}], "int4-g32"),
+    ],
+)
+def test_widths_and_experts_of_a_language_model_choose_its_passes(
+    name: str, width: int, first: list[dict[str, str]], preset: str, tmp_path: Path
+) -> None:
+    model = directory(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
+    save_file({name: torch.zeros(2, width), "x": torch.zeros(2, 2)}, model / "model.safetensors")
+    spec = written(model, tmp_path, checked=False)
+    weights = {"pass": "quantize-weights", "preset": preset, "method": "gptq"}
+    assert spec["passes"] == [*first, weights]
+    for format, wanted in (("compressed-tensors", preset), ("gguf", "int4-g32")):
+        made = quantization_spec(model, tmp_path / "out", QuantizeOptions(format=format))
+        assert made.document.value["passes"][0]["preset"] == wanted
 
 
 def test_images_for_a_network_in_float16_are_floats(tmp_path: Path) -> None:

@@ -182,4 +182,7 @@ def test_what_chooses_among_experts_is_found_by_its_rows() -> None:
     assert set(routers(single)) == {"mlp.gate", "mlp.shared_gate"}
     fused = carrier(mlp__experts__up=(4, 32, 16), mlp__choice__layer__weight=(4, 16))
     assert set(routers(fused)) == {"mlp.choice.layer"}
+    divided = {f"mlp__experts__gate_up_proj__{i}": (32, 16) for i in range(4)}
+    by_fuse = carrier(**divided, mlp__gate__weight=(4, 16), mlp__up__weight=(3, 16))
+    assert set(routers(by_fuse)) == {"mlp.gate"}
     assert not routers(carrier(mlp__gate__weight=(8, 16), mlp__up__weight=(1, 16)))

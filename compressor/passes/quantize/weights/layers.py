@@ -245,7 +245,7 @@ def choose_layers(
     by_layer = resolve_rules(rules, carrier.layers())
     stay = {} if tables else kept_tables(carrier)
     stay = {name: _TABLE if why == LOOKED_UP else why for name, why in stay.items()}
-    kept = {**inner_layers(carrier), **stay}
+    kept = {**routers(carrier), **inner_layers(carrier), **stay}
     has_graph = Capability.GRAPH in carrier.offers
     opset = carrier.graph().opset_imports.get("", 0) if has_graph else _LATEST_OPSET
     linear_only = not has_graph or bool(targets & {COMPRESSED_TENSORS, GGUF, GENAI, *_HALF_SCALES})
@@ -253,7 +253,7 @@ def choose_layers(
         unread = _unread(carrier)
         if not tables:
             _check_some_read(carrier, unread)
-        kept = {**unread, **routers(carrier), **kept}
+        kept = {**unread, **kept}
     treatments = {}
     for layer in carrier.layers():
         rule = by_layer[layer.name]
