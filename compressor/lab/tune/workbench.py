@@ -20,6 +20,7 @@ from compressor.lab.tune.searched import Searched, breaks, judged
 from compressor.lab.tune.solver import Entry, samples_to_prove
 from compressor.lab.tune.watch import LateError, Watch
 from compressor.models.garbage import freeze_objects
+from compressor.models.transformers.block_checkpoint import BlockCheckpoint
 from compressor.passes.quantize.static.latency import layer_times
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES
 from compressor.progress import Progress, Silent
@@ -29,7 +30,7 @@ from compressor.run.artifacts import (
     float_file,
     write_artifacts,
 )
-from compressor.run.evaluate import Evaluation
+from compressor.run.evaluate import CachingRunner, Evaluation
 from compressor.run.noise.attribution import attribution, noise_of_row
 from compressor.run.pipeline import FUSE, Step, run_passes
 from compressor.run.plan import Plan, make_plan
@@ -60,6 +61,7 @@ class Workbench:
         watch: ends a candidate within it when the time is up.
         helps: another process has what an answer needs, so that all may end.
         packed: by option, the share of a layer's bytes in memory that it takes in the file.
+        references: the float model over each data, where it runs over these alone.
     """
 
     spec: Spec
@@ -75,6 +77,7 @@ class Workbench:
     made: dict[str, Candidate] = field(default_factory=dict)
     evaluations: int = 0
     collected: StatisticsCache = field(default_factory=StatisticsCache)
+    references: dict[str, CachingRunner] = field(default_factory=dict)
 
     @cached_property
     def base(self) -> Workspace:
@@ -160,7 +163,12 @@ class Workbench:
     def _workspace(self, plan: Plan) -> Workspace:
         workspace = Workspace(plan, self.store, self.watch, collected=self.collected)
         workspace.source_key = self.base.source_key
-        workspace.baseline_runner = self.base.baseline_runner
+        if isinstance(plan.model.carrier, BlockCheckpoint):  # runs over known data only
+            digest = plan.data["evaluation"].digest
+            runner = self.references.setdefault(digest, workspace.baseline_runner)
+        else:
+            runner = self.base.baseline_runner
+        workspace.baseline_runner = runner
         return workspace
 
     def searching(self, candidate: Candidate, part: int = 0) -> Workspace:
