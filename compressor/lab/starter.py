@@ -311,7 +311,7 @@ def _pretrained(
 ) -> tuple[str, Sequence[TensorSpec]]:
     """Return the starter spec for a Hugging Face directory, all but its head, and its inputs."""
     from compressor.lab.inspect.checkpoint import weight_summary
-    from compressor.models.transformers.carrier import text_inputs
+    from compressor.models.transformers.carrier import further_inputs, text_inputs
     from compressor.models.transformers.classes import auto_class_for, saved_from
     from compressor.models.transformers.lengths import piece_length
     from compressor.models.transformers.networks import read_config
@@ -342,9 +342,10 @@ def _pretrained(
         first += (SIDE if others else PART).format(part=part, others=others)
     built = type(network).__name__ if network is not None else saved_from(config)
     texts = () if network is None else text_inputs(network)
-    if built.endswith(CHOICES) and texts:
-        inputs = choices_of(texts)
-        first += written_inputs(inputs)
+    if texts and (built.endswith(CHOICES) or len(inputs) > 1):
+        inputs = (*texts, *inputs[1:])
+        inputs = choices_of(inputs) if built.endswith(CHOICES) else inputs
+        first += written_inputs(inputs, further_inputs(network, inputs))
     elif texts and has_tokenizer(model):
         text = text_data(place, auto_class, network, given, part=part, side=bool(others))
         return first + text + _passes(ENCODER_OF_TEXT) + _rest(name, storage=""), ()

@@ -285,7 +285,9 @@ class Given:
                 "has no text in its first object",
                 'give objects with a field of text, such as {"text": "A fine film."}',
             )
-        wanted = {"text": "text (.txt, .jsonl)", "npz": "arrays (.npz, .npy, .safetensors)"}
+        inputs = dict.fromkeys(re.findall(r"^      ([\w.]+): ", text, re.MULTILINE))
+        of = f" of {', '.join(inputs)}" if inputs else ""
+        wanted = {"text": "text (.txt, .jsonl)", "npz": f"arrays (.npz, .npy, .safetensors){of}"}
         raise SpecError(
             f"data {str(self.choices.data)!r}",
             f"is {self.found.words()}, which this model's spec does not take",

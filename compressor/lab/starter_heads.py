@@ -44,4 +44,4 @@ def head_metric(name: str, config: Any) -> tuple[str, bool]:
 
 def choices_of(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Return the inputs of a network that chooses between texts: several of each sample."""
-    return tuple(TensorSpec(i.name, ("batch", "choices", "sequence"), i.dtype) for i in inputs)
+    return tuple(TensorSpec(i.name, ("batch", "choices", *i.shape[1:]), i.dtype) for i in inputs)

@@ -9,7 +9,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from compressor.calibration.sources.tokenizer import beside
-from compressor.errors import SpecError
+from compressor.errors import SpecError, listed
 from compressor.lab.starter_data import Given
 from compressor.lab.starter_heads import REGRESSION, SEVERAL_LABELS
 from compressor.lab.starter_parts import (
@@ -139,7 +139,7 @@ def text_data(
         part: its path in the whole network; empty if it is that.
         side: it is one of several sides, which make vectors of their outputs.
     """
-    from compressor.models.transformers.carrier import longest_text, text_inputs
+    from compressor.models.transformers.carrier import further_inputs, longest_text, text_inputs
 
     inputs, longest = text_inputs(network), longest_text(network)
     task = _SIDE if side else _task(given.model, "AutoModel" if part else auto_class, network)
@@ -159,7 +159,7 @@ def text_data(
         )
         for role in ("calibration", "evaluation")
     )
-    return written_inputs(inputs) + LINES.format(
+    return written_inputs(inputs, further_inputs(network, inputs)) + LINES.format(
         more=OF_PAIRS if task.pairs and not held else OF_OBJECTS if held else OF_TEXT,
         calibration=calibration,
         evaluation=evaluation + (f"\n    target: {scalar(answer)}" if answer else ""),
@@ -242,9 +242,15 @@ def _wrapped(comment: str) -> str:
     return "\n# ".join(wrap(comment, _COMMENT))
 
 
-def written_inputs(inputs: Sequence[TensorSpec]) -> str:
-    """Return the lines that name the inputs of a network that reads text."""
-    return TEXT_INPUTS.format(inputs="\n".join(map(input_line, inputs)))
+def written_inputs(inputs: Sequence[TensorSpec], further: Sequence[str]) -> str:
+    """Return the lines that name the inputs of a network that reads text.
+
+    Args:
+        further: what it can be given besides.
+    """
+    note = f"CHECK: it gets none of what forward takes besides: {listed(further)}"
+    lines = [f"    # {line}" for line in wrap(note, _COMMENT - 4)] if further else []
+    return TEXT_INPUTS.format(inputs="\n".join([*map(input_line, inputs), *lines]))
 
 
 def input_line(spec: TensorSpec) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,13 @@ _REFERENCE = re.compile(r"transformers[.:](\w+)")
 _TOKENS = "input_ids"
 _OTHER_SIDE = "encoder_outputs"  # what a decoder reads, and a whole network takes
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DEFAULTED = (
+    *("inputs_embeds", "position_ids", "head_mask", "past_key_values", "cache", "cache_position"),
+    *("encoder_hidden_states", "encoder_attention_mask", "start_positions", "end_positions"),
+    *("token_type_ids", "input_mask", "perm_mask", "target_mapping", "mems", "state"),
+    *("logits_to_keep", "float_answer", "numeric_values", "numeric_values_scale"),
+)
+"""Arguments in tensors that are no further data: other forms of inputs, states, what trains."""
 _FIXED = ("architectures", "auto_map", "model_type", "quantization_config", "transformers_version")
 
 
@@ -190,17 +197,17 @@ def _refuse_codes(names: list[str], weights: Mapping[str, torch.Tensor], subject
 
 
 def usual_inputs(module: Any) -> tuple[TensorSpec, ...]:
-    """Return the main input of a module's class, if nothing else is needed.
+    """Return the main input of a module's class, and what it reads beside text.
 
     Raises:
-        SpecError: its shape is not known, or there are others.
+        SpecError: its shape is not known, or it has several sides.
     """
     config, main = getattr(module, "config", None), getattr(module, "main_input_name", None)
     dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
     encoder, sides = encoder_path(module), sides_of(module)
     spec = None if encoder or sides else _main_input(str(main), config, dtype)
     if spec is not None:
-        return (spec,)
+        return (spec, *_beside_text(module, dtype))
     remedy = "write e.g. inputs: {input_ids: {shape: [batch, sequence], dtype: int64}}"
     raise SpecError(
         "model.inputs",
@@ -226,6 +233,55 @@ def text_inputs(module: Any) -> tuple[TensorSpec, ...]:
     names = [_TOKENS, "attention_mask", *(["token_type_ids"] if several else [])]
     shape = ("batch", "sequence")
     return tuple(TensorSpec(name, shape, "int64") for name in names if name in parameters)
+
+
+def _beside_text(module: Any, dtype: str) -> Iterator[TensorSpec]:
+    """Yield what a module that reads text reads with it and no text gives.
+
+    Without them the class takes zeros or fails: the places of words on a page, their cells in a
+    table or their paths in a document, how characters look and sound, and images.
+
+    Args:
+        dtype: of inputs in floats.
+    """
+    config, taken = module.config, signature(module.forward).parameters
+    if getattr(module, "main_input_name", None) != _TOKENS:
+        return
+    scaled = hasattr(config, "bbox_scale")  # places are shares of the page, and no whole numbers
+    kinds = getattr(config, "type_vocab_sizes", None) or ()  # of a token, each with its table
+    depth = getattr(config, "max_depth", None)
+    shapes: dict[str, tuple[str, int | None, str]] = {
+        "bbox": ("sequence", 4, dtype if scaled else "int64"),
+        "token_type_ids": ("sequence", len(kinds) or None, "int64"),
+        "xpath_tags_seq": ("sequence", depth, "int64"),
+        "xpath_subs_seq": ("sequence", depth, "int64"),
+        "visual_embeds": ("regions", getattr(config, "visual_embedding_dim", None), dtype),
+        "visual_feats": ("regions", getattr(config, "visual_feat_dim", None), dtype),
+        "visual_pos": ("regions", getattr(config, "visual_pos_dim", None), dtype),
+    }
+    for name in taken:
+        axis, size, kind = shapes.get(name, ("", None, ""))
+        if size is not None:
+            yield TensorSpec(name, ("batch", axis, size), kind)
+        elif name in ("input_shape_ids", "input_pronunciation_ids"):
+            yield TensorSpec(name, ("batch", "sequence"), "int64")
+    # Where tokens stand for images, the text says where they are, and there may be none.
+    stand = any(hasattr(config, f"image_token_{key}") for key in ("id", "index"))
+    images = None if stand else _images("pixel_values", config, dtype)
+    if "pixel_values" in taken and images is not None:
+        yield images
+
+
+def further_inputs(module: Any, inputs: Sequence[TensorSpec]) -> list[str]:
+    """Return the arguments of a module that may be data, beside its inputs."""
+    given = {spec.name for spec in inputs}
+    return [
+        name
+        for name, argument in signature(module.forward).parameters.items()
+        if "Tensor" in str(argument.annotation)
+        and not name.endswith(("labels", "label"))
+        and name not in {*given, *_DEFAULTED}
+    ]
 
 
 _POSITIONS = ("position_embeddings", "position_embedding")
@@ -287,6 +343,7 @@ def _main_input(name: str, config: Any, dtype: str) -> TensorSpec | None:
 def _images(name: str, config: Any, dtype: str) -> TensorSpec | None:
     """Return the input for images of the size that a configuration states, or for films of them."""
     stated, channels = (getattr(config, key, None) for key in ("image_size", "num_channels"))
+    stated = stated or getattr(config, "input_size", None)
     size = [stated, stated] if isinstance(stated, int) else list(stated or ("height", "width"))
     if len(size) != 2 or (stated is None and channels is None):
         return None

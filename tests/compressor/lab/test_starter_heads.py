@@ -105,6 +105,53 @@ def test_a_choice_between_texts_needs_arrays(tmp_path: Path) -> None:
         check_data(entry, opened.carrier.inputs)
 
 
+POSITIONS = {**SIZES, "max_position_embeddings": 16, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("config", "shapes"),
+    [
+        (transformers.LayoutLMConfig(**POSITIONS), {"bbox": ["sequence", 4]}),
+        (transformers.LiltConfig(**POSITIONS), {"bbox": ["sequence", 4]}),
+        (transformers.TapasConfig(**POSITIONS), {"token_type_ids": ["sequence", 7]}),
+        (
+            transformers.MarkupLMConfig(**POSITIONS, max_depth=5),
+            {"xpath_tags_seq": ["sequence", 5], "xpath_subs_seq": ["sequence", 5]},
+        ),
+        (
+            transformers.RoCBertConfig(**POSITIONS),
+            {"input_shape_ids": ["sequence"], "input_pronunciation_ids": ["sequence"]},
+        ),
+        (
+            transformers.LayoutLMv3Config(**POSITIONS, input_size=16, coordinate_size=6),
+            {"bbox": ["sequence", 4], "pixel_values": [3, 16, 16]},
+        ),
+    ],
+)
+def test_what_a_network_reads_beside_text_is_an_input(
+    tmp_path: Path, config: Any, shapes: dict[str, list[Any]]
+) -> None:
+    """init wrote lines of text, and zeros in place of these were built into the graph."""
+    path = encoder(tmp_path, CLASSES, config)
+    with pytest.raises(SpecError, match=r"give arrays \(.*\) of input_ids, attention_mask, "):
+        started(path, tmp_path, lines(tmp_path, text="a"))
+    spec = written(path, tmp_path, checked=False)
+    written_shapes = {name: entry["shape"] for name, entry in spec["model"]["inputs"].items()}
+    for name, axes in {"attention_mask": ["sequence"], **shapes}.items():
+        assert written_shapes[name] == ["batch", *axes]
+    assert spec["data"]["evaluation"]["inputs"].keys() == written_shapes.keys()
+    with quiet_libraries():
+        network = getattr(transformers, CLASSES).from_config(config)
+    assert {i.name for i in usual_inputs(network)} == {"input_ids", *shapes}
+
+
+def test_what_else_forward_takes_is_told(tmp_path: Path) -> None:
+    config = transformers.LongformerConfig(**POSITIONS, attention_window=4)
+    written(encoder(tmp_path, CLASSES, config), tmp_path, checked=False)
+    line = "    # CHECK: it gets none of what forward takes besides: 'global_attention_mask'\n"
+    assert line in (tmp_path / "spec.yaml").read_text()
+
+
 @pytest.mark.parametrize(
     ("auto", "config", "metric"),
     [
