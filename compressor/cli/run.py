@@ -294,7 +294,7 @@ def quantize(
         smooth=smooth,
         cache=cache,
     )
-    with in_terms_of_options():
+    with in_terms_of_options(options):
         code = run_and_show(
             quantization_spec(checkpoint, output, options),
             RunOptions(fresh=fresh, force=force, identify_by_headers=True, proves=not no_check),

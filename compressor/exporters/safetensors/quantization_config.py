@@ -359,7 +359,7 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
         raise SpecError(
             subject,
             f"cannot be read, as transformers loads all experts with one scheme{beside}",
-            "use one scheme that fits all layers, such as preset int8",
+            "use one scheme that fits all layers, such as preset int8, and skip none of them",
         )
     inputs = [t.codes.inputs for t in weights if t.codes is not None]
     if any(each is not None and each.calibrated for each in inputs):
@@ -379,8 +379,10 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
     for scheme in schemes:
         if scheme is None and all(other.element == "e4m3" for other in others):
             continue
+        remedy = "use preset int8, int4-g128, int4-g32 or fp8"
         if scheme is None:
             problem = "stays float, and transformers cannot stack it beside packed layers"
+            remedy = "use preset fp8, or int8, which divides any width, and skip no experts"
         elif (
             scheme.element == "e2m1"
             or not scheme.symmetric
@@ -389,4 +391,4 @@ def _check_experts(weights: Sequence[StoredTensor], quantized: Sequence[StoredTe
             problem = f"would be {scheme}, which transformers does not load for experts"
         else:
             continue
-        raise SpecError(subject, problem, "use preset int8, int4-g128, int4-g32 or fp8")
+        raise SpecError(subject, problem, remedy)

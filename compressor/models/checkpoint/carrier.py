@@ -33,6 +33,8 @@ from compressor.types.rounded_inputs import CacheScheme
 from compressor.types.tensors import TensorSpec
 
 # Tensors that hold the codes of others: the checkpoint is quantized already.
+_PART = re.compile(r"(^|\.)(parametrizations\.\w+\.\w+|\w+_(g|v|orig))$")
+"""Ends the names of what PyTorch's parametrizations, weight norm and masks compute a weight of."""
 _CODES = re.compile(r".*\.(?:weight_packed|qweight|qzeros|g_idx|weight_global_scale|absmax)")
 
 
@@ -249,8 +251,8 @@ def open_checkpoint(path: Path) -> CheckpointCarrier:
 
     Raises:
         SpecError: the path is missing, or holds no safetensors, or an adapter.
-        ModelError: a file is cut or damaged, the files, the index and ``config.json`` disagree, or
-            the weights are quantized already.
+        ModelError: a file is cut or damaged, the files, the index and ``config.json`` disagree, the
+            weights are quantized already, or all are stored as parts, as weight norm does.
     """
     check_no_adapter(path)
     source = with_single_experts(read_checkpoint(path))
@@ -274,6 +276,14 @@ def open_checkpoint(path: Path) -> CheckpointCarrier:
         if tensor.dtype.is_floating_point:
             layer = layer_of(tensor.name, tensor.shape, numpy_name(tensor.dtype), source.config)
             layers += [] if layer is None else [layer]
+    parts = [name for name in tensors if _PART.search(name)]
+    if parts and not layers:
+        raise ModelError(
+            subject,
+            f"holds weights as parts that the network computes them from, such as {parts[0]!r}",
+            "save plain ones, after torch.nn.utils.parametrize.remove_parametrizations (or "
+            "remove_weight_norm, remove_spectral_norm), or write a spec with model.factory",
+        )
     return CheckpointCarrier(source, tensors, layers)
 
 
