@@ -14,7 +14,7 @@ from compressor.models.transformers.lengths import piece_length
 from compressor.models.transformers.networks import CONFIG, read_config
 from compressor.spec.load import Spec, check_spec
 from compressor.spec.source_text import Document
-from compressor.types.layer_rules import NO_LAYER, TO_SINGLE
+from compressor.types.layer_rules import NO_LAYER, SKIPPED, TO_SINGLE
 
 CALIBRATED = (
     *("gptq", "awq", "reconstruct"),
@@ -195,7 +195,7 @@ def _way_out(problem: str, options: QuantizeOptions) -> str:
         ways.append(f"--preset {' or '.join(presets)}" if presets else "another --format")
     if "GGUF's blocks" in problem:
         ways.append("another --format")
-    ways += ["--skip for fewer layers"] if "skipped by" in problem else []
+    ways += ["--skip for fewer layers"] if SKIPPED in problem else []
     ways += ["--embeddings"] if not options.embeddings and _TABLES.search(problem) else []
     return f"use {', or '.join(dict.fromkeys(ways))}" if ways else _IN_A_SPEC
 

@@ -15,6 +15,8 @@ from compressor.types.passes import LayerPlan, LayerRule, Pass
 RuleT = TypeVar("RuleT", bound=LayerRule)
 _SHOWN = 3
 NO_LAYER = "touches no layer"
+SKIPPED = "skipped by"
+"""Begins the reason why a pass leaves a layer that a rule skips."""
 TO_SINGLE = (
     "put {pass: cast, dtype: fp32} before it, or save the model in float32, as by model.float(), "
     "and give that"
@@ -98,7 +100,7 @@ def match_of(name: str) -> str:
 
 def skip_reason(rule: LayerRule | None) -> str:
     """Return that a rule skips its layer as the reason; empty if it does not."""
-    return f"skipped by the rule {rule.match!r}" if rule is not None and rule.skip else ""
+    return f"{SKIPPED} the rule {rule.match!r}" if rule is not None and rule.skip else ""
 
 
 def unfit_type(dtype: str) -> str:

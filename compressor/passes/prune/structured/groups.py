@@ -19,12 +19,13 @@ from compressor.passes.prune.criteria import Tensors, allowed_counts, unit_step
 from compressor.passes.prune.structured.blocks import in_blocks
 from compressor.types.carrier import Carrier
 from compressor.types.channels import ChannelGroup, ChannelMap, Flags, Units, kept
-from compressor.types.layer_rules import resolve_rules, rule_of, skip_reason
+from compressor.types.layer_rules import SKIPPED, resolve_rules, rule_of, skip_reason
 from compressor.types.layers import Layer
 from compressor.types.options import OneOf
 from compressor.types.passes import LayerOutcome, LayerRule, PassContext
 
 _LAYOUT = "compressed-tensors"
+_LEAST, _STEPS = "minimum", "round-to"  # options that say how many units remain
 
 Criterion: TypeAlias = Literal[
     "l2",
@@ -103,6 +104,7 @@ class Prunable:
     remaining: Units  # how many may remain, ascending; the last is all of them
     free: Units  # the same, where convolutions need not compute in blocks
     ratio: float | None  # the share that a layer's rule removes
+    step: int  # units go in multiples of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +137,21 @@ class Choice:
                 f"{left} of {all_units} channels" if planned is not None else "prune"
             )
         return actions
+
+    def more(self) -> list[str]:
+        """Return what of the options would let more units go than may now."""
+        kept = tuple(self.reasons.values())
+        free = [p for p in self.prunable if p.ratio is None]
+        ways = {
+            f"lower {_LEAST}": any(p.free[0] > p.step for p in free)
+            or any(reason.startswith(_LEAST) for reason in kept),
+            f"lower {_STEPS}": any(p.step > 1 for p in free)
+            or any(reason.startswith(_STEPS) for reason in kept),
+            "skip fewer layers": any(reason.startswith(SKIPPED) for reason in kept),
+            "raise the ratios of its rules": len(free) < len(self.prunable),
+            "choose another criterion": any("criterion" in reason for reason in kept),
+        }
+        return [way for way, helps in ways.items() if helps]
 
     def kept_reason(self, layer: Layer) -> str:
         """Return why a layer keeps all of its output channels; empty if it need not."""
@@ -190,13 +207,13 @@ def choose(
         reason = group.frozen or skipped or _unranked(channels, group, criterion)
         if not reason and len(counts) == 1:
             size = len(group.units)
-            limit = f"round-to {round_to}" if size <= step > 1 else f"minimum {minimum}"
+            limit = f"{_STEPS} {round_to}" if size <= step > 1 else f"{_LEAST} {minimum}"
             reason = f"{limit} leaves its {size} channels whole"
         if reason:
             reasons[index] = reason
             continue
         ratios = [rule.ratio for rule in group_rules if rule.ratio is not None]
-        prunable.append(Prunable(group, counts, free, min(ratios, default=None)))
+        prunable.append(Prunable(group, counts, free, min(ratios, default=None), step))
     ruled = frozenset(
         name for name, r in layer_rules.items() if r is not None and (r.skip or r.ratio is not None)
     )

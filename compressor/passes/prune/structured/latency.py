@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import SpecError, listed
@@ -134,7 +133,9 @@ class LatencyTarget:
         Raises:
             SpecError: the target is out of reach.
         """
-        search = Search(self.network, self.table.times, self.table.share, self._loss)
+        search = Search(
+            self.network, self.table.times, self.table.share, self._loss, self.selector.way_out
+        )
         found = search.find(target)
         return self.network.variant(found.state), self.notes(found, target)
 
@@ -212,8 +213,7 @@ def check_reachable(selector: Selector, graph: ir.Model, blocks: Sequence[Residu
             f"is {selector.target.value:g}, and {least:.3f} of the multiply-accumulates remain "
             f"with every removable channel but the minimum ({selector.minimum}){dropped} gone; "
             "time falls no faster",
-            f"set it to {np.ceil(least * 1000) / 1000:g} or more, or lower minimum, round-to or "
-            "the layers that are skipped",
+            selector.way_out(least),
         )
 
 

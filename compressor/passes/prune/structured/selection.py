@@ -19,7 +19,7 @@ from compressor.types.channels import ChannelGroup, Flags, Units
 
 _NAMES = {"macs": "multiply-accumulates", "parameters": "weights", "latency": "latency"}
 _FAR = 0.1  # as a share, by which blocks of channels may miss what is asked for
-_UNSTATED = ", or export layout: graph alone, for which more can go than config.json can state"
+_UNSTATED = "export layout: graph alone, for which more can go than config.json can state"
 
 
 @contextmanager
@@ -103,9 +103,16 @@ class Selector:
                 target.key,
                 f"is {target.value:g}, and {least:.3f} of the {_NAMES[target.kind]} remain with "
                 f"every removable channel but the minimum ({self.minimum}) gone",
-                f"set it to {np.ceil(least * 1000) / 1000:g} or more, or lower minimum, round-to "
-                f"or the layers that are skipped{'' if self.ties is None else _UNSTATED}",
+                self.way_out(least),
             )
+
+    def way_out(self, least: float, digits: int = 3) -> str:
+        """Return the remedy for a target below the least share that can be reached."""
+        value = np.ceil(least * 10**digits) / 10**digits
+        ways = [f"set it to {value:g} or more"] if value < 1 else []
+        ways += self.choice.more()
+        ways += [] if self.ties is None else [_UNSTATED]
+        return ", or ".join(ways) or "leave the pass out: next to nothing of this model can go"
 
     def _check_ratio(self) -> None:
         most = 1 - self.minimum if isinstance(self.minimum, float) else 1.0
@@ -121,7 +128,7 @@ class Selector:
             raise SpecError(
                 self.target.key,
                 f"is {self.target.value:g}: no group loses a channel",
-                "raise it, or lower minimum or round-to",
+                ", or ".join(["raise it", *self.choice.more()]),
             )
 
     def plain(self) -> list[criteria.Queue]:

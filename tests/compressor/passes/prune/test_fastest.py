@@ -87,7 +87,7 @@ def search(
         pairs = 0.0 if together is None else left @ together @ left
         return float(narrow + pairs + sum(2 * weights[i] for i in variant.dropped))
 
-    return Search(made, timed, shared, loss)
+    return Search(made, timed, shared, loss, lambda least, _: f"set it to {least:.2f} or more")
 
 
 def share(made: Search, state: State) -> float:
@@ -249,6 +249,8 @@ def test_all_widths_of_a_block_with_many_groups_are_weighed():
         gone = variant.removed.reshape(many, size).mean(1)
         return 100.0 if variant.dropped else float(np.square(gone).sum())
 
-    found = Search(made, timed, lambda v: timed([(segment, v)])[0] / flags.size, loss).find(0.5)
+    found = Search(
+        made, timed, lambda v: timed([(segment, v)])[0] / flags.size, loss, lambda *_: ""
+    ).find(0.5)
     assert found.measured <= 0.5
     assert loss(made.variant(found.state)) <= 1.05 * many * 0.25

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -105,6 +107,33 @@ def test_out_of_reach_says_what_is_reachable(residual, kind):
     declared(target={kind: said}, layers=rules).survey(residual, CONTEXT)
     with pytest.raises(SpecError):
         declared(target={kind: said - 0.002}, layers=rules).survey(residual, CONTEXT)
+
+
+MORE = r"set it to 0\.\d+ or more"
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"minimum": 1}, MORE),
+        ({"minimum": 0.1}, MORE),  # one of eight channels, as with 1
+        ({"minimum": 3}, f"{MORE}, or lower minimum"),
+        ({"minimum": 8}, "touches no layer"),
+        ({"minimum": 1, "round_to": 4}, f"{MORE}, or lower round-to"),
+        ({"minimum": 3, "round_to": 4}, f"{MORE}, or lower round-to"),
+        ({"minimum": 0.9, "round_to": 2}, "touches no layer"),
+        ({"minimum": 1, "layers": [{"match": "first", "skip": True}]}, f"{MORE}, or skip fewer .*"),
+        (
+            {"minimum": 1, "layers": [{"match": "first", "ratio": 0.1}]},
+            f"{MORE}, or raise the ratios of its rules",
+        ),
+    ],
+)
+def test_what_is_at_its_end_is_no_remedy(plain, options, remedy):
+    """It advised to lower minimum at 1, and skipped layers where none was skipped."""
+    with pytest.raises(SpecError) as raised:
+        declared(target={"parameters": 0.05}, **options).survey(plain, CONTEXT)
+    assert re.fullmatch(remedy, raised.value.remedy) or raised.value.problem.startswith(remedy)
 
 
 def stored_flat() -> OnnxCarrier:
