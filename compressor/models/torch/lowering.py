@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from compressor.errors import ModelError, message_lines
 from compressor.models.executor.module import GraphModule
 from compressor.models.garbage import without_collector
+from compressor.models.torch.frozen_sizes import NUMBERS, check_sizes
 from compressor.models.torch.inputs_by_name import bound, named_parameters, takes_names
 from compressor.models.torch.masks import without_fast_paths, without_idle_masks
 from compressor.models.torch.matching import attach_weights, give_way
@@ -48,6 +49,7 @@ _REMEDIES = {
     f"forward, {_NO_GRAPH}",
     _LENGTH: "a length decides about an operator, such as the batch about the groups of a "
     "convolution: give every axis of model.inputs its number, that of samples too",
+    "a static shape": NUMBERS,
     _CLASS: "return a dictionary or a tuple, or register the class where it is defined, by "
     "torch.export.register_dataclass(CLASS)",
     _LEFT_OUT: "an input that model.inputs leaves out may be needed where PyTorch traces forward: "
@@ -114,14 +116,18 @@ def lower(module: torch.nn.Module, inputs: Sequence[TensorSpec]) -> ir.Model:
     module.eval()
     chunk = _chunk(module)
     with assigned_buffers(module) as assigned, named_parameters(module, [s.name for s in inputs]):
-        program = _exported(module, inputs, example_inputs(inputs, chunk))
+        example = example_inputs(inputs, chunk)
+        program = _exported(module, inputs, example)
         if _takes_short_only(program):
+            further = example_inputs(inputs, chunk + _LONGER)
             try:
-                longer = _exported(module, inputs, example_inputs(inputs, chunk + _LONGER))
+                longer = _exported(module, inputs, further)
             except ModelError:  # it takes no longer ones
                 longer = program
-            program = program if _takes_short_only(longer) else longer
+            if not _takes_short_only(longer):
+                program, example = longer, further
     check_stateless(module, program.exported_program, assigned)
+    check_sizes(module, program.exported_program, inputs, example)
     model = program.model
     keys = _keys(program.exported_program)
     give_way(model, module, [*(spec.name for spec in inputs), *keys])

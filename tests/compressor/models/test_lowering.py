@@ -292,9 +292,61 @@ def test_a_batch_that_the_network_fixes_is_named():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.cat([part[:1].sum(1) for part in x])
 
-    with pytest.raises(ModelError, match=r"\['x'\]\.shape\[0\].*fixes needs its number"):
+    with pytest.raises(ModelError, match=r"\['x'\]\.shape\[0\].*; give the axis its number"):
         TorchCarrier(Each(), [spec("x", "n", 3, 4)]).graph()
     assert TorchCarrier(Each(), [spec("x", 2, 3, 4)]).graph()
+
+
+class Ramp(nn.Module):
+    """Weighs half of the positions, whose number linspace takes as a number of Python."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half = x[..., ::2]
+        return half * torch.linspace(0, 1, half.shape[-1])
+
+
+def test_a_size_of_the_example_that_the_graph_holds():
+    """A run ended in a message of the runtime about shapes."""
+    message = r"follows from 'time' of model.inputs built into its graph, as 35; give the axis its"
+    with pytest.raises(ModelError, match=message):
+        TorchCarrier(Ramp(), [spec("x", "n", 3, "time")]).graph()
+    assert TorchCarrier(Ramp(), [spec("x", "n", 3, 40)]).graph()
+
+
+@pytest.mark.parametrize("multiple", [2, 8, 7 * 32])
+def test_a_size_that_has_to_be_a_multiple_is_free(multiple: int):
+    class Folded(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            padded = nn.functional.pad(x, (0, -x.shape[-1] % multiple))
+            return padded[..., ::2].unflatten(-1, (-1, multiple // 2)).sum(-1)
+
+    assert TorchCarrier(Folded(), [spec("x", "n", 3, "time")]).graph()
+
+
+def test_an_axis_of_several_inputs_is_free():
+    """As whisper folds the batch of its sound into heads by that of its tokens."""
+
+    class Folded(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x.reshape(y.shape[0], -1, 4).sum(1) + y
+
+    inputs = [spec("x", "n", 6, 4), spec("y", "n", 4)]
+    assert TorchCarrier(Folded(), inputs).graph()
+
+
+def test_a_size_that_has_a_bound_is_free():
+    """As MPT cuts the biases of the last positions out of a table."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.table = nn.Embedding(9, 4), nn.Parameter(torch.ones(1, 64, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h, left = self.words(x), max(0, 64 - x.shape[1])
+            return h @ h.mT + self.table[:, left:, left:]
+
+    assert TorchCarrier(Biased(), [spec("x", "n", "time", dtype="int64")]).graph()
 
 
 def test_a_length_that_is_an_attribute():
