@@ -64,11 +64,12 @@ def of_arrays(
     target = named if label else f"# {named}{OF_CLASSES if seen and not numbers else OF_ANSWERS}"
     ranges, judged = given.names(inputs, typical), given.names(inputs, judging)
     whole = whole_batches(given.found, ranges.values(), judged.values(), fixed_batch(inputs) or 1)
-    own = CALIBRATION.format(mapping=mapping_of(ranges), batch=batch, samples=whole[0])
+    mapping = mapping_of(given, inputs, typical)
+    own = CALIBRATION.format(mapping=mapping, batch=batch, samples=whole[0])
     return DATA.format(
         calibration=own if calibrated else "",
         images=_images(inputs),
-        mapping=mapping_of(judged),
+        mapping=mapping_of(given, inputs, judging),
         judged=f"{given.batch}{ALONE}" if given.batch != BATCH else batch,
         samples=f"    samples: {whole[1]} # whole batches\n" if whole[1] else "",
         target=target,
@@ -99,9 +100,27 @@ def _likely(name: str, header: Header) -> TensorSpec:
     return TensorSpec(name, ("batch", *axes), "float32" if pixels else header.dtype.name)
 
 
-def mapping_of(names: Mapping[str, str]) -> str:
-    """Return the lines of ``inputs``: each input of the model, and its array."""
-    return "\n".join(f"      {scalar(name)}: {scalar(array)}" for name, array in names.items())
+def mapping_of(given: Given, inputs: Sequence[TensorSpec], arrays: Mapping[str, Header]) -> str:
+    """Return the lines of ``inputs``: each input of the model, and its array.
+
+    An array that no code written here makes an input of is marked.
+    """
+    names, lines = given.names(inputs, arrays), []
+    for entry in inputs:
+        header = arrays.get(names[entry.name])
+        line = f"      {scalar(entry.name)}: {scalar(names[entry.name])}"
+        if header is not None and not _preparable(given, entry, header):
+            line += f" # CHECK: {header.dtype} {list(header.shape)} needs a transform"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _preparable(given: Given, entry: TensorSpec, header: Header) -> bool:
+    """Whether an array has what an input takes, if in another type or order."""
+    if given.fits(entry, header):
+        return True
+    move = _move(given.taken(entry, header), entry.shape)
+    return move is not None and _convertible(header.dtype, entry.dtype)
 
 
 def _images(inputs: Sequence[TensorSpec]) -> str:
@@ -165,7 +184,7 @@ def preparation(given: Given, inputs: Sequence[TensorSpec], spec: Path) -> Prepa
         if header is None or given.fits(entry, header):
             continue
         move = _move(given.taken(entry, header), entry.shape)
-        if move is None or not _convertible(header.dtype, entry.dtype):
+        if move is None or not _preparable(given, entry, header):
             return None
         lines += _steps(entry, header, move)
         if len(entry.shape) == _IMAGE_AXES and _COLOURS in (entry.shape[1], entry.shape[3]):

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from compressor.calibration.sources.audio import WavFolderSource, extractor_file, form_of
-from compressor.calibration.sources.image_processors import processor_file
+from compressor.calibration.sources.image_processors import processor_file, processor_steps
 from compressor.calibration.sources.waveforms import WaveForm
-from compressor.errors import printable
+from compressor.errors import DataError, printable
 from compressor.lab.found_data import Found
 from compressor.lab.starter_levels import level_keys
 from compressor.spec.source_text import scalar, seen_from
@@ -38,7 +38,7 @@ def keys_for(spec: TensorSpec, found: Found, model: Path, folder: Path) -> tuple
     for axis, sides in ((1, spec.shape[2:]), (3, spec.shape[1:3])):
         channels = spec.shape[axis]
         if channels in (1, 3):
-            return "image", list(_image_keys(spec, axis, sides, model, found))
+            return "image", list(_image_keys(spec, axis, sides, model, found, folder))
     return "", []
 
 
@@ -77,11 +77,16 @@ def _first_sound(folder: Path) -> WaveForm:
 
 
 def _image_keys(
-    spec: TensorSpec, axis: int, sides: Sequence[int | str | None], model: Path, found: Found
+    spec: TensorSpec,
+    axis: int,
+    sides: Sequence[int | str | None],
+    model: Path,
+    found: Found,
+    folder: Path,
 ) -> Iterator[str]:
     file, grey = processor_file(model if model.is_dir() else model.parent), spec.shape[axis] == 1
     if file is not None and spec.dtype == "float32":
-        yield f"# prepared as {printable(file.name)} beside the model says"
+        yield from _as_processor(file, axis, sides, folder)
         return
     height, width = (side if isinstance(side, int) else _SIDE for side in sides)
     why = "CHECK: or resize and crop, as in training"
@@ -92,3 +97,24 @@ def _image_keys(
         yield from level_keys(model, found.calibration, (height, width), grey=grey)
     if axis == 1:
         yield "layout: channels-first"
+
+
+def _as_processor(
+    file: Path, axis: int, sides: Sequence[int | str | None], folder: Path
+) -> Iterator[str]:
+    """Yield the keys for images that a model's own file prepares, and for where that misfits."""
+    name = printable(file.name)
+    yield f"# prepared as {name} beside the model says"
+    try:
+        steps = processor_steps(file)
+    except DataError:  # the plan says what the file asks for that is not done here
+        return
+    first = steps.layout == "channels-first"
+    own = steps.shape[1:] if first else steps.shape[:2]
+    size = [n if isinstance(n, int) else o for n, o in zip(sides, own, strict=True)]
+    keys = []
+    if size != list(own):
+        keys.append(f"size: {size} # CHECK: the model's; {name} has {list(own)}")
+    if first != (axis == 1):
+        keys.append(f"layout: channels-{'first' if axis == 1 else 'last'}")
+    yield from [f"preprocessor: {scalar(seen_from(folder, file))}", *keys] if keys else []

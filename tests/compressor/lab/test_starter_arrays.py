@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from onnx import TensorProto
+from PIL import Image
 from ruamel.yaml import YAML
 from torch import nn
 
@@ -58,6 +60,31 @@ def test_levels_of_one_channel_are_scaled_to_one(tmp_path, stored, shape):
     x = given(tmp_path, stored, shape)
     assert list(x.shape) == [2, *shape[1:]]
     np.testing.assert_allclose(x.reshape(2, -1), LEVELS[::2, ..., 0].reshape(2, -1) / 255)
+
+
+@pytest.mark.parametrize("stored", [LEVELS, LEVELS[..., 0], LEVELS.astype(np.float32)])
+def test_arrays_of_another_size_are_marked(tmp_path, stored):
+    """init wrote a spec without a word on it, which plan refused."""
+    model = save_net(tmp_path / "m.onnx", ("batch", 3, 8, 8))
+    np.savez(tmp_path / "all.npz", a=stored)
+    write_starter(model, tmp_path / "spec.yaml", Choices(tmp_path / "all.npz"))
+    line = f"      x: a # CHECK: {stored.dtype} {list(stored.shape)} needs a transform\n"
+    assert (tmp_path / "spec.yaml").read_text().count(line) == 2
+
+
+@pytest.mark.parametrize("shape", [("batch", 3, 8, 6), ("batch", 8, 6, 3), ("batch", 3, "h", 8)])
+def test_a_preprocessor_of_another_size_is_marked(tmp_path, shape):
+    values = {"image_processor_type": "ViTImageProcessor", "size": {"height": 4, "width": 4}}
+    values |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+    (tmp_path / "images").mkdir()
+    for name in "ab":
+        Image.new("RGB", (5, 9)).save(tmp_path / "images" / f"{name}.png")
+    plan = planned(save_net(tmp_path / "m.onnx", shape), Choices(tmp_path / "images"))
+    wanted = [side if isinstance(side, int) else 4 for side in shape[1:]]
+    assert plan.data["evaluation"].first(1)["x"].shape == (1, *wanted)
+    text = (tmp_path / "specs" / "spec.yaml").read_text()
+    assert "# CHECK: the model's; preprocessor_config.json has [4, 4]\n" in text
 
 
 @pytest.mark.parametrize(
