@@ -15,6 +15,7 @@ from compressor.cli.options import (
     json_option,
     near,
     print_result,
+    quiet_option,
     set_option,
     shown_progress,
 )
@@ -126,6 +127,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
     "in the current folder for a model.",
 )
 @json_option
+@quiet_option
 def tune(
     spec: Path,
     settings: tuple[str, ...],
@@ -143,6 +145,7 @@ def tune(
     strict: bool,
     output: Path | None,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Find the smallest or fastest artifact, and prove it.
 
@@ -166,12 +169,15 @@ def tune(
     from compressor.lab.tune.answer import Goal
     from compressor.lab.tune.from_model import is_model, spec_of_model
     from compressor.lab.tune.tune import tune as find
-    from compressor.report.pages.tune import tune_page
+    from compressor.report.pages.tune import headline, tune_page
     from compressor.spec.load import load_spec
     from compressor.spec.user_code import importable
 
     goal = Goal(max_metric_drop, max_size_ratio, max_latency_ratio, minimize, rounds, budget, train)
-    with importable([Path.cwd()]), shown_progress(lines=not as_json) as progress:
+    with (
+        importable([Path.cwd()]),
+        shown_progress(enabled=not quiet, lines=not as_json) as progress,
+    ):
         if is_model(spec):
             _refuse("a model", {"--set": settings})
             folder = Path.cwd() if output is None else output.resolve().parent
@@ -181,10 +187,17 @@ def tune(
             loaded = load_spec(spec, settings)
         found = find(loaded, goal, output, progress, (workers, scheduler))
     written = None if found.spec is None else near(found.spec)
-    print_result(
-        lambda: {**found.answer.as_json(), "written": None if written is None else str(written)},
-        lambda: tune_page(found.answer, written),
-        as_json=as_json,
-    )
-    if found.spec is None or (strict and found.answer.verdict != "passed"):
+    missed = found.spec is None or (strict and found.answer.verdict != "passed")
+    if as_json or not quiet:
+        print_result(
+            lambda: {
+                **found.answer.as_json(),
+                "written": None if written is None else str(written),
+            },
+            lambda: tune_page(found.answer, written),
+            as_json=as_json,
+        )
+    elif missed:
+        click.echo(headline(found.answer), err=True)
+    if missed:
         raise click.exceptions.Exit(int(ExitCode.LIMIT_FAILED))

@@ -55,6 +55,15 @@ def test_a_model_and_samples_suffice_and_a_run_gives_the_same_bytes(model: Path)
     assert (output / "model.onnx").read_bytes() == proved
 
 
+def test_quiet_prints_one_line_where_there_is_no_answer(model: Path):
+    """As `run` does; tune had no such option."""
+    options = ("--data", "typical.npz", "--max-size-ratio", "0.001", "--rounds", "0")
+    refused = tuned(model, *options, "-q")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert len(refused.stderr.splitlines()) == 1
+    assert refused.stderr.startswith("tiny: ")
+
+
 def test_numbers_are_not_judged_by_the_largest(model: Path):
     """The data hold right answers that are floats in the form of the output."""
     samples = {"pictures": sample_images(2, 256), "numbers": np.zeros((256, 4), np.float32)}
