@@ -66,10 +66,11 @@ def _fixed(program: ExportedProgram) -> Iterator[tuple[list[int], int]]:
     import sympy
 
     hints: dict[Any, int] = {}
-    environment = None
+    environment: Any = None
     for node in program.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
+        shape: Sequence[Any] = value.shape if isinstance(value, torch.Tensor) else ()
+        for size in shape:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 hints[size.node.expr] = size.node.hint
                 environment = size.node.shape_env
