@@ -26,6 +26,7 @@ _CLAMPS = frozenset(
     for name in ("clamp", "clamp_", "clip", "clip_")
 )
 _SUBTRACTIONS = (torch.rsub, torch.Tensor.__rsub__)
+_SCATTERS = (torch.scatter_reduce, torch.Tensor.scatter_reduce)
 _PAIR = 3  # arguments of a sum of products of two tensors
 _USUAL_RANK = 4  # of attention: batch, heads, positions, features
 _FEW_ROWS = 25
@@ -63,7 +64,8 @@ class OtherCalls(TorchFunctionMode):
     that takes a number and an integer tensor.
     Bags of embeddings become a lookup and a sum: it writes a loop that no runtime loads. Complex
     zeros and sums of products are made of real ones: it has no function for them. Neither has it
-    for some adaptive pools. An instance norm with statistics of its own is a batch norm, which
+    for some adaptive pools. Of values that are averaged by index it writes the last one alone. An
+    instance norm with statistics of its own is a batch norm, which
     ``fuse`` folds; the exporter repeats the statistics for each sample.
     """
 
@@ -78,6 +80,8 @@ class OtherCalls(TorchFunctionMode):
             return embedding_bag(*args, **given)
         elif func is torch.einsum and len(args) == _PAIR and _are_complex(args[1:]):
             return einsum(*args)
+        elif func in _SCATTERS and args and torch.is_floating_point(args[0]):
+            func = _scattered
         elif func in POOLS_AND_NORMS and not given.get("return_indices"):
             func = POOLS_AND_NORMS[func]
         made = func(*args, **given)
@@ -86,6 +90,26 @@ class OtherCalls(TorchFunctionMode):
 
 def _are_complex(operands: Iterable[Any]) -> bool:
     return all(isinstance(each, torch.Tensor) and each.is_complex() for each in operands)
+
+
+def _scattered(
+    values: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> torch.Tensor:
+    """Return ``torch.scatter_reduce`` of floats, means as sums over counts."""
+    mean = reduce == "mean"
+    how = "sum" if mean else reduce
+    total = values.scatter_reduce(dim, index, src, how, include_self=include_self)
+    if not mean:
+        return total
+    ones, zeros_of = torch.ones_like(src), torch.zeros_like(values)
+    counts = zeros_of.scatter_add(dim, index, ones) + int(include_self)
+    return total / counts.clamp(min=1.0)
 
 
 def _as_float(bound: Any) -> Any:

@@ -239,6 +239,19 @@ def test_indices_of_32_bits():
     agree(Narrow(), normal(4, 5, 6))
 
 
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", ["mean", "sum", "amax"])
+def test_values_scattered_by_index(reduce: str, include_self: bool):
+    """Of a mean the exporter wrote the last value alone, as TAPAS averages over cells."""
+
+    class Scattered(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            empty = a.new_full((a.shape[0], 5), 0.5)
+            return empty.scatter_reduce(1, b, a, reduce, include_self=include_self)
+
+    agree(Scattered(), normal(3, 6), np.array([[0, 0, 1, 1, 1, 4]] * 3))
+
+
 @pytest.mark.parametrize(
     ("rows", "p"), [(4, 2.0), (40, 2.0), (4, 1.0), (4, 3.0), (4, float("inf"))]
 )
