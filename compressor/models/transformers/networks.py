@@ -91,6 +91,12 @@ def network_of(auto: Any, values: dict[str, Any], directory: Path) -> Any:
             if (saved := unmapped_class(auto, type(config), values)) is not None:
                 return saved._from_config(config, attn_implementation=_ATTENTION)
             return auto.from_config(config, attn_implementation=_ATTENTION, trust_remote_code=False)
+    except ImportError as error:
+        raise ModelError(
+            subject,
+            f"describes a network of a package that is not installed ({reason_of(error)})",
+            "install it, or write a function that builds the network, and name it in model.factory",
+        ) from error
     # The class is the user's choice and the values are a stranger's: anything may be raised.
     except Exception as error:
         if _WRONG_CLASS in str(error):

@@ -172,6 +172,19 @@ def write_spec(folder: Path, checkpoint: Path, model: Mapping[str, Any], ids: Ar
     return path
 
 
+def test_a_network_of_a_package_that_is_missing(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As LayoutLMv2 needs detectron2: the advice was to correct config.json."""
+
+    def absent(*_: object, **__: object) -> None:
+        raise ImportError("LlamaForCausalLM requires the other library")
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "__init__", absent)
+    with pytest.raises(ModelError, match=r"package that is not installed .* other library.*; inst"):
+        opened(llama)
+
+
 def test_in_a_spec(llama_copy: Path, tmp_path: Path) -> None:
     ids = np.arange(24, dtype=np.int64).reshape(2, 12)
     model = open_model(load_spec(write_spec(tmp_path, llama_copy, {"checkpoint": "model"}, ids)))
