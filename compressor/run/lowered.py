@@ -26,7 +26,7 @@ from compressor.run.store import Store, result_key, store_of
 CarrierT = TypeVar("CarrierT", bound=TorchCarrier)
 
 _GRAPH = "lowered.onnx"
-_VERSION = 4  # of what is kept
+_VERSION = 5  # of what is kept
 _MOST_BYTES = 1 << 30  # of constants; a protobuf file holds at most 2 GB
 
 
