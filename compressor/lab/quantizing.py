@@ -32,6 +32,7 @@ _IN_A_SPEC = (
     "write a spec with model.factory (compress init does) and the export format onnx, which takes "
     "layers of all kinds"
 )
+_NARROW = 32  # the narrowest group that all formats take
 _REMEDIES = {
     "put {pass: cast, dtype: fp32} before it, or save": "save",
     "leave out this export": "use another --format",
@@ -178,7 +179,7 @@ def _usual_preset(checkpoint: Path, format: QuantizedFormat) -> str:
     """
     from compressor.lab.inspect.checkpoint import weight_summary
 
-    group = weight_summary(checkpoint).group if format in _DIRECTORIES else 32
+    group = weight_summary(checkpoint).group if format in _DIRECTORIES else _NARROW
     return f"int4-g{group}"
 
 
@@ -186,11 +187,8 @@ def _way_out(problem: str, options: QuantizeOptions) -> str:
     """Return what makes the command quantize some layer, by why it would none."""
     ways = []
     if undivided := re.findall(r"(\d+) input columns do not divide into groups of (\d+)", problem):
-        narrow = _PRESETS["gguf"]  # of the narrowest groups that all formats take
-        width = int(narrow.rpartition("g")[2])
-        presets = (
-            [narrow] if any(int(n) % width == 0 for n, g in undivided if int(g) > width) else []
-        )
+        divided = any(int(n) % _NARROW == 0 for n, g in undivided if int(g) > _NARROW)
+        presets = [f"int4-g{_NARROW}"] if divided else []
         presets += [] if options.format in ("awq", "gguf") else ["int8"]
         ways.append(f"--preset {' or '.join(presets)}" if presets else "another --format")
     if "GGUF's blocks" in problem:

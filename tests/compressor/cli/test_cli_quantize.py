@@ -371,7 +371,7 @@ def test_bad_input(
 def test_remedies_are_options_of_the_command(tmp_path: Path):
     """It advised other rules, and to leave out an export: its user has neither."""
     narrow = llama(tmp_path / "narrow", layers=1, hidden=96)
-    refused = compress(narrow, "-o", tmp_path / "int4")
+    refused = compress(narrow, "-o", tmp_path / "int4", "--preset", "int4-g128")
     assert refused.exit_code == ExitCode.BAD_SPEC
     assert "touches no layer: " in refused.stderr
     assert refused.stderr.endswith("; use --preset int4-g32 or int8, or --embeddings\n")
