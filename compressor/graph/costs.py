@@ -26,7 +26,6 @@ Sample: TypeAlias = Mapping[str, tuple[int, ...]]
 
 _NO_SAMPLE: Sample = {}
 _RECURRENT_SIDES = 8  # the first scale among the inputs of an integer recurrent node
-_MATRIX = 2  # axes
 
 
 def initializer_bytes(model: ir.Model) -> int:
@@ -69,7 +68,9 @@ def parameters(model: ir.Model) -> int:
 def node_macs(node: ir.Node) -> int:
     """Multiply-accumulates of one node for one sample; 0 where shapes are not known.
 
-    Dynamic axes count as 1. Convolutions, matrix products and recurrences are counted.
+    Dynamic axes count as 1, those too that are a multiple of the samples, such as ``12*batch``:
+    :func:`at_lengths` makes numbers of these. Convolutions, matrix products and recurrences are
+    counted.
     """
     row = operator_named(node.op_type)
     if row.recurrent:
@@ -89,35 +90,12 @@ def node_macs(node: ir.Node) -> int:
         return 0 if entry is None or weight is None else prod(entry) * prod(weight[1:])
     layer = layer_of(node)
     if layer is not None:
-        return prod(output) * layer.columns * _rows_of_a_view(node.inputs[0])
+        return prod(output) * layer.columns
     if row.is_convolution:  # of a weight that the graph computes
         weight = None if node.inputs[1] is None else dims(node.inputs[1])
         return 0 if weight is None else prod(output) * prod(weight[1:])
     first = None if node.inputs[0] is None else dims(node.inputs[0])
     return 0 if not first else prod(output) * first[-1]
-
-
-def _rows_of_a_view(value: ir.Value | None) -> int:
-    """Return the rows that one sample has in a matrix of an open number of rows; 1 if not known.
-
-    A product of rows reads a view ``[-1, channels]`` of ``[samples, tokens, channels]``, or what is
-    computed of such a view row by row.
-    """
-    while value is not None and value.shape is not None and len(value.shape) == _MATRIX:
-        node, width = value.producer(), value.shape[1]
-        if node is None or isinstance(value.shape[0], int):
-            return 1
-        if operator(node).family != "reshape":
-            open_ones = (v for v in node.inputs if v is not None and v.producer() is not None)
-            value = next(
-                (v for v in open_ones if v.shape and not isinstance(v.shape[0], int)), None
-            )
-            continue
-        value = node.inputs[0]
-        lengths = None if value is None else dims(value)
-        if lengths is not None and len(lengths) > _MATRIX:
-            return prod(lengths[:-1]) if lengths[-1] == width else 1
-    return 1
 
 
 def recurrent_macs(node: ir.Node) -> tuple[int, int]:
@@ -144,23 +122,44 @@ def macs(model: ir.Model, sample: Sample = _NO_SAMPLE) -> int:
     return sum(turns * node_macs(node) for node, turns in in_turns(graph) if turns)
 
 
-def at_lengths(model: ir.Model, sample: Sample) -> ir.Model:
-    """Return a model with the shapes that it has for a sample; itself if the first axes alone vary.
+def at_lengths(model: ir.Model, sample: Sample = _NO_SAMPLE) -> ir.Model:
+    """Return a model with the shapes that it has for one sample; itself if costs are the same.
 
-    Its nodes have the order of those of ``model``.
+    Open axes of inputs are as in ``sample``, and 1 without. If a window is longer than that, the
+    model is returned as it is. Its nodes have the order of those of ``model``.
     """
+    inputs = {v.name or "": tuple(v.shape) for v in model.graph.inputs if v.shape is not None}
+    later = (axis for name in inputs.keys() & sample.keys() for axis in inputs[name][1:])
+    if all(isinstance(axis, int) for axis in later) and not _has_other_lengths(model):
+        return model
     lengths = {
         name: tuple(
             axis if isinstance(axis, int) else length
-            for axis, length in zip(value.shape, sample[name], strict=True)
+            for axis, length in zip(axes, sample.get(name, (1,) * len(axes)), strict=True)
         )
-        for value in model.graph.inputs
-        if (name := value.name or "") in sample and value.shape is not None
+        for name, axes in inputs.items()
     }
-    later = (axis for value in model.graph.inputs for axis in tuple(value.shape or ())[1:])
-    if not lengths or all(isinstance(axis, int) for axis in later):
-        return model
-    return with_shapes(model, lengths)
+    sized = with_shapes(model, lengths)
+    shapes = (dims(node.outputs[0]) for node in filter(_multiplies, sized.graph))
+    return sized if all(min(shape or (1,)) > 0 for shape in shapes) else model
+
+
+def _has_other_lengths(model: ir.Model) -> bool:
+    """Whether a product has open axes that are no input's, which may count more than 1."""
+    own = {length for value in model.graph.inputs for length in value.shape or ()}
+    products = filter(_multiplies, all_nodes(model.graph))
+    values = (v for node in products for v in (*node.inputs, *node.outputs) if v is not None)
+    return any(
+        v.shape is None
+        or any(not isinstance(d, int) and (d.value is None or d not in own) for d in v.shape)
+        for v in values
+    )
+
+
+def _multiplies(node: ir.Node) -> bool:
+    row = operator_named(node.op_type)
+    weighted = row.layer is not None and not row.is_table
+    return weighted or row.packed or row.recurrent is not None
 
 
 def turn_notes(model: ir.Model) -> list[str]:

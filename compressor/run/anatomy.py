@@ -8,7 +8,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from compressor.graph.costs import initializer_bytes, node_macs, node_traffic, side_bytes
+from compressor.graph.costs import (
+    Sample,
+    at_lengths,
+    initializer_bytes,
+    node_macs,
+    node_traffic,
+    side_bytes,
+)
 from compressor.graph.layers import layer_of
 from compressor.models.onnx.file import read_onnx
 from compressor.types.carrier import Capability, Carrier
@@ -22,19 +29,22 @@ ASSUMPTION = (
 )
 
 
-def layer_graph(carrier: Carrier) -> dict[str, Any] | None:
+def layer_graph(carrier: Carrier, sample: Sample) -> dict[str, Any] | None:
     """Return the entry of ``report.json`` on the layers in the order of execution.
 
     For each layer: which earlier ones it reads from (through whatever lies between), its
     multiply-accumulates and bytes for one sample, and its share of the time of all layers.
     ``None`` for a model without a graph.
+
+    Args:
+        sample: shapes of inputs, by name; open axes of others count as 1.
     """
     if Capability.GRAPH not in carrier.offers:
         return None
     layers: list[dict[str, Any]] = []
     seconds: list[float] = []
     sources: dict[str, list[int]] = {}
-    for node in carrier.graph().graph:
+    for node in at_lengths(carrier.graph(), sample).graph:
         reads = [i for v in node.inputs if v is not None for i in sources.get(v.name or "", ())]
         reads = sorted(set(reads))[-_MOST_LINKS:]
         layer = layer_of(node)

@@ -128,7 +128,7 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[StoredArtifact
         "passes": _pass_entries(workspace, steps),
         "limits": limits,
         **_decided(workspace, written, artifacts),
-        "graph": layer_graph(final),
+        "graph": layer_graph(final, plan.context.shapes),
         "per_sample": per_sample_entry(workspace),
         "environment": environment(),
     }

@@ -306,7 +306,7 @@ def _products(
     flow: Flow, axes: Mapping[str, tuple[Units | None, ...]], repeats: Mapping[ir.Node, float]
 ) -> Iterable[Product]:
     for counted in flow.counted:
-        lines = (_fixed_units(flow, axes, value, axis) for value, axis in counted.axes)
+        lines = (_units_along(axes, value, axis) for value, axis in counted.axes)
         present = tuple(units for units in lines if units is not None)
         work = counted.work * repeats.get(counted.node, 1.0)
         yield Product(named(counted.node), work, present)
@@ -331,6 +331,13 @@ def _activations(flow: Flow, axes: Mapping[str, tuple[Units | None, ...]]) -> It
             yield Activation(value.name or "", axis, units)
 
 
+def _units_along(
+    axes: Mapping[str, tuple[Units | None, ...]], value: ir.Value, axis: int
+) -> Units | None:
+    lines = axes.get(value.name or "", ())
+    return lines[axis] if 0 <= axis < len(lines) else None
+
+
 def _fixed_units(
     flow: Flow, axes: Mapping[str, tuple[Units | None, ...]], value: ir.Value, axis: int
 ) -> Units | None:
@@ -338,8 +345,7 @@ def _fixed_units(
 
     Such as that of heads merged with the batch.
     """
-    lines = axes.get(value.name or "", ())
-    units = lines[axis] if 0 <= axis < len(lines) else None
+    units = _units_along(axes, value, axis)
     fixed = (
         value.shape is not None and axis < len(value.shape) and isinstance(value.shape[axis], int)
     )

@@ -21,7 +21,7 @@ from compressor.exporters.ort.reading import ort_model
 from compressor.files import read_json
 from compressor.graph.bodies import in_turns
 from compressor.graph.codebooks import codebook_of
-from compressor.graph.costs import macs, node_macs, parameters, turn_notes
+from compressor.graph.costs import at_lengths, macs, node_macs, parameters, turn_notes
 from compressor.graph.inference import infer_shapes
 from compressor.graph.layers import graph_layers, layer_of
 from compressor.graph.operators import operator_named
@@ -75,7 +75,8 @@ def inspect_graph(
         step(stored)
     costs: Counter[str] = Counter()
     uncounted: dict[str, None] = {}
-    for node, turns in in_turns(stored.graph):
+    sized = at_lengths(stored)
+    for node, turns in in_turns(sized.graph):
         layer = layer_of(node)
         if layer is None:
             continue
@@ -116,7 +117,7 @@ def inspect_graph(
         parameters=parameters(stored),
         zeros=zeros / elements if elements else None,
         notes=tuple(notes),
-        graph=_facts(model, macs(stored)),
+        graph=_facts(model, macs(sized)),
     )
 
 

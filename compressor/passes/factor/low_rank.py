@@ -53,7 +53,7 @@ class LowRank(GraphPass):
     """
 
     name: ClassVar[str] = "low-rank"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
     source: ClassVar[str] = (
         "Denton et al. 2014 (arXiv:1404.0736) and Zhang et al. 2015 (arXiv:1505.06798) for "

@@ -9,8 +9,11 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from compressor.graph.channels.analysis import map_channels
 from compressor.graph.costs import batch_macs, initializer_bytes, macs, parameters, turn_notes
 from compressor.graph.inference import infer_shapes
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.run.anatomy import layer_graph
 from compressor.types.tensors import TensorSpec
 from tests.compressor.exporters.hand_made import sample
 from tests.compressor.tiny_project import tiny_onnx
@@ -208,33 +211,60 @@ def test_tiny():
     assert macs(model) == 64 * (72 + 576) + 32
 
 
-@pytest.mark.parametrize(
-    ("shape", "view", "expected"),
-    [
-        ("N, 5, 8", "N, 5, 8", 2 * 5 * 8 * 8),  # five rows a sample, in both products
-        ("N, 8, 1", "N, 8", 2 * 8 * 8),  # a flattened sample is one row
-        ("3, 5, 8", "N, 5, 8", 2 * 15 * 8 * 8),  # the number of rows is known
-    ],
-)
-def test_macs_of_rows_of_a_view(shape: str, view: str, expected: int) -> None:
-    """A product of ``[-1, channels]`` counted as that of one row."""
-    rows = "15, 8" if shape.startswith("3") else "R, 8"
-    text = f"""<ir_version: 10, opset_import: ["" : 21]>
-    g (float[{shape}] x) => (float[{view}] z)
-    <float[8, 8] w, float[8] b, int64[2] to, int64[3] back> {{
-        m = Reshape(x, to) p = Gemm(m, w, b) r = Relu(p) n = LayerNormalization(r, b)
-        s = Add(n, m) q = Gemm(s, w, b) z = Reshape(q, back)
-    }}"""
-    model = ir.from_proto(onnx.parser.parse_model(text))
-    for value in (v for node in model.graph for v in (*node.inputs, *node.outputs) if v):
-        if value.name in ("w", "b"):
-            lengths = (8, 8) if value.name == "w" else (8,)
-            value.const_value = ir.tensor(np.ones(lengths, np.float32), name=value.name)
-            value.shape = ir.Shape(lengths)
-            model.graph.register_initializer(value)
-        elif value.name in "mprnsq":
-            value.shape = ir.Shape([int(n) if n.isdigit() else n for n in rows.split(", ")])
-    assert macs(model) == expected
+ROWS = [
+    # five rows a sample, in both products
+    (["N", 5, 8], None, (-1, 8), ["N", 5, 8], 2 * 5 * 8 * 8),
+    (["N", 8, 1], None, (-1, 8), ["N", 8], 2 * 8 * 8),  # a flattened sample is one row
+    ([3, 5, 8], None, (-1, 8), [3, 5, 8], 2 * 15 * 8 * 8),  # the number of rows is known
+    # tokens before samples, and heads joined
+    (["N", 2, 5, 4], (2, 0, 1, 3), (-1, 8), [5, "N", 8], 2 * 5 * 8 * 8),
+    # 15 windows a sample, of four rows
+    (["N", 3, 4, 5, 8], (0, 1, 3, 2, 4), (-1, 4, 8), ["N", 3, 5, 4, 8], 2 * 60 * 8 * 8),
+]
+
+
+@pytest.mark.parametrize(("shape", "order", "view", "output", "expected"), ROWS)
+def test_macs_of_rows_of_a_view(
+    shape: list[int | str],
+    order: tuple[int, ...] | None,
+    view: tuple[int, ...],
+    output: list[int | str],
+    expected: int,
+) -> None:
+    """A product of ``[12*batch, channels]``, or of windows, counted as that of one row or window.
+
+    What knows each node, such as the channels that are pruned, counts as all do.
+    """
+    back = np.array([-1 if isinstance(d, str) else d for d in output])
+    weights = {"w": floats(8, 8), "to": np.array(view), "back": back}
+    model = graph(
+        [
+            helper.make_node("Transpose", ["x"], ["t"], perm=order or range(len(shape))),
+            helper.make_node("Reshape", ["t", "to"], ["m"]),
+            helper.make_node("MatMul", ["m", "w"], ["p"], name="first"),
+            helper.make_node("Relu", ["p"], ["r"]),
+            helper.make_node("MatMul", ["r", "w"], ["q"], name="second"),
+            helper.make_node("Reshape", ["q", "back"], ["y"]),
+        ],
+        shape,
+        weights,
+        output,
+    )
+    layers = layer_graph(OnnxCarrier(model), {})
+    assert layers is not None
+    assert macs(model) == sum(layer["macs"] for layer in layers["layers"]) == expected
+    assert sum(product.macs for product in map_channels(model).products) == expected
+
+
+def test_macs_of_open_windows() -> None:
+    """A window that is longer than a sample of one pixel counts once, as before."""
+    weights = {"w": floats(4, 3, 3, 3), "to": np.array([-1, 4])}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]),
+        helper.make_node("Reshape", ["c", "to"], ["y"]),
+    ]
+    model = graph(nodes, ["N", 3, "H", "W"], weights, ["rows", 4])
+    assert macs(model) == 108
 
 
 def looped(count: str, first: str, last: str) -> ir.Model:

@@ -53,7 +53,7 @@ class PruneStructured(GraphPass):
 
     name: ClassVar[str] = "prune-structured"
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.WEIGHTS, Capability.GRAPH})
-    version: ClassVar[int] = 19
+    version: ClassVar[int] = 20
     source: ClassVar[str] = (
         "Fang et al. 2023 (arXiv:2301.12900) for groups; Li et al. 2017 (arXiv:1608.08710), "
         "Liu et al. 2017 (arXiv:1708.06519), Molchanov et al. 2019 (arXiv:1906.10771), Meng et al. "

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from compressor.errors import SpecError
-from compressor.graph.costs import node_macs
+from compressor.graph.costs import at_lengths, node_macs
 from compressor.graph.editing import Chain, Editor, inner_nodes
 from compressor.graph.operators import operator
 from compressor.graph.values import value_by_name
@@ -71,8 +71,9 @@ def cut(
 def part_macs(model: ir.Model, points: Sequence[ExitPoint], answer: Answer) -> tuple[int, ...]:
     """Return the multiply-accumulates of each part, with the head at its end."""
     heads = [*(point.features * answer.classes for point in points), 0]
+    sized = dict(zip(model.graph, at_lengths(model).graph, strict=True))
     return tuple(
-        sum(node_macs(node) for node in nodes) + head
+        sum(node_macs(sized[node]) for node in nodes) + head
         for nodes, head in zip(_parts(model, points), heads, strict=True)
     )
 
