@@ -26,7 +26,7 @@ from compressor.run.metrics.judged import (
     target_of,
 )
 from compressor.run.metrics.metrics import CONVERTED_AT_ONCE, MSE, Metric, first_of
-from compressor.run.noise.signals import OutputSums, SignalSums, ratio_db
+from compressor.run.noise.signals import OutputSums, SignalSums, ratio_db, same_rows
 from compressor.run.verdicts.decisions import Decisions, decisions_of, joined
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.layers import Layer
@@ -239,7 +239,8 @@ def layer_signals(
     for portion in portions.of_all([cut(batch, 0, _SIGNAL_SAMPLES) for batch in batches]):
         outputs, expected = portion.values
         for name in outputs.keys() & expected.keys() & sums.keys():
-            sums[name].add(expected[name], outputs[name])
+            count = samples_in(portion.batch)
+            sums[name].add(expected[name], same_rows(expected[name], outputs[name], count))
         del portion, outputs, expected  # before the next run needs the memory
     return {layer.name: _sqnr(layer, sums[layer.output]) for layer in shared}
 

@@ -105,7 +105,7 @@ class Fuse(GraphPass):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = (
         "B. Jacob et al., Quantization and Training of Neural Networks for Efficient "

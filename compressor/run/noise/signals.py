@@ -14,6 +14,7 @@ from compressor.types.tensors import Array
 _ROUNDING = 1e-12  # of the largest output's power: a few units in float32's last place
 _CACHED = 1 << 16  # values whose copies stay in the cache
 _ROW = 1 << 12  # float32 values whose squares are summed in float32, to six digits
+_MATRIX = 2  # axes
 _LEAST = 1e-25  # sum of their squares below which some of these may be less than float32 holds
 
 
@@ -41,6 +42,22 @@ def _power(values: Array) -> float:
         whole, total = 0, 0.0
     exact = values[whole:].astype(np.float64)
     return total + float(np.vecdot(exact, exact))
+
+
+def same_rows(wanted: Array, have: Array, samples: int) -> Array:
+    """Return a value with its rows in the order of those of another model's.
+
+    What computes row by row takes those of ``[samples * tokens, channels]`` in any order, and
+    ``fuse`` may put samples first where tokens were, or the other way round. No name says so: of
+    both orders and that which is there, the nearest is right.
+    """
+    rows = len(have) if have.ndim == _MATRIX else 0
+    if have.shape != wanted.shape or not rows or rows % samples or samples in (1, rows):
+        return have
+    apart = [(samples, -1, have.shape[1]), (-1, samples, have.shape[1])]
+    orders = [have, *(have.reshape(a).swapaxes(0, 1).reshape(have.shape) for a in apart)]
+    with np.errstate(invalid="ignore"):
+        return min(orders, key=lambda order: signal_and_error([wanted], [order])[1])
 
 
 def ratio_db(signal: float, error: float) -> float | None:

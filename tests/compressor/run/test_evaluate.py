@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from compressor.errors import DataError
+from compressor.graph.inference import infer_shapes
 from compressor.graph.output_parts import WHOLE
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.run.data import Data
@@ -233,6 +235,45 @@ def test_the_layer_that_lost_the_signal_is_found(carrier: OnnxCarrier):
     assert signals[first.name] is None
     assert 30 < (signals[second.name] or 0) < 50
     assert 30 < (signals[last.name] or 0) < 60
+
+
+def rows_net(order: list[int], apart: list[int], factor: float) -> OnnxCarrier:
+    """A product of rows, which are in the order of samples or of tokens."""
+    weight = np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32) * factor
+    made = helper.make_graph(
+        [
+            helper.make_node("Transpose", ["x"], ["t"], perm=order),
+            helper.make_node("Reshape", ["t", "flat"], ["m"]),
+            helper.make_node("MatMul", ["m", "layer.weight"], ["p"]),
+            helper.make_node("Reshape", ["p", "apart"], ["r"]),
+            helper.make_node("Transpose", ["r"], ["y"], perm=order),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, 8])],
+        [
+            numpy_helper.from_array(array, name)
+            for name, array in {
+                "layer.weight": weight,
+                "flat": np.array([-1, 8]),
+                "apart": np.array(apart),
+            }.items()
+        ],
+    )
+    opsets = [helper.make_opsetid("", 21)]
+    model = ir.from_proto(helper.make_model(made, opset_imports=opsets, ir_version=10))
+    infer_shapes(model)
+    return OnnxCarrier(model)
+
+
+@pytest.mark.parametrize("tokens_first", [True, False])
+def test_rows_are_compared_in_the_same_order(tokens_first: bool):
+    """After ``fuse`` a layer that read tokens first reads samples first, under the same name."""
+    nets = [([1, 0, 2], [3, -1, 8]), ([0, 1, 2], [-1, 3, 8])]
+    before, after = nets if tokens_first else nets[::-1]
+    batch = {"x": np.random.default_rng(1).normal(size=(5, 3, 8)).astype(np.float32)}
+    signals = layer_signals(rows_net(*after, 1.01), rows_net(*before, 1.0), [batch])
+    assert signals["layer"] == pytest.approx(40.0, abs=0.1)
 
 
 class CountedRunner:
