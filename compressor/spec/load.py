@@ -174,7 +174,9 @@ def check_spec(document: Document, objects: Mapping[str, Any] | None = None) -> 
 
 
 def _together(errors: Sequence[SpecError]) -> SpecError:
-    return errors[0] if len(errors) == 1 else SpecErrors(list(errors))
+    """Return one error for all; several sections read the paths of the model."""
+    different = list({str(error): error for error in errors}.values())
+    return different[0] if len(different) == 1 else SpecErrors(different)
 
 
 def _mappings(document: Document, section: str) -> list[int]:

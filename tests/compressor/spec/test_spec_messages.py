@@ -324,6 +324,17 @@ def test_unknown_keys_in_a_mapping_that_holds_a_wrong_value_too(load: Load):
     ]
 
 
+def test_a_variable_that_several_sections_need_is_missed_once(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+):
+    """Sources of data look into the model's folder, too."""
+    monkeypatch.delenv("MODELS", raising=False)
+    assert refusal(load, SPEC.replace("tiny.onnx", "$MODELS/tiny.onnx")) == (
+        "spec.yaml:5: model.onnx: uses the environment variable MODELS, which is not set; "
+        "export MODELS=/path, or write $$ for a dollar sign"
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
