@@ -73,6 +73,7 @@ _LIBRARY = (AssertionError, AttributeError, LookupError, RecursionError, TypeErr
 _QUOTED = "write a path with ${NAME} in quotes"
 _MOST_VALUES = 100_000
 _DEEPEST = 50
+_NAMED = ("metric", "observer")  # keys whose text is short for a section with a name
 _BEYOND = 1 << 63  # what arrays and files have no numbers for
 
 
@@ -150,6 +151,9 @@ def _tree(text: str, path: Path) -> Any:
 def override(document: Document, settings: Sequence[str]) -> Document:
     """Apply ``key.path=value`` settings from the command line.
 
+    Text that is short for a section becomes it: ``metric.expect=90`` makes ``metric: accuracy``
+    to ``{name: accuracy, expect: 90}``.
+
     Raises:
         SpecError: a setting is malformed or its path leads nowhere.
     """
@@ -185,12 +189,18 @@ def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> K
             if last:
                 value[str(part)] = new
                 return place
-            if value.get(str(part)) is None:  # absent, or a key with nothing after it
+            below = value.get(str(part))
+            if below is None:  # absent, or a key with nothing after it
                 value[str(part)] = {}
+            elif isinstance(below, str) and part in _NAMED:
+                value[str(part)] = {"function" if ":" in below else "name": below}
             value = value[str(part)]
         else:
-            what = ".".join(str(p) for p in parts[: depth + 1])
-            raise SpecError(f"--set {setting}", f"{what} does not exist", "lists count from 0")
+            above = dotted((*place,))
+            single = f"{above} is a single value, without keys"
+            remedy = "lists count from 0" if isinstance(value, list) else single
+            what = dotted(tuple(parts[: depth + 1]))
+            raise SpecError(f"--set {setting}", f"{what} does not exist", remedy)
     return place
 
 

@@ -153,8 +153,8 @@ def _put(tree: Any, place: KeyPath, value: Any) -> None:
     *above, last = place
     for part in above:
         value = value[part]
-        if isinstance(tree, dict) and tree.get(part) is None:
-            tree[part] = CommentedMap()
+        if isinstance(tree, dict) and not isinstance(tree.get(part), dict | list):
+            tree[part] = CommentedMap(value)  # of nothing, or of text that is short for it
         tree = tree[part]
     tree[last] = value[last]
 

@@ -1,13 +1,14 @@
 """How a spec's text becomes values: YAML 1.2, overrides, paths, and files that are none."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from compressor.errors import SpecError
 from compressor.spec.load import Spec, load_spec
-from compressor.spec.source_text import override, read_document
+from compressor.spec.source_text import Document, override, read_document
 
 SPEC = """\
 version: 1
@@ -216,6 +217,19 @@ def test_settings_leave_the_document_as_it_was(load: Load):
     assert changed.value["exports"][0]["opset"] == 17
     assert document.value["exports"][0]["opset"] == 21
     assert "seed" not in document.value
+
+
+def test_settings_reach_below_text_that_is_short_for_a_section():
+    """``metric: accuracy`` is short for ``{name: accuracy}``."""
+    quantize = {"pass": "quantize-static", "activations": {"observer": "moving-average"}}
+    document = Document(Path("spec.yaml"), {"metric": "accuracy", "passes": [quantize]})
+    below = "passes.0.activations.observer"
+    value = override(document, ["metric.expect=76", f"{below}.constant=0.1"]).value
+    assert value["metric"] == {"name": "accuracy", "expect": 76}
+    observer = {"name": "moving-average", "constant": 0.1}
+    assert value["passes"][0]["activations"]["observer"] == observer
+    own = override(replace(document, value={"metric": "own:right"}), ["metric.expect=76"]).value
+    assert own["metric"] == {"function": "own:right", "expect": 76}
 
 
 @pytest.mark.parametrize(

@@ -354,7 +354,10 @@ def test_a_variable_that_several_sections_need_is_missed_once(
         (f"seed={1 << 63}", "spec: has more than 63 bits; give a smaller number"),
         (f"seed=-{1 << 70:#x}", "spec: has more than 63 bits; give a smaller number"),
         ("passes.-1=4", "--set passes.-1=4: passes.-1 does not exist; lists count from 0"),
-        ("name.x=4", "--set name.x=4: name.x does not exist; lists count from 0"),
+        (
+            "name.x=4",
+            "--set name.x=4: name.x does not exist; name is a single value, without keys",
+        ),
         ("sed=4", "--set sed=4: sed: is not a known key; did you mean 'seed'?"),
         (
             "limits.size-ratio=big",

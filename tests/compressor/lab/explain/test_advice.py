@@ -232,9 +232,10 @@ def test_a_program_holds_its_own_spec(tmp_path: Path):
 def test_what_set_changed_is_in_the_changed_spec(spoiled: Path):
     """The rules were written beside the file's own passes, which were not those that ran."""
     text = spoiled.read_text().replace("    layers:\n      # the narrow one\n", "")
-    spoiled.write_text(text.replace("      - {match: conv2, bits: 4}\n", ""))
+    text = text.replace("      - {match: conv2, bits: 4}\n", "")
+    spoiled.write_text(f"{text}metric: accuracy\n")
     passes = "passes=[{pass: quantize-static, prepare: none, layers: [{match: conv2, bits: 4}]}]"
-    settings = (passes, "limits.metric-drop=2.0")
+    settings = (passes, "limits.metric-drop=2.0", "metric.name=agreement")
     run_spec(load_spec(spoiled, settings))
     with pytest.raises(SpecError, match=r"other settings \(--set\).*with the same --set"):
         write_changed(finished_run(output(spoiled)), [])
@@ -245,6 +246,7 @@ def test_what_set_changed_is_in_the_changed_spec(spoiled: Path):
         ("conv2", 4),
     ]
     assert spec.limits.metric_drop == 2.0
+    assert spec.resolved["metric"]["name"] == "agreement"  # in place of a short form
     assert "# What we ship." in found.read_text()
 
 
