@@ -162,11 +162,13 @@ def override(document: Document, settings: Sequence[str]) -> Document:
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise SpecError(f"--set {setting}", "is not key=value", "write passes.1.epochs=5")
+        parts = tuple(int(p) if re.fullmatch(r"\d+", p) else p for p in key.split("."))
         try:
-            parsed = _plain(YAML(typ="rt").load(StringIO(text)), (), {})
+            parsed = _plain(YAML(typ="rt").load(StringIO(text)), parts, {})
         except (YAMLError, *_LIBRARY) as error:
             raise SpecError(f"--set {setting}", "has a malformed value", "quote it") from error
-        parts = [int(p) if re.fullmatch(r"\d+", p) else p for p in key.split(".")]
+        except SpecError as error:
+            raise error.at(f"--set {setting}") from None
         place = _assign(value, parts, parsed, setting)
         lines = {path: line for path, line in lines.items() if path[: len(place)] != place}
         given = {path: text for path, text in given.items() if path[: len(place)] != place}
@@ -174,7 +176,7 @@ def override(document: Document, settings: Sequence[str]) -> Document:
     return replace(document, value=value, lines=lines, settings=given)
 
 
-def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> KeyPath:
+def _assign(value: Any, parts: KeyPath, new: Any, setting: str) -> KeyPath:
     """Put a value in place, and return that place."""
     place: KeyPath = ()
     for depth, part in enumerate(parts):
@@ -196,10 +198,10 @@ def _assign(value: Any, parts: Sequence[str | int], new: Any, setting: str) -> K
                 value[str(part)] = {"function" if ":" in below else "name": below}
             value = value[str(part)]
         else:
-            above = dotted((*place,))
+            above = dotted(place)
             single = f"{above} is a single value, without keys"
             remedy = "lists count from 0" if isinstance(value, list) else single
-            what = dotted(tuple(parts[: depth + 1]))
+            what = dotted(parts[: depth + 1])
             raise SpecError(f"--set {setting}", f"{what} does not exist", remedy)
     return place
 

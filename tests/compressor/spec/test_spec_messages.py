@@ -350,9 +350,18 @@ def test_a_variable_that_several_sections_need_is_missed_once(
             "passes.first=4",
             "--set passes.first=4: passes.first does not exist; lists count from 0",
         ),
-        ('output="a\\0b"', "spec: holds a null character; remove it"),
-        (f"seed={1 << 63}", "spec: has more than 63 bits; give a smaller number"),
-        (f"seed=-{1 << 70:#x}", "spec: has more than 63 bits; give a smaller number"),
+        (
+            'output="a\\0b"',
+            '--set output="a\\0b": output: holds a null character; remove it',
+        ),
+        (
+            f"seed={1 << 63}",
+            f"--set seed={1 << 63}: seed: has more than 63 bits; give a smaller number",
+        ),
+        (
+            f"model=[{1 << 70:#x}]",
+            f"--set model=[{1 << 70:#x}]: model.0: has more than 63 bits; give a smaller number",
+        ),
         ("passes.-1=4", "--set passes.-1=4: passes.-1 does not exist; lists count from 0"),
         (
             "name.x=4",
