@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from compressor.cli.options import (
-    PATH,
+    FILE,
     Number,
     compare_options,
     json_option,
@@ -86,8 +86,8 @@ def compare(
     help="How often chance alone may fail an equally good candidate.",
 )
 @click.option("--strict", is_flag=True, help="Also fail if a limit is not proved to hold.")
-@click.option("--junit", type=PATH, metavar="FILE", help="Write the checks as JUnit XML.")
-@click.option("--markdown", type=PATH, metavar="FILE", help="Write the result as Markdown.")
+@click.option("--junit", type=FILE, metavar="FILE", help="Write the checks as JUnit XML.")
+@click.option("--markdown", type=FILE, metavar="FILE", help="Write the result as Markdown.")
 @label_option
 @json_option
 @quiet_option

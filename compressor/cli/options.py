@@ -42,6 +42,7 @@ class Number(click.FloatRange):
 
 
 PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
 spec_argument = click.argument("spec", type=PATH)
 set_option = click.option(
     "--set",
@@ -61,7 +62,7 @@ force_option = click.option(
 )
 history_option = click.option(
     "--history",
-    type=PATH,
+    type=FILE,
     metavar="FILE",
     help="File with one line per run; shows where the metric stepped up or down.",
 )

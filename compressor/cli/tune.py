@@ -10,6 +10,7 @@ from typing import Literal
 import click
 
 from compressor.cli.options import (
+    FILE,
     PATH,
     Number,
     json_option,
@@ -122,7 +123,7 @@ def _refuse(what: str, options: Mapping[str, object]) -> None:
 @click.option(
     "-o",
     "--output",
-    type=PATH,
+    type=FILE,
     help="File for the tuned spec, in the folder of SPEC; default: tuned.yaml there, or "
     "in the current folder for a model.",
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from xml.etree import ElementTree as Tree
 
-from compressor.errors import printable
+from compressor.errors import SpecError, printable
 from compressor.files import disk_errors, publish, staging
 from compressor.lab.compare.compare import CompareOptions, compare_runs
 from compressor.lab.compare.gate import Check, GateLimits, GateResult, judge
@@ -28,6 +28,8 @@ def append_summary(path: Path, markdown: str) -> None:
         SpecError: the file cannot be written.
         InputError: the disk is full.
     """
+    if path.is_dir():
+        raise SpecError(f"{SUMMARY} {str(path)!r}", "is a folder", "name a file, or unset it")
     with disk_errors(path.parent):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         with os.fdopen(handle, "a", encoding="utf-8") as stream:

@@ -52,6 +52,24 @@ def test_compare_shows_both_and_exits_with_0(here: Path) -> None:
     assert "McNemar's test, mid-p: 20 of 1,000 samples lost, 0 won" in result.stdout
 
 
+@pytest.mark.parametrize("option", ["--junit", "--markdown", "--history"])
+def test_a_folder_in_place_of_a_file_is_refused(here: Path, option: str) -> None:
+    """It was named after the model was judged, as a temporary file, with exit code 3."""
+    result = invoke("gate", "base", "noise", option, "worse")
+    assert result.exit_code == 2
+    assert f"invalid value for '{option}': File 'worse' is a directory" in result.stderr
+
+
+def test_a_folder_in_place_of_the_summary_is_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SUMMARY, "worse")
+    result = invoke("gate", "base", "noise", "--junit", "j.xml")
+    assert result.exit_code == 2
+    assert f"error: {SUMMARY} 'worse': is a folder; name a file, or unset it" in result.stderr
+    assert not Path("j.xml").exists()
+
+
 def test_gate_exit_codes(here: Path) -> None:
     assert invoke("gate", "base", "worse").exit_code == 1
     assert invoke("gate", "base", "noise").exit_code == 0
