@@ -104,6 +104,10 @@ class InputError(CompressorError):
     exit_code = ExitCode.BAD_INPUT
 
 
+class FullDiskError(InputError):
+    """There is no room for a file."""
+
+
 class ModelError(InputError):
     """A checkpoint, module or graph is unusable."""
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from compressor.errors import InputError, ModelError, SpecError, system_error
+from compressor.errors import FullDiskError, ModelError, SpecError, system_error
 
 STAGING = ".staging-"  # what names of folders begin with that go once they have been filled
 _NAME_SHOWN = 80  # characters in a message
@@ -42,11 +42,9 @@ def disk_errors(path: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         subject, number = f"folder {str(path)!r}", system_error(error)
         if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise InputError(
-                subject,
-                f"is full ({os.strerror(number)})",
-                "free some space and run the same command again; finished passes are kept",
-            ) from error
+            problem = f"is full ({os.strerror(number)})"
+            remedy = "free some space and run the same command again"
+            raise FullDiskError(subject, problem, remedy) from error
         place = Path(str(getattr(error, "filename", ""))).name.startswith(STAGING)  # takes none
         if number in _REFUSED or (number == errno.ENOENT and place):
             problem = f"cannot be written ({os.strerror(number)})"

@@ -17,7 +17,14 @@ import click
 
 from compressor.catalog import raised_by_third_party
 from compressor.cli.signals import Termination, asked_to_end
-from compressor.errors import CompressorError, DataError, ExitCode, InputError, printable
+from compressor.errors import (
+    CompressorError,
+    DataError,
+    ExitCode,
+    FullDiskError,
+    InputError,
+    printable,
+)
 from compressor.progress import quiet_libraries
 
 _RESUMED = ("run", "quantize", "tune", "explain")  # keep what they have finished
@@ -54,8 +61,10 @@ def report(error: CompressorError, *, debug: bool) -> int:
     return int(error.exit_code)
 
 
-def failed(error: Exception, *, debug: bool) -> int:
+def failed(error: Exception, command: str | None = None, *, debug: bool) -> int:
     """Print why a command failed, and return its exit code."""
+    if isinstance(error, FullDiskError) and command in _RESUMED:
+        error.remedy += "; finished passes are kept"
     if isinstance(error, CompressorError):
         return report(error, debug=debug)
     if isinstance(error, BrokenPipeError):
@@ -181,7 +190,7 @@ class Application(click.Group):
         except Exception as error:  # noqa: BLE001 - nothing lies outside this handler
             if asked_to_end():  # so the error is what a library made of the signal
                 return interrupted(ctx.invoked_subcommand)
-            return failed(error, debug=debug)
+            return failed(error, ctx.invoked_subcommand, debug=debug)
         return 0
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:

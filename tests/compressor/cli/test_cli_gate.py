@@ -1,6 +1,8 @@
 """``compress compare`` and ``compress gate``, on runs made by hand and on real ones."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
@@ -68,6 +70,18 @@ def test_a_folder_in_place_of_the_summary_is_refused(
     assert result.exit_code == 2
     assert f"error: {SUMMARY} 'worse': is a folder; name a file, or unset it" in result.stderr
     assert not Path("j.xml").exists()
+
+
+def test_a_full_disk_says_nothing_of_passes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that run none said that those which were finished are kept."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    result = invoke("gate", "base", "noise", "--junit", "j.xml")
+    assert result.exit_code == 3
+    assert result.stderr.endswith("; free some space and run the same command again\n")
 
 
 def test_gate_exit_codes(here: Path) -> None:
