@@ -122,7 +122,7 @@ def gate(
     from compressor.lab.compare.compare import CompareOptions
     from compressor.lab.compare.gate import GateLimits
     from compressor.report.gate_files import GateFiles, run_gate
-    from compressor.report.pages.compare import gate_page
+    from compressor.report.pages.compare import failure_lines, gate_page
 
     limits = GateLimits(max_metric_drop, max_latency_ratio, max_size_ratio, alpha, strict)
     options = CompareOptions(artifact, base_artifact, frozenset(allow), timing)
@@ -135,4 +135,7 @@ def gate(
             lambda: gate_page(result, trend),
             as_json=as_json,
         )
+    else:
+        for line in failure_lines(result):
+            click.echo(line, err=True)
     raise click.exceptions.Exit(int(ExitCode.DONE if result.ok else ExitCode.LIMIT_FAILED))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from compressor.errors import printable
 from compressor.lab.compare.compare import Comparison
 from compressor.lab.compare.gate import Check, GateResult, drop_words, loss_words, probability
 from compressor.lab.compare.runs import Side
@@ -44,6 +45,11 @@ def gate_page(result: GateResult, trend: Trend | None) -> Page:
     verdict = Line(("gate: ", Cell(verdict=result.verdict)))
     checks = [_check(check) for check in result.checks]
     return [*comparison_page(result.comparison, trend), GAP, *checks, verdict]
+
+
+def failure_lines(result: GateResult) -> list[str]:
+    """Return a line for each check that fails: all that ``--quiet`` prints."""
+    return [printable(f"{c.name}: {c.verdict}; {c.text}") for c in result.checks if not c.ok]
 
 
 def gate_markdown(result: GateResult, trend: Trend | None) -> str:

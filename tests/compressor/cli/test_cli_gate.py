@@ -108,7 +108,11 @@ def test_gate_says_what_failed(here: Path) -> None:
     result = invoke("gate", "base", "worse", "--max-metric-drop", "0.5")
     assert result.stdout.endswith(": fails the limit 0.5\ngate: failed\n")
     assert "metric-drop: failed; worse by 2.00 points, 95 % interval " in result.stdout
-    assert invoke("gate", "base", "worse", "--quiet").stdout == ""
+    quiet = invoke("gate", "base", "worse", "--max-metric-drop", "0.5", "--quiet")
+    assert quiet.stdout == ""
+    assert quiet.stderr.startswith("metric-drop: failed; worse by 2.00 points, 95 % interval ")
+    assert quiet.stderr.count("\n") == 1
+    assert invoke("gate", "base", "noise", "--quiet").stderr == ""
 
 
 def test_gate_prints_json_alone(here: Path) -> None:
