@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common
 
 from compressor.errors import InputError, SpecError
 from compressor.files import scratch
+from compressor.graph.module_names import name_by_modules
 from compressor.graph.plain import with_shapes
 from compressor.graph.values import all_nodes, tensor_spec
 from compressor.lab.doctor import usable_cores
@@ -278,8 +279,10 @@ def _measured(
     with progress.stage("time the model and its operators"):
         done = time_kernels(model.file, batch, count, model.subject)
     graph = with_shapes(model.graph, {n: a.shape for n, a in batch.items()})
+    members = nodes_of_kernels(graph, done.kernels)
+    name_by_modules(graph)  # as in a plan; kernels are known by the names in the file
     works, unknown = work_of_nodes(all_nodes(graph.graph))
-    joined = timed(works, done.kernels, nodes_of_kernels(graph, done.kernels))
+    joined = timed(works, done.kernels, members)
     with progress.stage("measure the machine"):
         peaks = measure_peaks(count, total_traffic(work.traffic for work in joined).bytes)
     seconds = undisturbed(done.seconds)

@@ -63,6 +63,22 @@ def test_layers_have_work_and_time(model: str, batch: int):
     assert all(p["best_speedup"] >= 1 for p in found["prospects"])
 
 
+def test_layers_have_the_names_of_a_plan(tmp_path: Path):
+    """PyTorch's exporters leave the weights of most linear layers nameless."""
+    proto = tiny_onnx()
+    (stored,) = (t for t in proto.graph.initializer if t.name == "fc.weight")
+    (node,) = (n for n in proto.graph.node if "fc.weight" in n.input)
+    stored.name = "val_7"
+    node.input[list(node.input).index("fc.weight")] = "val_7"
+    scopes = "['', 'head.fc', 'linear']"
+    node.metadata_props.add(key="pkg.torch.onnx.name_scopes", value=scopes)
+    onnx.save(proto, tmp_path / "net.onnx")
+    rows = document(str(tmp_path / "net.onnx"))["operators"]
+    named = {row["name"]: row["seconds"] for row in rows if row["layer"]}
+    assert list(named) == ["conv1", "conv2", "head.fc"]
+    assert all(named.values())
+
+
 def test_a_quantized_run_and_its_float_model(on_torch: Project, monkeypatch: pytest.MonkeyPatch):
     on_torch.spec["passes"] = [
         {"pass": "fuse"},
