@@ -76,7 +76,10 @@ def train(job: Job, course: Course) -> Trained:
         course.training.stage(job.name, course.steps) as advance,
         deferred_interrupts() as interruption,
     ):
-        return _Loop(job, course, accelerator).run(advance, interruption)
+        trained = _Loop(job, course, accelerator).run(advance, interruption)
+    if interruption.wanted:  # since the last step, after which nobody has asked
+        raise KeyboardInterrupt
+    return trained
 
 
 def _handed(job: Job, course: Course) -> Handed:

@@ -1,12 +1,20 @@
-"""Divergence and the best state."""
+"""Divergence, the best state, and Ctrl-C after the last step."""
 
 from __future__ import annotations
 
 import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from compressor.passes.train import engine
+from compressor.passes.train.finetune import Finetune
 from compressor.passes.train.watch import Best, divergence, growth, last_losses
+from compressor.types.passes import PassContext
+from tests.compressor.passes.train.small_training import small, training
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 5000.0])
@@ -61,3 +69,21 @@ def test_a_loss_that_grew_is_told() -> None:
 )
 def test_a_loss_that_did_not_grow(losses: list[float]) -> None:
     assert growth(losses) == ""
+
+
+def test_an_interrupt_after_the_last_step_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run went on to its end, with exit code 0."""
+    settled = engine._Loop._result
+
+    def result(*arguments: Any) -> engine.Trained:
+        os.kill(os.getpid(), signal.SIGINT)
+        return settled(*arguments)
+
+    monkeypatch.setattr(engine._Loop, "_result", result)
+    start = small()
+    with pytest.raises(KeyboardInterrupt):
+        Finetune(steps=2).apply_training(
+            start, PassContext(seed=3, metric="accuracy"), {}, training(tmp_path, start)
+        )
