@@ -24,7 +24,7 @@ from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
 
 _SAMPLES = 16
-_VERSION = 11
+_VERSION = 12
 Basis = Literal["outputs", "layers", "weights"]
 
 
