@@ -110,8 +110,8 @@ def _decide(report: Report, folder: str, undecided: set[str]) -> str:
             return "to measure quality, pass data to evaluate on"
         spec = "name data.evaluation in a spec of the float model (compress init)"
         text = (
-            "for a causal language model, add --eval TEXT to compress quantize; otherwise, or if "
-            "that is refused, "
+            "for a causal language model, add --eval TEXT to compress quantize, or to a spec "
+            "data.evaluation (text, with target: labels) and metric: perplexity; otherwise, "
             if _is_bare(report)
             else ""
         )

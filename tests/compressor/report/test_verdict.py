@@ -105,7 +105,8 @@ def test_quality_that_was_not_measured_is_unknown(blind_report: Report):
     blind_report["baseline"]["latency_ms_reason"] = BARE  # as for compress quantize without --eval
     step = next_step(blind_report, "out/a")
     assert "for a causal language model, add --eval TEXT" in step
-    assert "otherwise, or if that is refused, name data.evaluation in a spec" in step
+    assert "or to a spec data.evaluation (text, with target: labels) and metric: perplex" in step
+    assert "; otherwise, name data.evaluation in a spec of the float model" in step
     blind_report["objects"] = [{"key": "model.factory", "type": "Net"}]
     assert "data to evaluate on" in next_step(blind_report, "out/a")
 
