@@ -21,6 +21,7 @@ from compressor.errors import SpecError
 from compressor.files import scratch
 from compressor.front.run import run
 from compressor.front.spec import Spec, checked, is_section
+from compressor.models.element_types import of_numpy
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import arguments
 from compressor.progress import SILENT
@@ -212,7 +213,7 @@ class OutputForm:
 
 def output_form(module: nn.Module, workspace: Workspace) -> OutputForm:
     """Return how a module arranges its outputs, by calling it on samples of the run's data."""
-    example = {n: torch.from_numpy(a) for n, a in workspace.sample(2).items()}
+    example = {n: of_numpy(a) for n, a in workspace.sample(2).items()}
     args, named = arguments(module, example)
     with torch.no_grad():
         leaves, tree = tree_flatten(module(*args, **named))

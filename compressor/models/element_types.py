@@ -162,6 +162,11 @@ def tensor_of(value: ir.Value) -> torch.Tensor:
     return from_numpy(value.const_value)
 
 
+def of_numpy(array: Array) -> torch.Tensor:
+    """Return an array's elements as a tensor; bfloat16 keeps its type, which PyTorch refuses."""
+    return from_numpy(ir.tensor(array))
+
+
 def to_numpy(tensor: torch.Tensor) -> Array:
     """Return a tensor's elements as an array; bfloat16 keeps its type."""
     if tensor.dtype == torch.bfloat16:

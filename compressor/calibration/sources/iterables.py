@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ml_dtypes import bfloat16
 from torch.utils.data import DataLoader, Dataset
 
 from compressor.calibration.sources.user_functions import iterate
@@ -92,7 +93,8 @@ class ProgramBatches:
     def _array(self, name: str, value: Any) -> Array:
         array = as_array(value, f"data {self.name!r}", name)
         declared = next((np.dtype(s.dtype) for s in self.inputs if s.name == name), array.dtype)
-        floats = array.dtype.kind == declared.kind == "f"  # what PyTorch users do by ``.float()``
+        # What PyTorch users do by ``.float()``; bfloat16 is of no kind that numpy knows.
+        floats = array.dtype.kind == "f" and (declared.kind == "f" or declared == bfloat16)
         return array.astype(declared, copy=False) if floats else array
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from compressor.calibration.sources.file_source import native
@@ -111,7 +112,7 @@ def _write(source: Source, folder: Path, advance: Advance) -> None:
                 if name not in files:
                     _check_dtype(name, array.dtype)
                     files[name] = stack.enter_context((folder / _file(len(files))).open("wb"))
-                    arrays.append((name, array.dtype.str, array.shape[1:]))
+                    arrays.append((name, _named(array.dtype), array.shape[1:]))
                 files[name].write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
             done += samples_in(batch)
             advance(done)
@@ -121,12 +122,17 @@ def _write(source: Source, folder: Path, advance: Advance) -> None:
     (folder / _NAMES).write_text(text, encoding="utf-8")
 
 
+def _named(dtype: np.dtype[Any]) -> str:
+    """Return what numpy makes the type of again: its name for bfloat16, which has no code."""
+    return dtype.name if dtype == bfloat16 else dtype.str
+
+
 def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
-    if dtype.hasobject or np.dtype(dtype.str) != dtype:
+    if dtype.hasobject or np.dtype(_named(dtype)) != dtype:
         raise DataError(
             f"training data, array {name!r}",
             f"has dtype {dtype}, which cannot be stored without pickle",
-            "give bool, integers, floats (bfloat16 as float32) or fixed-length text",
+            "give bool, integers, floats or fixed-length text",
         )
 
 

@@ -14,7 +14,7 @@ from onnx_ir import tensor_adapters
 from compressor.errors import ModelError, close_names, listed, not_finite
 from compressor.graph.values import mark_of_code
 from compressor.models.checkpoint.weight_files import read_weights
-from compressor.models.element_types import from_numpy, to_numpy
+from compressor.models.element_types import of_numpy, to_numpy
 from compressor.models.executor import GraphModule
 from compressor.types.layers import StoredTensor, WeightCodes
 from compressor.types.tensors import Batch
@@ -248,7 +248,7 @@ class TorchRunner:
             ModelError: an input is missing or of another shape or dtype.
         """
         taken = {
-            name: from_numpy(ir.tensor(array))
+            name: of_numpy(array)
             for name, array in batch.items()
             if name in self._module.input_names
         }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compressor.errors import ModelError
-from compressor.models.element_types import TORCH_DTYPES, from_numpy, to_numpy
+from compressor.models.element_types import TORCH_DTYPES, from_numpy, of_numpy, to_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.executor.node import Operators
 from compressor.models.onnx.ort_runner import graph_runner
@@ -29,7 +29,7 @@ MOST_READINGS = 64
 
 def run_module(module: torch.nn.Module, inputs: Sequence[TensorSpec], batch: Batch) -> list[Array]:
     """Run a module and return its output tensors in the order of its graph's outputs."""
-    tensors = {i.name: torch.from_numpy(batch[i.name]) for i in inputs}
+    tensors = {i.name: of_numpy(batch[i.name]) for i in inputs}
     with torch.inference_mode():
         return [to_numpy(output) for output in call(module, tensors)]
 

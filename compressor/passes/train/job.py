@@ -13,10 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from ml_dtypes import bfloat16
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from compressor.errors import CompressorError, DataError
+from compressor.models.element_types import of_numpy
 from compressor.passes.train.mixup import Mixed, Mixup
 from compressor.passes.train.watch import growth
 from compressor.types.tensors import below
@@ -145,7 +147,7 @@ def as_tensors(batch: Mapping[str, np.ndarray], samples: int) -> dict[str, Tenso
     """
     tensors = {}
     for name, array in batch.items():
-        if array.dtype.kind not in "fiub":
+        if array.dtype.kind not in "fiub" and array.dtype != bfloat16:
             continue
         if len(array) != samples:
             raise DataError(
@@ -153,7 +155,7 @@ def as_tensors(batch: Mapping[str, np.ndarray], samples: int) -> dict[str, Tenso
                 f"has {len(array)} samples, and {samples} were asked for",
                 "let the transform return as many as it gets",
             )
-        tensors[name] = torch.from_numpy(np.ascontiguousarray(array))
+        tensors[name] = of_numpy(array)
     return tensors
 
 

@@ -234,3 +234,26 @@ def test_a_module_that_computes_in_bfloat16(wide: bool) -> None:
     }
     (artifact,) = compressor.run(document).to_dict()["artifacts"]
     assert artifact["sqnr_db"] > 30
+
+
+def test_a_module_and_data_of_bfloat16() -> None:
+    """The inputs of its first batch keep their type, also where training data are copied."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(64, 24, generator=generator, dtype=torch.bfloat16)
+    labels = (rows[:, 0] > 0).long()
+    module = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 2)).bfloat16()
+    document = {
+        "version": 1,
+        "name": "narrow",
+        "model": {"factory": module},
+        "data": {
+            "calibration": [(rows, labels)],
+            "evaluation": [(rows, labels)],
+            "training": [(rows, labels)],
+        },
+        "metric": "accuracy",
+        "passes": [{"pass": "finetune", "epochs": 1}, {"pass": "cast", "dtype": "fp32"}],
+        "exports": [{"format": "onnx"}],
+    }
+    (artifact,) = compressor.run(document).to_dict()["artifacts"]
+    assert artifact["sqnr_db"] > 20

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import DataError, ModelError
-from compressor.models.element_types import tensor_of
+from compressor.models.element_types import of_numpy, tensor_of
 from compressor.models.executor import GraphModule
 from compressor.passes.prune import criteria
 from compressor.passes.train.losses import signed_sum
@@ -269,7 +269,7 @@ def taylor_scores(
     generator = torch.Generator().manual_seed(seed)
     total, samples = np.zeros(channels.count), 0
     for batch in batches:
-        inputs = {n: torch.from_numpy(batch[n].copy()) for n in module.input_names}
+        inputs = {n: of_numpy(batch[n].copy()) for n in module.input_names}
         gradients = _gradients(module, inputs, weights, generator)
         change = np.zeros(channels.count)
         for member in members:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import SpecError
+from compressor.models.element_types import to_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.passes.train.distill.taps import (
     executes_graph,
@@ -139,7 +140,7 @@ class _BySession:
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         device = next(iter(inputs.values())).device
-        outputs = self._runner.run({name: t.cpu().numpy() for name, t in inputs.items()})
+        outputs = self._runner.run({name: to_numpy(t.cpu()) for name, t in inputs.items()})
         tensors = {}
         for name, value in self._sources.items():
             array = outputs[value]
