@@ -11,7 +11,7 @@ from compressor.files import scratch
 from compressor.graph.operators import operator
 from compressor.graph.values import all_nodes
 from compressor.models.onnx.module import file_runner
-from compressor.models.onnx.ort_runner import computes_in_bfloat16, opener_of
+from compressor.models.onnx.ort_runner import lacks_kernels, opener_of
 from compressor.models.onnx.saving import save_graph
 from compressor.models.threads import on_threads
 from compressor.run.anatomy import file_contents
@@ -82,9 +82,9 @@ def verify(
 
 def _two_runtimes(workspace: Workspace, final: Carrier) -> str:
     """Return why the times of a model and the float model are not of one runtime, if so."""
-    if not computes_in_bfloat16(workspace.baseline.graph()) or computes_in_bfloat16(final.graph()):
+    if not lacks_kernels(workspace.baseline.graph()) or lacks_kernels(final.graph()):
         return ""
-    return "the float model ran in PyTorch, as ONNX Runtime has no kernels for bfloat16"
+    return "the float model ran in PyTorch, as ONNX Runtime has no kernels for its type"
 
 
 def _judged(

@@ -31,6 +31,7 @@ from compressor.graph.blocks import sink_constants
 from compressor.graph.skeleton import Skeleton, skeleton
 from compressor.models.onnx.checksums import onnx_checksums
 from compressor.models.onnx.file import PRODUCER, TARGET
+from compressor.models.onnx.ort_runner import lacks_kernels
 from compressor.models.onnx.runtimes import GPU, runtime_for, versions_of, why_elsewhere
 from compressor.types.carrier import Carrier, Runner
 from compressor.types.exporter import USUAL, ExportContext, Exporter
@@ -127,6 +128,14 @@ class OnnxExporter(Exporter):
         breach = first_breach(graph, TARGETS[self.target], evaluate=False)
         if breach is not None:
             raise SpecError(*breach)
+        if self.target == "ort-cpu" and lacks_kernels(graph):  # bfloat16 is a breach already
+            raise SpecError(
+                "export onnx",
+                "computes in float64, and ONNX Runtime on the CPU has kernels of that type for "
+                "some operators only",
+                "put {pass: cast, dtype: fp32} behind the passes that train, or choose another "
+                "target",
+            )
         model = self._in_form(carrier)
         opset = self._opset(model)
         raised = model.opset_imports.get("", opset) < opset

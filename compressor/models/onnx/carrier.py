@@ -34,7 +34,7 @@ from compressor.models.onnx.checks import (
 from compressor.models.onnx.file import read_onnx
 from compressor.models.onnx.ort_runner import (
     OLDEST_RUN,
-    computes_in_bfloat16,
+    lacks_kernels,
     runner_of,
 )
 from compressor.models.onnx.saving import save_graph
@@ -232,18 +232,28 @@ def open_onnx(path: Path, opset: int) -> OnnxCarrier:
     fold_sorted_gates(model)
     name_by_modules(model)
     check_operators(model, subject)
-    runs = not foreign_operators(model) and not computes_in_bfloat16(model)
     old = model.opset_imports.get("", opset) < OLDEST_RUN
-    if runs and not old:
-        check_loads(model, subject)
+    in_torch = not old and _runs_in_torch(model, subject)
     model = upgraded(model, opset, subject)
     make_plain(model)
     own_constants(model)
-    if runs and old:
-        check_loads(model, subject)
-    if computes_in_bfloat16(model):  # in PyTorch; ONNX Runtime's CPU provider has no kernels
+    if in_torch or (old and _runs_in_torch(model, subject)):
         GraphModule(model)
     return OnnxCarrier(model)
+
+
+def _runs_in_torch(model: ir.Model, subject: str) -> bool:
+    """Whether a graph runs in PyTorch, since ONNX Runtime lacks kernels; else check that it loads.
+
+    Raises:
+        ModelError: ONNX Runtime refuses the model, of which it has all operators.
+    """
+    if foreign_operators(model):
+        return False
+    if lacks_kernels(model):
+        return True
+    check_loads(model, subject)
+    return False
 
 
 def check_numbers(model: ir.Model, subject: str) -> None:

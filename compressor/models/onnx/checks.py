@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cache
 
 import onnx_ir as ir
-import onnx_ir.passes.common as common
 
 from compressor.errors import ModelError
 from compressor.graph.inference import infer_shapes
 from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, given_shape, static_shape
-from compressor.models.onnx.ort_runner import KEPT, graph_runner
+from compressor.models.onnx.ort_runner import graph_runner, without_weights
 from compressor.models.onnx.ort_session import OrtRunner
 
 
@@ -65,26 +64,9 @@ def check_loads(model: ir.Model, subject: str) -> None:
         ModelError: the runtime refuses the model.
     """
     try:
-        OrtRunner(_without_weights(model), subject, optimize=False)
+        OrtRunner(without_weights(model), subject, optimize=False)
     except ModelError:
         graph_runner(model, subject=subject)
-
-
-def _without_weights(model: ir.Model) -> bytes:
-    plain = model.clone()
-    common.RemoveInitializersFromInputsPass()(plain)
-    common.LiftSubgraphInitializersToMainGraphPass()(plain)
-    graph = plain.graph
-    for name, value in list(graph.initializers.items()):
-        tensor = value.const_value
-        if tensor is None or tensor.nbytes <= KEPT:
-            continue
-        del graph.initializers[name]
-        value.const_value = None
-        value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
-        if not value.is_graph_input():
-            graph.inputs.append(value)
-    return ir.to_proto(plain).SerializeToString()
 
 
 @cache

@@ -23,7 +23,7 @@ from compressor.models.executor import (
 from compressor.models.onnx.carrier import check_numbers, upgraded
 from compressor.models.onnx.checks import foreign_operators
 from compressor.models.onnx.file import read_onnx
-from compressor.models.onnx.ort_runner import computes_in_bfloat16, graph_runner
+from compressor.models.onnx.ort_runner import graph_runner, lacks_kernels
 from compressor.models.onnx.ort_session import OrtRunner, merges_halves
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import TorchRunner
@@ -161,7 +161,7 @@ def file_runner(path: Path, graph: ir.Model) -> Runner:
         ModelError: it does not load.
     """
     subject = f"model {str(path)!r}"
-    if computes_in_bfloat16(graph):
+    if lacks_kernels(graph):
         return TorchRunner(onnx_module(path, device="cpu", mmap=True, once=True, stacklevel=1))
     try:
         return OrtRunner(path, subject, merge=not merges_halves(path))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
 from compressor.errors import ModelError, first_line
 from compressor.files import scratch
@@ -17,7 +18,7 @@ from compressor.graph.operators import operator
 from compressor.graph.skeleton import detached_weights
 from compressor.graph.values import all_nodes, value_by_name
 from compressor.models.executor import GraphModule
-from compressor.models.onnx.ort_session import OrtRunner, products_are_exact
+from compressor.models.onnx.ort_session import NO_KERNEL, OrtRunner, products_are_exact
 from compressor.models.onnx.saving import save_graph
 from compressor.models.onnx.stored_weights import read_as_floats
 from compressor.models.onnx.transposed_weights import transpose_weights
@@ -141,7 +142,9 @@ def _read_external(model: ir.Model, but: Collection[str]) -> None:
             )
 
 
-def runner_of(model: ir.Model, taps: Sequence[str], *, arena: bool = True) -> Runner:
+def runner_of(
+    model: ir.Model, taps: Sequence[str] = (), subject: str = "model", *, arena: bool = True
+) -> Runner:
     """Start a runtime for a graph: ONNX Runtime, or PyTorch where that lacks the kernels.
 
     Args:
@@ -152,16 +155,48 @@ def runner_of(model: ir.Model, taps: Sequence[str], *, arena: bool = True) -> Ru
     Raises:
         ModelError: it does not load.
     """
-    return opener_of(model, taps, arena=arena)()
+    return opener_of(model, taps, subject, arena=arena)()
 
 
 def opener_of(
-    model: ir.Model, taps: Sequence[str] = (), *, arena: bool = True
+    model: ir.Model, taps: Sequence[str] = (), subject: str = "model", *, arena: bool = True
 ) -> Callable[[], Runner]:
     """Return a function that starts runtimes as :func:`runner_of`; the graph is serialized once."""
-    if not computes_in_bfloat16(model):
-        return _graph_opener(model, taps, "model", arena=arena)
+    if not lacks_kernels(model):
+        return _graph_opener(model, taps, subject, arena=arena)
     return lambda: TorchRunner(GraphModule(_tapped(model, taps)).eval(), "the graph")
+
+
+def lacks_kernels(model: ir.Model) -> bool:
+    """Whether ONNX Runtime's CPU provider has no kernels for a type that a graph computes in.
+
+    It has none for bfloat16, and for float64 those of some operators, of which it is asked.
+    """
+    if computes_in_bfloat16(model) or not _computes_in(model, ir.DataType.DOUBLE):
+        return computes_in_bfloat16(model)
+    try:
+        OrtRunner(without_weights(model), "model", optimize=False)
+    except ModelError as error:
+        return NO_KERNEL in error.problem
+    return False
+
+
+def without_weights(model: ir.Model) -> bytes:
+    """Return a graph, serialized, whose large weights are inputs without a value."""
+    plain = model.clone()
+    common.RemoveInitializersFromInputsPass()(plain)
+    common.LiftSubgraphInitializersToMainGraphPass()(plain)
+    graph = plain.graph
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or tensor.nbytes <= KEPT:
+            continue
+        del graph.initializers[name]
+        value.const_value = None
+        value.shape, value.type = ir.Shape(tensor.shape.numpy()), ir.TensorType(tensor.dtype)
+        if not value.is_graph_input():
+            graph.inputs.append(value)
+    return ir.to_proto(plain).SerializeToString()
 
 
 def _reads_codes(node: ir.Node) -> bool:
@@ -171,8 +206,12 @@ def _reads_codes(node: ir.Node) -> bool:
 
 def computes_in_bfloat16(model: ir.Model) -> bool:
     """Whether an operator computes in bfloat16, other than those that only read a weight."""
+    return _computes_in(model, ir.DataType.BFLOAT16)
+
+
+def _computes_in(model: ir.Model, dtype: ir.DataType) -> bool:
     return any(
-        value is not None and value.dtype == ir.DataType.BFLOAT16
+        value is not None and value.dtype == dtype
         for node in all_nodes(model.graph)
         if not _reads_codes(node)
         for value in (*node.inputs, *node.outputs)  # a file may say types of its weights alone

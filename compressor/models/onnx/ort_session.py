@@ -26,9 +26,11 @@ PROVIDERS: Mapping[str, str] = {
 }
 """ONNX Runtime's execution providers by our names; the CPU runs operators that one lacks."""
 
+NO_KERNEL = "Could not find an implementation"
+"""How ONNX Runtime says that it has an operator for other types only."""
+
 _REMEDIES = {
-    "Could not find an implementation": "export the model in float32: it has that operator for "
-    "other types only",
+    NO_KERNEL: "export the model in float32: it has that operator for other types only",
     "two nodes with same node name": "clear the names of the nodes (node.name), which mean "
     "nothing, and save the file again",
 }

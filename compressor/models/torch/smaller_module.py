@@ -16,7 +16,7 @@ from compressor.errors import ModelError
 from compressor.models.element_types import TORCH_DTYPES, from_numpy, of_numpy, to_numpy
 from compressor.models.executor import GraphModule
 from compressor.models.executor.node import Operators
-from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.onnx.ort_runner import runner_of
 from compressor.models.torch.lowering import call, example_inputs
 from compressor.models.torch.matching import as_lowered, attach_weights, held_tensors
 from compressor.models.torch.size_attributes import CONFIG, Attributes, Masks, readings, stated
@@ -53,7 +53,7 @@ def random_batch(inputs: Sequence[TensorSpec]) -> dict[str, Array]:
 
 
 class Agreement:
-    """Compares modules with a graph that is run once in ONNX Runtime.
+    """Compares modules with a graph that is run once.
 
     Args:
         probe: what both are run on; random values by default.
@@ -62,7 +62,7 @@ class Agreement:
     def __init__(self, graph: ir.Model, inputs: Sequence[TensorSpec], probe: Batch | None = None):
         self._inputs = inputs
         self._batch = random_batch(inputs) if probe is None else probe
-        self._wanted = list(graph_runner(graph).run(self._batch).values())
+        self._wanted = list(runner_of(graph).run(self._batch).values())
 
     def holds(self, module: torch.nn.Module) -> bool:
         """Whether the module's outputs are the graph's, within 1e-4 of the largest value."""

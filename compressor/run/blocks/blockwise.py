@@ -24,13 +24,12 @@ from compressor.files import staging
 from compressor.graph.blocks import GraphBlock, extract_block, partition
 from compressor.graph.layers import graph_layers
 from compressor.models.element_types import tensor_of
-from compressor.models.onnx.ort_runner import graph_runner
-from compressor.models.onnx.ort_session import OrtRunner
+from compressor.models.onnx.ort_runner import runner_of
 from compressor.progress import Advance, nobody_watches
 from compressor.run.store import store_of
 from compressor.run.weight_pass import BlockInMemory
 from compressor.run.workspace import Workspace
-from compressor.types.carrier import Carrier
+from compressor.types.carrier import Carrier, Runner
 from compressor.types.data import ALONE, Ranks, share
 from compressor.types.layers import WeightCodes
 from compressor.types.statistics import Request
@@ -216,10 +215,10 @@ class GraphBlocks:
         for batch in self._store.batches(given):
             self._store.append(exit, runner.run(batch)[exit])
 
-    def _runner(self, block: GraphBlock, outputs: Sequence[str]) -> OrtRunner:
+    def _runner(self, block: GraphBlock, outputs: Sequence[str]) -> Runner:
         model = extract_block(self._graph, block, outputs, self._changes)
         place = f"after {block.entry!r}" if block.entry else "at the inputs"
-        return graph_runner(model, subject=f"the block {place}")
+        return runner_of(model, subject=f"the block {place}")
 
     def _put(self, changes: Mapping[str, WeightCodes | torch.Tensor]) -> None:
         for name, change in changes.items():

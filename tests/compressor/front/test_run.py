@@ -8,6 +8,7 @@ import json
 import re
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,3 +258,33 @@ def test_a_module_and_data_of_bfloat16() -> None:
     }
     (artifact,) = compressor.run(document).to_dict()["artifacts"]
     assert artifact["sqnr_db"] > 20
+
+
+def images_in_doubles() -> dict[str, Any]:
+    """A spec of a convolution in float64, for which ONNX Runtime has no kernel."""
+    torch.manual_seed(0)
+    rows = torch.randn(32, 3, 8, 8, dtype=torch.float64)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
+    data = [(rows, torch.randint(0, 64, (32,)))]
+    return {
+        "version": 1,
+        "name": "wide",
+        "model": {"factory": module.double()},
+        "data": {"calibration": data, "evaluation": data},
+        "metric": "accuracy",
+        "exports": [{"format": "onnx"}],
+    }
+
+
+def test_a_module_of_float64_with_a_convolution() -> None:
+    removal = {"pass": "prune-structured", "target": {"macs": 0.8}}
+    narrow = {"pass": "cast", "dtype": "fp32"}
+    document = {**images_in_doubles(), "passes": [removal, narrow, {"pass": "quantize-static"}]}
+    (artifact,) = compressor.run(document).to_dict()["artifacts"]
+    assert artifact["latency_ratio"] is None
+    assert artifact["latency_ratio_reason"].startswith("the float model ran in PyTorch")
+
+
+def test_the_plan_refuses_files_of_float64_that_onnx_runtime_does_not_run() -> None:
+    with pytest.raises(SpecError, match=r"computes in float64.*cast, dtype: fp32"):
+        compressor.run({**images_in_doubles(), "passes": [{"pass": "fuse"}]})

@@ -27,7 +27,7 @@ from compressor.graph.channels.slicing import Kept
 from compressor.graph.residuals import ResidualBlock
 from compressor.graph.values import value_by_name
 from compressor.models.element_types import tensor_of
-from compressor.models.onnx.ort_runner import graph_runner
+from compressor.models.onnx.ort_runner import runner_of
 from compressor.passes.prune.maths.least_squares import Fit, Start, Sums, solve
 from compressor.passes.prune.maths.places import pairs
 from compressor.passes.prune.structured.consumers import (
@@ -234,7 +234,7 @@ class _Walk:
         if outputs:
             part = extract_block(self._models[place], block, outputs, changes)
             title = f"after {block.entry!r}" if block.entry else "at the inputs"
-            runner = graph_runner(part, subject=f"the block {title}")
+            runner = runner_of(part, subject=f"the block {title}")
         parts = [self._inputs.batches(block.inputs)] if block.inputs else []
         if block.entry:
             parts.append(self._entries[place].batches([block.entry]))
