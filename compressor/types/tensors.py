@@ -164,6 +164,11 @@ def _is_batch(axis: int | str | None) -> bool:
     return isinstance(axis, str) and "batch" in axis.lower()
 
 
+def tolerated(reference: Array) -> float:
+    """Return the share of its largest value that runtimes may differ in an output, by its type."""
+    return _TOLERANCES.get(reference.itemsize, _TOLERANCE)
+
+
 def worst_difference(reference: Batch, other: Batch) -> tuple[float, float]:
     """Return the largest difference of float outputs, over their largest value, and its limit.
 
@@ -176,7 +181,7 @@ def worst_difference(reference: Batch, other: Batch) -> tuple[float, float]:
             return np.inf, limit
         if ours.dtype.kind != "f":
             continue
-        tolerance = _TOLERANCES.get(ours.itemsize, _TOLERANCE)
+        tolerance = tolerated(ours)
         share = _relative(ours.astype(np.float64), theirs.astype(np.float64))
         if share / tolerance >= worst / limit:
             worst, limit = share, tolerance

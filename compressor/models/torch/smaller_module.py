@@ -21,9 +21,8 @@ from compressor.models.torch.lowering import call, example_inputs
 from compressor.models.torch.matching import as_lowered, attach_weights, held_tensors
 from compressor.models.torch.size_attributes import CONFIG, Attributes, Masks, readings, stated
 from compressor.types.channels import Units
-from compressor.types.tensors import Array, Batch, TensorSpec
+from compressor.types.tensors import Array, Batch, TensorSpec, tolerated
 
-_TOLERANCE = 1e-4  # of an output's largest value
 MOST_READINGS = 64
 
 
@@ -65,7 +64,7 @@ class Agreement:
         self._wanted = list(runner_of(graph).run(self._batch).values())
 
     def holds(self, module: torch.nn.Module) -> bool:
-        """Whether the module's outputs are the graph's, within 1e-4 of the largest value."""
+        """Whether the module's outputs are the graph's, within what its type rounds."""
         outputs = self._outputs(module)
         return outputs is not None and all(map(close, outputs, self._wanted))
 
@@ -83,7 +82,7 @@ class Agreement:
 
 
 def close(output: Array, reference: Array) -> bool:
-    """Whether an output is within 1e-4 of the reference's largest value."""
+    """Whether an output is the reference within what runtimes differ by, as its type rounds."""
     if output.shape != reference.shape:
         return False
     finite = np.isfinite(reference)
@@ -91,7 +90,7 @@ def close(output: Array, reference: Array) -> bool:
         return False
     wide = reference[finite].astype(np.float64)
     reach = float(np.abs(wide).max(initial=0.0))
-    return bool(np.all(np.abs(output[finite] - wide) <= _TOLERANCE * reach))
+    return bool(np.all(np.abs(output[finite] - wide) <= tolerated(reference) * reach))
 
 
 def copied(module: nn.Module, changes: Collection[str]) -> nn.Module:

@@ -7,6 +7,7 @@ import inspect
 import json
 import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,15 @@ def test_a_pruned_module_is_one_again(module: nn.Module, loader: DataLoader[Any]
     images, labels = loader.dataset.tensors
     nn.functional.cross_entropy(smaller(images), labels).backward()
     assert all(p.grad is not None for p in smaller.parameters())
+
+
+def test_a_module_in_float16_is_pruned(module: nn.Module, loader: DataLoader[Any]):
+    """Runtimes round halves at other places, which was taken for another function."""
+    images, labels = loader.dataset.tensors
+    narrow = deepcopy(module).half()
+    smaller = compressor.prune(narrow, (images.half(), labels), macs=0.5)
+    assert type(smaller) is type(module)
+    assert {p.dtype for p in smaller.parameters()} == {torch.float16}
 
 
 class Fixed(nn.Module):
