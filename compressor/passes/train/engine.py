@@ -25,6 +25,7 @@ from compressor.passes.train.job import (
     read_steps,
 )
 from compressor.passes.train.logs import TrainingLog
+from compressor.passes.train.master_weights import step_in_float32
 from compressor.passes.train.rates import rate_factor
 from compressor.passes.train.recipe import Course, Recipe
 from compressor.passes.train.saved_state import Prepared, SavedState
@@ -352,9 +353,14 @@ def make_optimizer(job: Job, recipe: Recipe) -> torch.optim.Optimizer:
         for group in (ParameterGroup(matrices, decay=True), ParameterGroup(vectors), *job.groups)
         if (parameters := [p for n, p in trained.items() if n in group.names])
     ]
-    if recipe.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=recipe.learning_rate)
-    return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=recipe.momentum)
+    rate = recipe.learning_rate
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.AdamW(groups, lr=rate)
+        if recipe.optimizer == "adamw"
+        else torch.optim.SGD(groups, lr=rate, momentum=recipe.momentum)
+    )
+    step_in_float32(optimizer)
+    return optimizer
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

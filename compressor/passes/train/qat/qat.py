@@ -72,7 +72,7 @@ class Qat(Recipe):
     """
 
     name: ClassVar[str] = "qat"
-    version: ClassVar[int] = 9
+    version: ClassVar[int] = 10
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )
