@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import takewhile
+from typing import Any
 
 import onnx_ir as ir
 from onnx_ir import tensor_adapters
@@ -24,6 +25,11 @@ from compressor.graph.values import static_shape
 from compressor.models.executor import GraphModule
 
 _WEIGHT = ".weight"
+_SMALL = 256  # bytes of constants that are compared
+_PLAIN = (
+    *(ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING),
+    *(ir.AttributeType.INTS, ir.AttributeType.FLOATS, ir.AttributeType.STRINGS),
+)
 
 
 def with_computed_weights(
@@ -31,7 +37,8 @@ def with_computed_weights(
 ) -> tuple[ir.Model, frozenset[str]]:
     """Return a graph in which weights that are computed of parameters are initializers.
 
-    They are evaluated when they are read.
+    They are evaluated when they are read. A layer that is called several times computes its weight
+    in each call, and has one here.
 
     Args:
         model: not changed; itself where nothing is computed.
@@ -41,17 +48,21 @@ def with_computed_weights(
         The graph, and the names of the new initializers.
     """
     names: dict[str, str] = {}
-    for value, sources in _computed_weights(model, parameters).items():
+    first: dict[ir.Value, str] = {}
+    for value, (sources, equal) in _computed_weights(model, parameters).items():
         taken = {*model.graph.initializers, *names.values()}
-        names[value.name or ""] = _name(sources, value.name or "", taken)
+        name = first.get(equal) or _name(sources, value.name or "", taken)
+        names[value.name or ""] = first[equal] = name
     if not names:
         return model, frozenset()
-    folded, results = model.clone(), _evaluation(model, tuple(names))
+    read = {name: value for value, name in reversed(names.items())}
+    folded, results = model.clone(), _evaluation(model, tuple(read.values()))
     for value in [v for node in folded.graph for v in node.outputs if v.name in names]:
-        read = partial(_result, results, value.name or "")
-        weight = _initializer(names[value.name or ""], value, read)
-        folded.graph.initializers[weight.name or ""] = weight
-        value.replace_all_uses_with(weight)
+        name = names[value.name or ""]
+        if name not in folded.graph.initializers:
+            weight = _initializer(name, value, partial(_result, results, read[name]))
+            folded.graph.initializers[name] = weight
+        value.replace_all_uses_with(folded.graph.initializers[name])
     common.RemoveUnusedNodesPass()(folded)
     return folded, frozenset(names.values())
 
@@ -66,27 +77,57 @@ class _Origin:
 
 def _computed_weights(
     model: ir.Model, parameters: Collection[str]
-) -> Mapping[ir.Value, tuple[str, ...]]:
-    """Return the weights of products that are computed of constants, with their parameters."""
+) -> Mapping[ir.Value, tuple[tuple[str, ...], ir.Value]]:
+    """Return the weights of products that are computed of constants.
+
+    Each with its parameters, and with the first value that is computed as it is.
+    """
     origins = {
         value: _Origin((name,) if name in parameters else (), computed=False)
         for name, value in model.graph.initializers.items()
     }
-    weights: dict[ir.Value, tuple[str, ...]] = {}
+    weights: dict[ir.Value, tuple[tuple[str, ...], ir.Value]] = {}
+    made: dict[Any, ir.Node] = {}  # the first node that computes something
+    equal: dict[ir.Value, ir.Value] = {}
     for node in model.graph:
         inputs = [value for value in node.inputs if value is not None]
         row = operator(node)
         if not row.random and row.family != "control" and all(v in origins for v in inputs):
-            made = _merged([origins[v] for v in inputs if _is_float(v)], computes=not _moves(node))
-            origins.update(dict.fromkeys(node.outputs, made))
+            origin = _merged(
+                [origins[v] for v in inputs if _is_float(v)], computes=not _moves(node)
+            )
+            origins.update(dict.fromkeys(node.outputs, origin))
+            first = made.setdefault(_form(node, parameters, equal), node)
+            equal.update(zip(node.outputs, first.outputs, strict=False))
         elif row.is_product and len(node.inputs) > row.weight:
             value = node.inputs[row.weight]
-            origin = None if value is None else origins.get(value)
-            if value is None or origin is None or weight_source(value)[0] is not None:
+            source = None if value is None else origins.get(value)
+            if value is None or source is None or weight_source(value)[0] is not None:
                 continue
-            if origin.computed and origin.parameters and static_shape(value) is not None:
-                weights[value] = origin.parameters
+            if source.computed and source.parameters and static_shape(value) is not None:
+                weights[value] = source.parameters, equal[value]
     return weights
+
+
+def _form(node: ir.Node, parameters: Collection[str], equal: Mapping[ir.Value, ir.Value]) -> Any:
+    """Return what nodes have in common that compute the same; the node itself if that is unsure."""
+    attributes = node.attributes.values()
+    if any(attribute.type not in _PLAIN for attribute in attributes):
+        return node
+    read = [
+        None if value is None else _content(value, parameters) or equal.get(value, value)
+        for value in node.inputs
+    ]
+    options = frozenset((attribute.name, repr(attribute.value)) for attribute in attributes)
+    return (node.domain, node.op_type, options, len(node.outputs), tuple(read))
+
+
+def _content(value: ir.Value, parameters: Collection[str]) -> Any:
+    """Return the numbers of a constant of the graph's own, such as axes; else nothing."""
+    tensor = value.const_value
+    if tensor is None or value.name in parameters or tensor.nbytes > _SMALL:
+        return None
+    return (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
 
 
 def _merged(origins: list[_Origin], *, computes: bool) -> _Origin:

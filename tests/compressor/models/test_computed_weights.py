@@ -101,6 +101,35 @@ def test_they_become_codes_without_fuse() -> None:
     assert (output(coded) != output(model)).any()
 
 
+class Looped(nn.Module):
+    """A convolution of a kind that is called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.step, self.head = nn.Conv2d(3, 8, 1), parametrized(8, 8), nn.Linear(8, 5)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for _ in range(3):
+            x = x + torch.relu(self.step(x))
+        logits: Tensor = self.head(x.mean((2, 3)))
+        return logits
+
+
+def test_a_layer_that_is_called_several_times_has_one_weight() -> None:
+    """Each call had a weight of its own, in files and counts, and was pruned apart."""
+    torch.manual_seed(0)
+    whole = TorchCarrier(Looped(), INPUTS)
+    names = ["stem.weight", "step.weight", "head.weight"]
+    assert [layer.weight for layer in whole.layers()] == names
+    after = pruned(declared(target={"ratio": 0.5}), whole, Given((images(),))).carrier
+    assert isinstance(after, TorchCarrier)
+    assert isinstance(after.module, Looped)
+    assert [layer.weight for layer in after.layers()] == names
+    assert after.module.step.weight.shape == (4, 4, 3, 3)
+    assert worst(output(after), after.module_outputs(images())[0]) < 1e-5
+
+
 def test_they_are_pruned_and_reload(tmp_path: Path) -> None:
     outcome = pruned(declared(target={"ratio": 0.5}), carrier(Standardized), Given((images(),)))
     small = outcome.carrier
