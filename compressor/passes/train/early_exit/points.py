@@ -345,8 +345,11 @@ def _with_lengths(model: ir.Model, lengths: dict[str, int]) -> ir.Model:
 def _origins(model: ir.Model) -> dict[ir.Value, Origin]:
     origins = dict.fromkeys((v for v in model.graph.inputs if not v.is_initializer()), Origin.DATA)
     for node in model.graph:
-        origin = max((origins.get(v, Origin.CONSTANTS) for v in reads(node)), default=Origin(0))
-        if operator(node).family == "shape":
+        family = operator(node).family
+        # Of what the others are cast like, a type is read.
+        read = node.inputs[:1] if family == "cast-like" else reads(node)
+        origin = max((origins.get(v, Origin.CONSTANTS) for v in read if v), default=Origin(0))
+        if family == "shape":
             origin = min(origin, Origin.SHAPES)
         origins.update(dict.fromkeys(node.outputs, origin))
     return origins

@@ -105,7 +105,8 @@ def token_network() -> OnnxCarrier:
     """Return two attention blocks over ``[batch, tokens, 8]`` with a mask ``[batch, tokens]``.
 
     Blocks read the mask, the batch's size for their shapes, and a table that is made once from the
-    number of tokens. The second block has samples and heads on one axis meanwhile.
+    number of tokens; that number, in the type of the products, divides these. The second block has
+    samples and heads on one axis meanwhile.
     """
     made = Builder(5)
     width, heads = 8, 2
@@ -124,6 +125,7 @@ def token_network() -> OnnxCarrier:
     whole = made.tensor("whole", np.array([0, 0, width], np.int64))
     axes = made.tensor("mask_axes", np.array([1, 2], np.int64))
     mask = made.add("Unsqueeze", ["mask", axes], "wide_mask")
+    length = made.add("Cast", [tokens], "length", to=onnx.TensorProto.FLOAT)
     for block in (1, 2):
         sides = []
         for name in "qkv":
@@ -132,7 +134,9 @@ def token_network() -> OnnxCarrier:
             apart = made.add("Reshape", [flat, split], f"{name}{block}_apart")
             perm = [0, 2, 3, 1] if name == "k" else [0, 2, 1, 3]
             sides.append(made.add("Transpose", [apart], f"{name}{block}_heads", perm=perm))
-        score = made.add("Add", [made.add("MatMul", sides[:2], f"dot{block}"), mask], f"s{block}")
+        dot = made.add("MatMul", sides[:2], f"dot{block}")
+        root = made.add("CastLike", [length, dot], f"root{block}")
+        score = made.add("Add", [made.add("Div", [dot, root], f"scaled{block}"), mask], f"s{block}")
         share = made.add("Softmax", [score], f"p{block}", axis=-1)
         if block == 2:
             lengths = [(share, tokens), (sides[2], deep)]
