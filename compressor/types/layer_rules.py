@@ -21,7 +21,8 @@ TO_SINGLE = (
     "put {pass: cast, dtype: fp32} before it, or save the model in float32, as by model.float(), "
     "and give that"
 )
-_TOO_WIDE = ", wider than float32"
+TOO_WIDE = ", wider than float32"
+"""How a reason ends whose remedy is :data:`TO_SINGLE`."""
 TO_FLOATS = "{pass: cast, dtype: fp32} (which makes a quantized model one of floats)"
 """What a spec for a model that is quantized already begins with."""
 
@@ -109,7 +110,7 @@ def unfit_type(dtype: str) -> str:
     >>> unfit_type("int8")
     'its weight is int8 already'
     """
-    return f"its weight is {dtype}{_TOO_WIDE if dtype == 'float64' else ' already'}"
+    return f"its weight is {dtype}{TOO_WIDE if dtype == 'float64' else ' already'}"
 
 
 def plan_layers(
@@ -140,7 +141,7 @@ def plan_layers(
         counted = Counter(reasons.values()).most_common(_SHOWN)
         shown = "; ".join(f"{n} of {len(rows)}: {reason}" for reason, n in counted)
         problem, remedy = f"{NO_LAYER}: {shown}", "change its rules or options, or remove it"
-        if counted and counted[0][0].endswith(_TOO_WIDE):
+        if counted and counted[0][0].endswith(TOO_WIDE):
             remedy = TO_SINGLE
         if not rows:
             problem = f"{NO_LAYER}: the model has none with weights"

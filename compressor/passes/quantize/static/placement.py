@@ -13,6 +13,7 @@ from compressor.graph.operators import Kernel, Target, names, operator
 from compressor.graph.pools import counts_beyond
 from compressor.graph.values import constant_array, constant_of, origin, sole_reader
 from compressor.passes.quantize.static.latency_facts import ORT_CPU_LATENCIES, Latency
+from compressor.types.layer_rules import TOO_WIDE
 from compressor.types.layers import Layer, Scheme
 
 _BYTE = 8
@@ -360,7 +361,7 @@ def why_not_placed(node: ir.Node | None) -> str:
     """Return why what a layer reads cannot be quantized."""
     read = () if node is None else node.inputs
     if any(value is not None and value.dtype is ir.DataType.DOUBLE for value in read):
-        return "it computes in float64: put {pass: cast, dtype: fp32} first"
+        return f"it computes in float64{TOO_WIDE}"
     return "it reads no float value of the main graph"
 
 

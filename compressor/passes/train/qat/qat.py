@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from compressor.errors import listed
+from compressor.errors import SpecError, listed
 from compressor.models.element_types import from_numpy
 from compressor.models.torch.lowering import NamedModule
 from compressor.models.torch.smaller_module import check_executable, trainable_graph
@@ -47,6 +47,8 @@ from compressor.types.layer_rules import plan_layers
 from compressor.types.layers import Layer, QuantizedTensor
 from compressor.types.passes import LayerPlan, Outcome, PassContext, Survey
 from compressor.types.training import Training
+
+_OTHERS = frozenset({"float16", "bfloat16", "float64"})
 
 
 class QatWeightOptions(WeightSettings):
@@ -143,6 +145,7 @@ class Qat(Recipe):
         adapts = self.distill.planned_notes(carrier, context.source) if self.distill else ()
         settings = self._settings(context)
         settings.check()
+        _check_type(carrier)
         networks = make_networks(carrier, live=self._live, evaluate=False)
         check_executable(networks.trained)
         decision = settings.decide(networks.folded)
@@ -291,6 +294,22 @@ class Qat(Recipe):
     def _settings(self, context: PassContext) -> StaticSettings:
         return StaticSettings(
             profile_for(context.targets), self.weights, self.activations, self.layers
+        )
+
+
+def _check_type(carrier: Carrier) -> None:
+    """Check that a network computes in float32, somewhere at least.
+
+    Raises:
+        SpecError: all of its weights are of other floats; a cast leaves nothing to train.
+    """
+    types = {layer.dtype for layer in carrier.layers()}
+    others = sorted(types & _OTHERS)
+    if others and "float32" not in types:
+        raise SpecError(
+            "pass 'qat'",
+            f"rounds values of float32, and the module computes in {' and '.join(others)}",
+            "give a module of float32, as by module.float(), and data for it",
         )
 
 

@@ -8,17 +8,21 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from compressor.errors import SpecError
 from compressor.lab.starter import write_starter
 from compressor.lab.starter_data import Choices
+from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.quantize.cast.cast import Cast
 from compressor.passes.quantize.dynamic import QuantizeDynamic
 from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.passes.quantize.weights.weights import QuantizeWeights
+from compressor.passes.train.qat.qat import Qat
 from compressor.run.plan import make_plan
 from compressor.spec.load import load_spec
+from compressor.types.tensors import TensorSpec
 from tests.compressor.passes.quantize import guests
 from tests.compressor.passes.quantize.guests import IMAGES, network, node, run, sqnr, weight
 from tests.compressor.passes.quantize.test_dequantize import opened
@@ -74,6 +78,16 @@ def test_a_refusal_names_the_pass(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="float64") as error:
         Cast().survey(opened(double(), tmp_path), CONTEXT)
     assert "put {pass: cast, dtype: fp32} before it" in error.value.remedy
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_qat_asks_for_a_module_of_float32(dtype: str) -> None:
+    """A cast before it, which was the remedy, leaves a graph that is not trained."""
+    kind = getattr(torch, dtype)
+    carrier = TorchCarrier(torch.nn.Linear(4, 2).to(kind), [TensorSpec("input", ("n", 4), dtype)])
+    with pytest.raises(SpecError, match=f"the module computes in {dtype}") as error:
+        Qat(loss="mse").survey(carrier, CONTEXT)
+    assert "as by module.float()" in error.value.remedy
 
 
 def test_init_writes_it(tmp_path: Path) -> None:
