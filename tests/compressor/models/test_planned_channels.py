@@ -90,7 +90,7 @@ def test_a_planned_module_has_the_sizes_of_the_real_one(
     def run(*_: object) -> NoReturn:
         raise AssertionError("something was run")
 
-    monkeypatch.setattr(agreement, "graph_runner", run)
+    monkeypatch.setattr(agreement, "runner_of", run)
     monkeypatch.setattr(torch_carrier, "runner_of", run)
     monkeypatch.setattr(agreement, "run_module", run)
     planned = carrier.with_channels(unreadable(graph), kept, planned=True)

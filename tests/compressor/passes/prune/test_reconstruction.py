@@ -310,7 +310,7 @@ def test_what_the_runtime_does_not_run_is_cut_unless_solving_was_asked_for(resid
     def refused(*_, **__):
         raise ModelError("the block", "has no kernel", "")
 
-    monkeypatch.setattr(reconstruction, "graph_runner", refused)
+    monkeypatch.setattr(reconstruction, "runner_of", refused)
     outcome = pruned(HALF, residual, data(1))
     (note,) = [n for n in outcome.notes if "was solved" in n]
     assert note.endswith("was solved: the block has no kernel")
