@@ -252,11 +252,18 @@ def test_memory_stays_flat_while_a_copy_is_made_and_read(tmp_path: Path):
 
 
 def test_what_cannot_be_copied_is_refused(tmp_path: Path):
-    half = np.zeros(2, ml_dtypes.bfloat16)
-    source = FactorySource(lambda: [{"odd": half}], "pkg:f")
-    with pytest.raises(DataError, match=r"array 'odd': has dtype bfloat16.*without pickle"):
+    eighth = np.zeros(2, ml_dtypes.float8_e4m3fn)
+    source = FactorySource(lambda: [{"odd": eighth}], "pkg:f")
+    with pytest.raises(DataError, match=r"array 'odd': has dtype float8_e4m3fn.*without pickle"):
         RandomAccess(source, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_bfloat16_is_copied(tmp_path: Path):
+    half = np.arange(4).astype(ml_dtypes.bfloat16)
+    access = RandomAccess(FactorySource(lambda: [{"x": half}], "pkg:f"), tmp_path)
+    taken = access.batch(np.array([3, 1]), ())["x"]
+    assert (taken.dtype, taken.tolist()) == (half.dtype, [3, 1])
 
 
 def test_objects_are_refused_before_they_are_hashed():
