@@ -132,7 +132,7 @@ def _check_dtype(name: str, dtype: np.dtype[Any]) -> None:
         raise DataError(
             f"training data, array {name!r}",
             f"has dtype {dtype}, which cannot be stored without pickle",
-            "give bool, integers, floats or fixed-length text",
+            "give bool, integers, floats (those of 8 bits as float32) or fixed-length text",
         )
 
 
