@@ -128,13 +128,14 @@ def _with_products(second: Tensor | None, *parts: Tensor) -> Tensor:
         columns, last = part.shape[1], index == len(parts) - 1
         if last or sum(p.shape[2] for p in together) >= _WAITING * columns:
             vectors = torch.cat(together, 2) if len(together) > 1 else part
-            second = _with_product(second, vectors)
+            second = with_product(second, vectors)
             together = []
     assert second is not None
     return second
 
 
-def _with_product(second: Tensor | None, vectors: Tensor) -> Tensor:
+def with_product(second: Tensor | None, vectors: Tensor) -> Tensor:
+    """Add products of vectors ``[groups, columns, count]`` on and above the diagonal, in place."""
     groups, columns, _ = vectors.shape
     if second is None:
         second = torch.zeros(groups, columns, columns)
@@ -145,8 +146,11 @@ def _with_product(second: Tensor | None, vectors: Tensor) -> Tensor:
 
 
 def _moment(second: Tensor | None, *parts: Tensor) -> Tensor:
-    """Add the products of vectors, and fill in what is below the diagonal."""
-    second = _with_products(second, *parts)
+    return mirror(_with_products(second, *parts))
+
+
+def mirror(second: Tensor) -> Tensor:
+    """Fill in what is below the diagonal of ``[groups, columns, columns]``, in place."""
     for start in range(0, second.shape[1], _BLOCK):
         end = start + _BLOCK
         second[:, end:, start:end] = second[:, start:end, end:].transpose(1, 2)

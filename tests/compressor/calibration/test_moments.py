@@ -258,13 +258,13 @@ def test_moments_of_scaled_vectors_are_computed_when_they_are_read_and_keep_noth
 def test_vectors_that_waited_are_summed_some_at_a_time(monkeypatch: pytest.MonkeyPatch):
     """Put together as a whole, they would take the memory of the matrix once again."""
     seen: list[int] = []
-    product = moments_module._with_product
+    product = moments_module.with_product
 
     def noted(second: torch.Tensor | None, vectors: torch.Tensor) -> torch.Tensor:
         seen.append(vectors.shape[2])
         return product(second, vectors)
 
-    monkeypatch.setattr(moments_module, "_with_product", noted)
+    monkeypatch.setattr(moments_module, "with_product", noted)
     torch.manual_seed(0)
     values = torch.randn(1100, 1024)
     observer, state = SecondMoment(), None

@@ -2,8 +2,7 @@
 
 That what remains of a pruned layer's consumer is solved by least squares on unlabelled samples is
 from J.-H. Luo et al., ThiNet, 2017 (arXiv:1707.06342), section 3.2, and Y. He et al., Channel
-pruning for accelerating very deep neural networks, 2017 (arXiv:1707.06168), section 3.1. All is in
-float64, and nothing grows with the number of samples.
+pruning for accelerating very deep neural networks, 2017 (arXiv:1707.06168), section 3.1.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from math import inf
 
 import torch
 from torch import Tensor
+
+from compressor.calibration.moments import mirror, with_product
 
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Shares of the mean input power that are tried as the penalty."""
@@ -47,8 +48,7 @@ class Sums:
     def __init__(self, columns: int, rows: int, groups: int = 1):
         self.groups = groups
         self.input_sum = torch.zeros(groups * columns, dtype=torch.float64)
-        self.target_sum = torch.zeros(rows, dtype=torch.float64)
-        self.power = torch.zeros(rows, dtype=torch.float64)
+        self.target_sum, self.power = torch.zeros(2, rows, dtype=torch.float64).unbind()
         self.count = 0
         self._products: tuple[Tensor, Tensor] | None = None
         self._known = False  # the inputs are those of earlier sums
@@ -101,8 +101,7 @@ class Sums:
 
     def _settle(self) -> None:
         """Keep no pairs where products take less."""
-        few = self.groups == 1 and self.count <= _FEW * len(self.input_sum)
-        if self._products is not None or not few:
+        if self._products is not None or self.groups > 1 or self.count > _FEW * len(self.input_sum):
             self._multiplied()
 
     def _multiplied(self) -> tuple[Tensor, Tensor]:
@@ -126,16 +125,17 @@ class Sums:
         """
         rows, columns = (value.shape[1] // self.groups for value in (left, right))
         total = total.view(self.groups, rows, columns)
-        if left.dtype == torch.float64:
+        if left.dtype != torch.float64:
+            one, two = left.mean(0, keepdim=True), right.mean(0, keepdim=True)
+            total += self._grouped(left - one).mT @ self._grouped(right - two)
+            sums = left.sum(0, keepdim=True, dtype=torch.float64)
+            one, two = one.to(torch.float64), two.to(torch.float64)
+            rest = right.sum(0, keepdim=True, dtype=torch.float64) - len(right) * two
+            left, right = torch.cat([sums, one]), torch.cat([two, rest])
+        if left is right:
+            mirror(with_product(total, self._grouped(left).mT))
+        else:
             total.baddbmm_(self._grouped(left).mT, self._grouped(right))
-            return
-        one, two = left.mean(0, keepdim=True), right.mean(0, keepdim=True)
-        total += self._grouped(left - one).mT @ self._grouped(right - two)
-        sums = left.sum(0, keepdim=True, dtype=torch.float64)
-        one, two = one.to(torch.float64), two.to(torch.float64)
-        rest = right.sum(0, keepdim=True, dtype=torch.float64) - len(right) * two
-        left, right = torch.cat([sums, one]), torch.cat([two, rest])
-        total.baddbmm_(self._grouped(left).mT, self._grouped(right))
 
     def _grouped(self, values: Tensor) -> Tensor:
         columns = values.shape[1] // self.groups
