@@ -92,7 +92,8 @@ class Data:
     def cached(self) -> Data:
         """Return the same data with a cache of read and transformed batches, if they are small."""
         single = self.feeds or self.recurrence is not None
-        return self if single else replace(self, source=CachedSource(self.source))
+        done = single or isinstance(self.source, CachedSource)
+        return self if done else replace(self, source=CachedSource(self.source))
 
     @property
     def preparation(self) -> str:

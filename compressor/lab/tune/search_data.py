@@ -212,4 +212,5 @@ def _parted(data: Data) -> Iterator[Data]:
     ends = [n // data.batch * data.batch for n in _PARTS if n // data.batch]
     ends = [n for n in ends if n < data.samples]
     for start, stop in zip([0, *ends], [*ends, data.samples], strict=True):
-        yield replace(data, role="search", source=Slice(data.source, start, stop))
+        part = replace(data, role="search", source=Slice(data.source, start, stop))
+        yield part.cached()  # for all candidates
