@@ -169,7 +169,7 @@ class OutputSums:
     @property
     def ratio(self) -> float | None:
         """Error over signal, the mean of the parts that count; ``None`` where it is not known."""
-        if not all(sums.comparable and sums.finite for sums in self._sums):
+        if not self._sums or not all(sums.comparable and sums.finite for sums in self._sums):
             return None
         weights = self.weights
         errors = np.array([sums.error for sums in self._sums])

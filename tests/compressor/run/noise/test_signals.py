@@ -135,3 +135,10 @@ def test_values_of_other_shapes_are_not_compared():
     sums.add(np.ones((2, 3)), np.ones((2, 3)))
     sums.add(np.ones((2, 3)), np.ones((2, 4)))
     assert (sums.comparable, sums.finite, sums.ratio) == (False, True, None)
+
+
+@pytest.mark.parametrize("parts", [(), [()], [(), ()]])
+def test_of_no_outputs_nothing_is_known(parts):
+    """No sample of a dear network is followed to its outputs, of which there may be several."""
+    sums = OutputSums(parts)
+    assert (sums.ratio, sums.sqnr_db) == (None, None)
