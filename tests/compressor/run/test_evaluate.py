@@ -15,7 +15,7 @@ from compressor.graph.output_parts import WHOLE
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.run.data import Data
 from compressor.run.evaluate import CachingRunner, evaluate, layer_signals, outputs_of
-from compressor.run.metrics.class_metrics import ACCURACY, kl_sums
+from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.run.metrics.metrics import COSINE, MSE, Metric, resolve_metric
 from compressor.types.data import SourceInfo
 from compressor.types.tensors import Batch
@@ -376,24 +376,6 @@ def test_a_batch_can_be_run_in_parts():
             return {"y": batch["x"].sum(keepdims=True)}
 
     assert outputs_of(Total(), batch, 2)["y"] == 45
-
-
-def test_divergence_from_the_float_model():
-    """By the definition, on two tokens of three classes; a label of -100 does not count."""
-    ours = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.3, 0.5]]]))
-    theirs = np.log(np.array([[[0.25, 0.5, 0.25], [0.1, 0.1, 0.8], [0.9, 0.05, 0.05]]]))
-    total, tokens = kl_sums(ours + 7, theirs - 3, np.array([[0, 1, -100]]))
-    assert tokens == 2
-    assert total == pytest.approx(0.25 * np.log(0.5) + 0.5 * np.log(2))
-    assert kl_sums(ours, ours, np.array([[0, 1, 2]])).tolist() == [0, 3]
-    assert kl_sums(ours, ours.copy(), np.array([[0, -100, 2]])).tolist() == [0, 2]
-
-
-def test_divergence_of_large_vocabularies_is_summed_some_tokens_at_a_time():
-    """262144 values at once are two tokens of these."""
-    scores = np.random.default_rng(0).standard_normal((2, 1, 5, 1 << 17)).astype(np.float32)
-    single = [kl_sums(*scores[:, :, i : i + 1], {})[0] for i in range(5)]
-    assert kl_sums(scores[0], scores[1], {}).tolist() == [pytest.approx(sum(single)), 5]
 
 
 @pytest.mark.parametrize("place", [0, (1 << 18) - 1, 1 << 18, 3 * (1 << 17) - 1])

@@ -284,3 +284,9 @@ def test_inputs_keep_their_order_and_their_dynamic_axes(load: Load):
     inputs = "{b: {shape: [n, 3]}, a: {shape: [n, t], dtype: int64}}"
     spec = load(SPEC.replace("{onnx: tiny.onnx}", f"{{factory: a:b, inputs: {inputs}}}"))
     assert [str(i) for i in spec.inputs] == ["b float32[n, 3]", "a int64[n, t]"]
+
+
+def test_anchors_that_become_too_much(load: Load):
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(9)]
+    text = "\n".join([*levels, SPEC])
+    assert refusal(load, text).startswith("spec.yaml:1: YAML: becomes too large or too deep")

@@ -86,3 +86,21 @@ def test_the_divergence_is_that_of_the_tokens_that_count(
     back = 0.25 * math.log(0.25 / 0.5) + 0.75 * math.log(0.75 / 0.5)
     assert kl_sums(half, other, labels).tolist() == pytest.approx([back, 4])
     assert kl_sums(half, half, labels).tolist() == [0, 4]
+
+
+def test_divergence_from_the_float_model():
+    """By the definition, on two tokens of three classes; a label of -100 does not count."""
+    ours = np.log(np.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.3, 0.5]]]))
+    theirs = np.log(np.array([[[0.25, 0.5, 0.25], [0.1, 0.1, 0.8], [0.9, 0.05, 0.05]]]))
+    total, tokens = kl_sums(ours + 7, theirs - 3, np.array([[0, 1, -100]]))
+    assert tokens == 2
+    assert total == pytest.approx(0.25 * np.log(0.5) + 0.5 * np.log(2))
+    assert kl_sums(ours, ours, np.array([[0, 1, 2]])).tolist() == [0, 3]
+    assert kl_sums(ours, ours.copy(), np.array([[0, -100, 2]])).tolist() == [0, 2]
+
+
+def test_divergence_of_large_vocabularies_is_summed_some_tokens_at_a_time():
+    """262144 values at once are two tokens of these."""
+    scores = np.random.default_rng(0).standard_normal((2, 1, 5, 1 << 17)).astype(np.float32)
+    single = [kl_sums(*scores[:, :, i : i + 1], {})[0] for i in range(5)]
+    assert kl_sums(scores[0], scores[1], {}).tolist() == [pytest.approx(sum(single)), 5]
