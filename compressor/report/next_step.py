@@ -228,7 +228,15 @@ def _is_bare(report: Report) -> bool:
     )
 
 
-def can_be_tuned(report: Report) -> bool:
-    """Whether another recipe may keep the limit that fails: of the metric, or of the size."""
+def tune_command(report: Report, spec: str) -> str:
+    """Return the command that finds another recipe where the metric or the size fails its limit.
+
+    Empty where none is to be found. A default limit that is a share of the float model's metric is
+    given as an option, since the spec does not have it.
+    """
     tunable = any(entry["pass"] in REMEDIES for entry in report["passes"])
-    return tunable and bool(_failed(report) & {METRIC_DROP, _SIZE})
+    if not tunable or not _failed(report) & {METRIC_DROP, _SIZE}:
+        return ""
+    drops = [e["limit"] for e in report["limits"] if e["name"] == METRIC_DROP and e["default"]]
+    stated = not drops or formats.is_share(report["baseline"]["metric"])
+    return f"compress tune {argument(spec)}{'' if stated else f' --max-metric-drop {drops[0]:.3g}'}"

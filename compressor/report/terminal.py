@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from compressor.errors import argument, printable
-from compressor.report.next_step import advice_line, can_be_tuned, next_step
+from compressor.errors import printable
+from compressor.report.next_step import advice_line, next_step, tune_command
 from compressor.report.page import GAP, Cell, Entry, Line, Page, Style, Table, bullets, line
 from compressor.report.tables import missing_reasons, model_table
 from compressor.report.verdict import (
@@ -88,8 +88,8 @@ def run_page(report: Report, folder: str | None = None, spec: str | None = None)
         suggested = (report.get("advice") or {}).get("suggested")
         advised = f" ({advice_line(report)})" if suggested and "compress explain" in step else ""
         verdict += [line(f"Next: {step}{advised}")] if step else []
-        if spec is not None and can_be_tuned(report):
-            verdict.append(line(f"Or find a better recipe: compress tune {argument(spec)}"))
+        search = "" if spec is None else tune_command(report, spec)
+        verdict += [line(f"Or find a better recipe: {search}")] if search else []
         verdict.append(line(f"Report: {folder}/report.html"))
     return [model_table(report), *bullets(missing_reasons(report)), GAP, *verdict]
 

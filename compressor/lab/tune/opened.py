@@ -76,10 +76,12 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
     if goal.metric_drop is not None or (goal.size_ratio is not None and goal.minimize == "size"):
         return goal
     limit = spec.limits.metric_drop
-    if limit is None or (spec.limits.is_default("metric_drop") and plan.metric.unit != "%"):
+    default = spec.limits.is_default("metric_drop")
+    if limit is None or (default and plan.metric.unit != "%"):
+        share = f"the default for {plan.metric.name} is a share of what the float model will have"
         raise SpecError(
             "--max-metric-drop",
-            f"is not given, and {plan.metric.name} has no default limit",
+            f"is not given, and {share if default else 'the spec sets no limit'}",
             "say how much may be lost, or how small the file has to be (--max-size-ratio)",
         )
     size = None if spec.limits.is_default("size_ratio") else spec.limits.size_ratio

@@ -78,6 +78,13 @@ def test_a_recipe_is_to_be_found_where_the_metric_or_the_size_fails(
     assert line in plain_text(run_page(failed_report, "out/a", "spec.yaml"))
     assert line not in plain_text(run_page(failed_report, "out/a"))  # no file to name
     assert line not in plain_text(run_page(passed_report, "out/a", "spec.yaml"))
+    # What is a share of the float model's metric is in no spec.
+    limits = [{**entry, "default": True} for entry in failed_report["limits"]]
+    unset = {**failed_report, "limits": limits}
+    assert f"{line}\n" in plain_text(run_page(unset, "out/a", "spec.yaml"))
+    metric = {**failed_report["baseline"]["metric"], "unit": ""}
+    unset["baseline"] = {**failed_report["baseline"], "metric": metric}
+    assert f"{line} --max-metric-drop 0." in plain_text(run_page(unset, "out/a", "spec.yaml"))
     untunable = [{**entry, "pass": "cast"} for entry in failed_report["passes"]]
     report = {**failed_report, "passes": untunable}
     assert line not in plain_text(run_page(report, "out/a", "spec.yaml"))

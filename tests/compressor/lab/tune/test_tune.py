@@ -313,7 +313,7 @@ def test_what_cannot_be_tuned_says_so(project: Project, tmp_path: Path):
     evaluation = project.spec["data"]["evaluation"]
     target = evaluation.pop("target")
     project.spec["metric"] = "cosine"
-    assert "cosine has no default limit" in wrong(project)
+    assert "the default for cosine is a share of what the float model will have" in wrong(project)
     far = wrong(project, "--max-metric-drop", "500")
     assert "option --max-metric-drop: is 500, and cosine can lose 2 at most" in far
     del project.spec["metric"]
