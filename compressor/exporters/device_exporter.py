@@ -97,9 +97,12 @@ def _check_codes(model: ir.Model, runtime: str) -> None:
         dtype = None if codes is None else codes.dtype
         subject = f"node {node.name!r} ({node.op_type})"
         if node.attributes.get_int("block_size", 0):
+            readers = [reader for reader, _ in node.outputs[0].uses()]
+            layer = next((reader for reader in readers if operator(reader).recurrent), None)
             raise SpecError(
                 subject, f"has scales for groups of a row, which {runtime} has not",
-                "set granularity: channel",
+                "set granularity: channel" if layer is None
+                else f"leave its {layer.op_type} in floats (skip: true)",
             )  # fmt: skip
         other = ir.DataType.INT32 if stored else ir.DataType.UINT8
         allowed = (ir.DataType.INT8, other)

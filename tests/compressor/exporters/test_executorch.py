@@ -171,11 +171,15 @@ def test_what_executorch_cannot_take_is_named():
     )
     grouped = QuantizeWeights(bits=4, group=8).apply(opened(nn.Linear(16, 4), 16), TARGET, {})
     dynamic = QuantizeDynamic().apply(opened(nn.Linear(64, 64), 64), TARGET, {})
+    both_ways = opened(nn.LSTM(12, 6, batch_first=True, bidirectional=True), 5, 12)
+    both_ways = Fuse().apply(both_ways, TARGET, {}).carrier
+    recurrent = QuantizeDynamic().apply(both_ways, TARGET, {})
     volumes = opened(nn.Sequential(nn.Conv3d(1, 4, 3), nn.MaxPool3d(2)), 1, 6, 6, 6)
     for model, message in (
         (volumes, "no kernel for aten::max_pool3d.*; export onnx instead, try litert, or change"),
         (any_height, "'x': has a length that is not fixed; .* only samples may be many"),
         (grouped.carrier, "has scales for groups of a row.*set granularity: channel"),
+        (recurrent.carrier, r"groups of a row.*leave its LSTM in floats \(skip: true\)"),
         (dynamic.carrier, "ExecuTorch does not take it; use quantize-static"),
     ):
         with pytest.raises(SpecError, match=message):
