@@ -15,7 +15,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -267,9 +267,8 @@ class _Size:
 
     def __init__(self, names: Iterable[str], inputs: Sequence[Batch], clock: Clock):
         self.latencies = Latencies(samples_in(inputs[0]), {name: [] for name in names}, clock)
-        self.spent, self._once = 0.0, dict[str, float]()
-        self._inputs, self._clock, self._runs = inputs, clock, dict[str, int]()
-        self._here = self._everywhere = 0.0
+        self._once, self._inputs, self._clock = dict[str, float](), inputs, clock
+        self.spent = self._here = self._everywhere = 0.0
 
     def fits(self, runners: Runners, before: _Size) -> bool:
         """Halve batches that take too long; return whether more samples are left than before."""
@@ -292,11 +291,12 @@ class _Size:
         self, runners: Runners, orders: Iterator[list[str]], budget: float, *, settle: bool
     ) -> None:
         """Warm up and time open models; those that ran on smaller batches need not settle."""
-        start, self._once = time.perf_counter(), self._warm_up(runners, settle=settle)
-        if not self._runs:
-            self._inputs, self._runs = _affordable(self._once, self._inputs, budget)
+        start, now = time.perf_counter(), self._warm_up(runners, settle=settle)
+        # The least of all openings: one that was disturbed would leave blocks too short for good.
+        self._once = {n: min(seconds, self._once.get(n, seconds)) for n, seconds in now.items()}
+        self._inputs, runs = _affordable(self._once, self._inputs, budget)
         here, everywhere = time.thread_time(), time.process_time()
-        opened = _timed(runners, self._inputs, orders, self._runs, budget / _MOST_OPENINGS)
+        opened = _timed(runners, self._inputs, orders, runs, budget / _MOST_OPENINGS)
         self._here += time.thread_time() - here
         self._everywhere += time.process_time() - everywhere
         for name, times in opened.items():
@@ -306,9 +306,9 @@ class _Size:
         self.spent += time.perf_counter() - start
 
     def _warm_up(self, runners: Runners, *, settle: bool) -> dict[str, float]:
-        clock, own = _CPU if self._clock == "cpu" else _WALL, self.latencies.seconds
-        warm = partial(_warm_up, batch=self._inputs[0], clock=clock, settle=settle)
-        return {name: warm(runner) for name, runner in runners.items() if name in own}
+        clock, first = _CPU if self._clock == "cpu" else _WALL, self._inputs[0]
+        own = {n: runner for n, runner in runners.items() if n in self.latencies.seconds}
+        return {n: _warm_up(runner, first, clock, settle=settle) for n, runner in own.items()}
 
     def done(self, openings: int, budget: float, precision: float) -> bool:
         """Whether ratios are as precise as asked after so many openings, or time is up."""
@@ -323,11 +323,7 @@ def _timed(
     runs: Mapping[str, int],
     share: float,
 ) -> dict[str, Array]:
-    """Time open, warm models for ``share`` seconds, so many runs of each in a block.
-
-    Returns:
-        ``[2, cycles, inputs, runs]`` for each.
-    """
+    """Time open models for ``share`` seconds; return ``[2, cycles, inputs, runs]`` of each."""
     for batch in inputs[1:]:
         for name in runs:
             runners[name].run(batch)
@@ -336,11 +332,8 @@ def _timed(
     # A part of an opening's share: opening and warming up take theirs. Where others use the
     # processor, it is a share of the processor's time, so that as much is measured, up to a limit.
     while not enough:
-        for blocks in cycles.values():
-            blocks.append([])
-        for batch in inputs:
-            for name in filter(runs.__contains__, next(orders)):
-                cycles[name][-1].append(_block(runners[name], batch, runs[name]))
+        for name in filter(runs.__contains__, next(orders)):
+            cycles[name].append([_block(runners[name], batch, runs[name]) for batch in inputs])
         done += 1
         used, waited = time.process_time() - busy, time.perf_counter() - start
         over = used >= share / 4 or waited >= _PATIENCE * share
@@ -359,15 +352,19 @@ def _block(runner: Runner, batch: Batch, runs: int) -> Array:
 
 def _warm_up(runner: Runner, batch: Batch, clock: int, *, settle: bool) -> float:
     """Run until times settle or some time is up, or twice; return the last times' least."""
-    start = time.perf_counter()
+    start, busy = time.perf_counter(), time.process_time()
 
     def best(runs: int) -> float:
         return float(_block(runner, batch, runs)[:, clock].min())
 
+    def early() -> bool:  # a fast model may wait for the processor for long
+        waited, used = time.perf_counter() - start, time.process_time() - busy
+        return (max(used, waited / _PATIENCE) if clock == _CPU else waited) <= _WARM_UP
+
     now = best(1)  # of slow models, a single run
-    if time.perf_counter() - start <= _WARM_UP:  # memory for a batch is whole after two runs
+    if early():  # memory for a batch is whole after two runs
         now = min(now, best(_WINDOW - 1 if settle else 1))
-    while settle and time.perf_counter() - start <= _WARM_UP:
+    while settle and early():
         before, now = now, best(_WINDOW)
         if abs(now - before) <= _STEADY * before:
             break

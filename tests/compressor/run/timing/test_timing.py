@@ -240,8 +240,8 @@ def test_how_much_an_opening_times(
     first = log[: 12 + 2 * (inputs - 1)]
     assert first == [*[("a", 0)] * 6, *[("b", 0)] * 6, *[("a", 1), ("b", 1)] * (inputs - 1)]
     blocks = log[len(first) : len(first) + 2 * cycles * inputs * runs]
-    names = [name for name, _ in blocks[::runs]]
-    assert [place for _, place in blocks[:: 2 * runs]] == [*range(inputs)] * cycles
+    names = [name for name, _ in blocks[:: inputs * runs]]  # a model's inputs are one block
+    assert [place for _, place in blocks[::runs]] == [*range(inputs)] * 2 * cycles
     # Orders come with their reverse.
     pairs = [names[i : i + 2] for i in range(0, len(names), 2)]
     assert all(a == b[::-1] for a, b in zip(pairs[::2], pairs[1::2], strict=False))

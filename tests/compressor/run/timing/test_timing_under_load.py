@@ -6,7 +6,7 @@ import pytest
 from compressor.run.timing.timing import Opener, already_open, measure
 from compressor.run.verdicts.verdicts import WIDEST_RATIO, verdict_of
 from compressor.types.tensors import Batch
-from tests.compressor.run.played_clock import BATCH, Clock, Timed
+from tests.compressor.run.played_clock import BATCH, Clock, Timed, steady
 
 
 def test_a_drift_of_the_machine_cancels_in_the_ratio(clock: Clock):
@@ -122,3 +122,32 @@ def test_load_and_drift_are_told(clock: Clock):
     assert 0.7 < summary["waiting"] < 0.76
     assert summary["best"] < summary["p50"]
     assert summary["best"] - 3 < summary["cpu_ms"] < summary["p50"] - 2.9
+
+
+@pytest.mark.parametrize("disturbed", ["the first run of each opening", "the first opening"])
+def test_a_warm_up_that_is_disturbed_does_not_shorten_blocks(clock: Clock, disturbed: str):
+    """The first run makes kernels, for longer than all runs of a block take, and is interrupted."""
+    runs = {"opening": 0, "run": 0}
+
+    class Cold(Timed):
+        def run(self, batch: Batch) -> Batch:
+            runs["run"] += 1
+            if disturbed.endswith("run of each opening"):
+                slow = runs["run"] == 1
+            else:
+                slow = runs["opening"] == 1 and runs["run"] <= 20
+            self.clock.now += 0.01 * slow
+            self.clock.away += 0.08 * slow
+            return super().run(batch)
+
+    def artifact() -> Cold:
+        runs.update(opening=runs["opening"] + 1, run=0)
+        return Cold(clock, lambda _: 0.0003)
+
+    models: dict[str, Opener] = {**steady(clock, float=0.0001), "artifact": artifact}
+    times = measure(models, [BATCH], budget=4.0, precision=1e-9)
+    lengths = [own.shape[-1] for own in times.seconds["artifact"]]
+    wanted = [whole.shape[-1] for whole in times.seconds["float"]]
+    late = disturbed == "the first opening"
+    assert lengths[late:] == wanted[late:]
+    assert min(wanted) >= 50
