@@ -185,7 +185,9 @@ def with_offsets(model: ir.Model, names: Collection[str]) -> tuple[ir.Model, dic
         for use in tuple(value.uses()):
             if use.node is not node:
                 use.node.replace_input_with(use.idx, moved)
-        copy.graph.outputs[:] = [moved if o is value else o for o in copy.graph.outputs]
+        if value.is_graph_output():  # which keeps its name
+            copy.graph.outputs[:] = [moved if o is value else o for o in copy.graph.outputs]
+            value.name, moved.name = moved.name, value.name
         copy.graph.insert_after(made, node)
         copy.graph.inputs.append(offset)
         offsets[name] = offset.name or ""

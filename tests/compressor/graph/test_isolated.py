@@ -81,5 +81,6 @@ def test_offsets_move_a_value_for_all_its_readers():
     )
     assert np.allclose(first(lowered), zero["logits"], atol=1e-5)
     shifted = runner.run({"image": images, **none, offsets["logits"]: np.ones(1, np.float32)})
+    assert list(shifted) == ["logits"]  # a user's metric may ask for it by its name
     assert np.allclose(first(shifted), whole["logits"] + 1)
     assert [o.name for o in model.graph.outputs] == ["logits"]
