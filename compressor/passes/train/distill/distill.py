@@ -126,7 +126,7 @@ class Distill(Recipe, Distillation):
         """Return which layers are trained; check the losses and the student's layers."""
         hard = loss_name(self.loss, context.metric) if self.labelled else None
         check_smoothing(self, hard)
-        soft = self.soft_loss(self.loss, context.metric)
+        soft = self.soft_loss(self.loss, context.metric, carrier.outputs)
         adapts = self.planned_notes(carrier, context.source)
         self._check_layers(carrier, "student")
         name = (

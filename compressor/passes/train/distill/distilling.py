@@ -32,6 +32,7 @@ from compressor.passes.train.losses import (
     mean_square,
 )
 from compressor.passes.train.recipe import Course
+from compressor.run.metrics.scores import class_axis
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Carrier
 from compressor.types.options import Options
@@ -41,6 +42,7 @@ from compressor.types.training import Training
 
 Soft: TypeAlias = Literal["kl", "mse"]
 
+_OPEN = 32  # stands for the length of an open axis
 _PROBED = 2  # samples that shapes are found with
 _BY_DISTANCE = (MSE, "cosine")  # metrics of outputs that are not logits
 
@@ -61,7 +63,7 @@ class Distillation(Options):
     soft: Soft | None = Field(
         default=None,
         description="how outputs are compared with the teacher's: kl as logits, mse as numbers; "
-        "default: by the loss or metric",
+        "default: by the loss or metric, and mse where an output cannot hold logits",
     )
     outputs: tuple[str, ...] | None = Field(
         default=None, description="names of the outputs to compare; default: all"
@@ -135,12 +137,28 @@ class Distillation(Options):
             )
         return (note,)
 
-    def soft_loss(self, loss: str | None, metric: str | None) -> Soft:
-        """Return how outputs are compared with the teacher's."""
-        if self.soft is not None:
-            return self.soft
+    def soft_loss(
+        self, loss: str | None, metric: str | None, outputs: Sequence[TensorSpec]
+    ) -> Soft:
+        """Return how outputs are compared with the teacher's.
+
+        Args:
+            outputs: the student's.
+
+        Raises:
+            SpecError: they are to be compared as logits, and one cannot hold them.
+        """
         distance = loss == MSE or (loss is None and metric in _BY_DISTANCE)
-        return "mse" if distance else "kl"
+        if self.soft == "mse" or (self.soft is None and distance):
+            return "mse"
+        names = matched_outputs(outputs, outputs, self.outputs)
+        compared = [spec for spec in outputs if spec.name in names]
+        for spec in compared:
+            if not _may_hold_logits(spec.shape):
+                if self.soft is None:
+                    return "mse"
+                raise _no_logits(spec.name, spec.shape, alone=len(compared) == 1)
+        return "kl"
 
 
 def model_keys(keys: ModelKeys) -> dict[str, Any]:
@@ -220,7 +238,7 @@ def distilled_loss(
     """
     recipe, training, order = course.recipe, course.training, course.order
     hard = task_loss(recipe, student, training, context) if options.alpha > 0 else None
-    soft = options.soft_loss(recipe.loss, context.metric)
+    soft = options.soft_loss(recipe.loss, context.metric, student.outputs)
     sources = matched_outputs(student.outputs, teacher.outputs, options.outputs)
     judge = hard if len(sources) == len(student.outputs) else None
     teacher, remark = adapted(
@@ -315,14 +333,25 @@ def matched_outputs(
 def _check_pair(name: str, student: Tensor, teacher: Tensor, soft: Soft, *, alone: bool) -> None:
     if student.shape != teacher.shape:
         raise _other_outputs(f"{name} {list(student.shape)}", f"{list(teacher.shape)}")
-    if soft == "kl" and (student.ndim < 2 or student.shape[-1] < 2):
-        raise SpecError(
-            "soft",
-            f"is kl, but output {name!r} of shape {list(student.shape)} does not hold logits",
-            "set soft: mse"
-            if alone
-            else "name those that do in outputs (the others drift), or set soft: mse",
-        )
+    if soft == "kl" and not _may_hold_logits(student.shape):
+        raise _no_logits(name, student.shape, alone=alone)
+
+
+def _may_hold_logits(shape: Sequence[int | str | None]) -> bool:
+    """Whether an output has an axis of classes beside that of samples, as far as is known."""
+    sizes = [size if isinstance(size, int) else _OPEN for size in shape]
+    return len(sizes) > 1 and sizes[class_axis(sizes)] > 1
+
+
+def _no_logits(name: str, shape: Sequence[int | str | None], *, alone: bool) -> SpecError:
+    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    return SpecError(
+        "soft",
+        f"is kl, but output {name!r} of shape [{sizes}] does not hold logits",
+        "set soft: mse"
+        if alone
+        else "name those that do in outputs (the others drift), or set soft: mse",
+    )
 
 
 def _other_outputs(student: str, teacher: str) -> SpecError:

@@ -123,27 +123,36 @@ def test_a_teacher_with_other_inputs(tmp_path: Path) -> None:
         distilled(tmp_path, student(), OnnxCarrier(graph))
 
 
-def test_numbers_are_no_logits(tmp_path: Path) -> None:
-    class One(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc = torch.nn.Linear(72, 1)
+class Numbers(torch.nn.Module):
+    def __init__(self, shape: tuple[int, ...], *, logits: bool = False) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(72, 1)
+        self.shape, self.logits = shape, logits
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.fc(x.flatten(1))
-            return found
+    def forward(self, x: torch.Tensor) -> Any:
+        found: torch.Tensor = self.fc(x.flatten(1)).reshape(-1, *self.shape)
+        return (torch.cat([found, -found], 1), found) if self.logits else found
 
-    carrier = type(student())(One(), student().inputs)
-    with pytest.raises(SpecError, match=r"soft: is kl, but output .* \[2, 1\].*set soft: mse"):
-        distilled(tmp_path, carrier, carrier, alpha=0.0)
 
-    class Two(One):
-        def forward(self, x: torch.Tensor) -> Any:
-            found = super().forward(x)
-            return torch.cat([found, -found], 1), found
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
+def test_numbers_are_no_logits(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    carrier = type(student())(Numbers(shape), student().inputs)
+    message = r"soft: is kl, but output .* does not hold logits; set soft: mse"
+    with pytest.raises(SpecError, match=message):
+        distilled(tmp_path, carrier, carrier, alpha=0.0, soft="kl")
+    with pytest.raises(SpecError, match=message):  # in the plan, too
+        Distill(alpha=0.0, soft="kl", steps=1).survey(carrier, PassContext())
+    chosen = Distill(alpha=0.0, steps=1)
+    (note,) = chosen.survey(carrier, PassContext()).notes[:1]
+    assert note == "the loss is the squared difference to the teacher's outputs"
+    assert distilled(tmp_path, carrier, carrier, alpha=0.0).carrier is not None
 
-    carrier = type(student())(Two(), student().inputs)
+
+def test_outputs_that_hold_logits_can_be_named(tmp_path: Path) -> None:
+    carrier = type(student())(Numbers((1,), logits=True), student().inputs)
     with pytest.raises(
         SpecError, match=r"name those that do in outputs .the others drift., or set soft: mse"
     ):
-        distilled(tmp_path, carrier, carrier, alpha=0.0)
+        distilled(tmp_path, carrier, carrier, alpha=0.0, soft="kl")
+    named = Distill(alpha=0.0, soft="kl", steps=1, outputs=(carrier.outputs[0].name,))
+    assert "divergence" in named.survey(carrier, PassContext()).notes[0]
