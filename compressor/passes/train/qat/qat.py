@@ -49,6 +49,7 @@ from compressor.types.passes import LayerPlan, Outcome, PassContext, Survey
 from compressor.types.training import Training
 
 _OTHERS = frozenset({"float16", "bfloat16", "float64"})
+_RECURRENT = "not trained; quantize-static behind it stores recurrent weights in 8 bits"
 
 
 class QatWeightOptions(WeightSettings):
@@ -156,8 +157,10 @@ class Qat(Recipe):
         inner = carrier.with_graph(networks.trained)
         for layer in self.pruned_layers(inner):
             actions[layer] = actions.get(layer, "train") + self.pruned_note
-        skipped = self.skip_reasons(inner)
-        rows = plan_layers(self.name, actions, {n: decision.reasons.get(n, "") for n in skipped})
+        recurrent = {layer.name: _RECURRENT for layer in inner.layers() if layer.is_recurrent}
+        skipped = self.skip_reasons(inner) | recurrent
+        reasons = {n: decision.reasons.get(n, "") for n in skipped} | recurrent
+        rows = plan_layers(self.name, actions, reasons)
         rows = tuple(
             row
             if row.touched or skipped[row.name]
