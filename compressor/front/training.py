@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,7 +27,7 @@ from compressor.front.compress import (
 from compressor.front.run import run
 from compressor.front.spec import Spec, checked
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.torch.program_module import content_of
+from compressor.models.torch.program_module import content_digest
 from compressor.progress import SILENT
 from compressor.report.result import RunResult
 from compressor.run.options import RunOptions
@@ -303,15 +302,12 @@ def convert(prepared: PreparedModule) -> RunResult:
     prepared.settle()
     state = prepared.network.state_dict()
     trained = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-    digest = sha256()
-    for part in content_of(trained):
-        digest.update(part)
 
     def given(handed: Handed) -> Mapping[str, Tensor]:
         del handed  # it is the same network once more
         return trained
 
-    result = run(prepared.spec, RunOptions(loop=OwnLoop(digest.hexdigest(), given)))
+    result = run(prepared.spec, RunOptions(loop=OwnLoop(content_digest(trained), given)))
     return replace(result, kept=prepared._folder)
 
 

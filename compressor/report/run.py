@@ -42,7 +42,7 @@ def run_spec(spec: Spec, options: RunOptions = DEFAULTS, progress: Progress = SI
     """
     check_free(spec.output, force=options.force)
     with progress.stage("plan"):
-        plan = make_plan(spec)
+        plan = make_plan(spec, fresh=options.fresh)
         if options.history is not None:
             read_history(options.history)  # a damaged one shows before any long work
     store = Store(store_of(spec.output), progress.note)

@@ -23,7 +23,8 @@ from compressor.run.artifacts import (
 from compressor.run.evaluate import CachingRunner, Evaluation
 from compressor.run.noise.attribution import attribution
 from compressor.run.options import RunOptions
-from compressor.run.pipeline import FUSE, Step, run_passes, weakest_layer
+from compressor.run.pass_layers import weakest_layer
+from compressor.run.pipeline import FUSE, Step, on_own_samples, run_passes
 from compressor.run.plan import make_plan
 from compressor.run.store import Store, result_key, store_of
 from compressor.run.verdicts.data_doubts import no_evidence
@@ -45,7 +46,7 @@ def help_run(spec: Spec, options: RunOptions) -> None:
         CompressorError: as :func:`run_spec`, or another process is gone.
     """
     store = Store(store_of(spec.output))
-    workspace = Workspace(make_plan(spec), store, SILENT, options)
+    workspace = Workspace(make_plan(spec, fresh=options.fresh), store, SILENT, options)
     options.ranks.wait()  # until the store is locked
     _compress(workspace)
 
@@ -89,6 +90,7 @@ def _executed(workspace: Workspace) -> tuple[dict[str, Any], list[StoredArtifact
     for artifact in written:
         workspace.begin_step()
         artifacts.append(verify(workspace, artifact, final, fused))
+    steps = on_own_samples(workspace, steps)
     metric = None if evaluation is None else evaluation.metric
     constant = None
     if evaluation is not None and plan.metric is not None:

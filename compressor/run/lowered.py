@@ -1,32 +1,42 @@
-"""Keep the graph of a PyTorch module between commands, since lowering takes seconds.
+"""Keep the graph of a PyTorch module between commands, since lowering takes seconds; check it.
 
 What lies in the store is the graph without the module's tensors. Its key holds everything that the
-graph depends on: the code, the configuration, the structure of the module, and versions.
+graph depends on: the code, the configuration, the structure and the attributes of the module, and
+versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import onnx_ir as ir
+import torch
 
-from compressor.errors import InputError, SpecError
+from compressor.calibration.sources.user_functions import call
+from compressor.errors import InputError, ModelError, SpecError
 from compressor.files import json_sha256
 from compressor.graph.values import all_nodes
+from compressor.models.onnx.carrier import OnnxCarrier
+from compressor.models.onnx.module import file_runner
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import OPSET
 from compressor.models.torch.matching import held_tensors
 from compressor.models.torch.saved_module import without_weights
+from compressor.run.noise.signals import signal_and_error
 from compressor.run.store import Store, result_key, store_of
+from compressor.types.carrier import Carrier
+from compressor.types.tensors import Batch
 
 CarrierT = TypeVar("CarrierT", bound=TorchCarrier)
 
 _GRAPH = "lowered.onnx"
 _VERSION = 5  # of what is kept
+_EXACT_DB = 60.0  # that a graph reaches where both are computed in float32
+_NARROW_DB = {torch.float16: 48.0, torch.bfloat16: 30.0}  # each layer rounds to 11 or 8 bits
 _MOST_BYTES = 1 << 30  # of constants; a protobuf file holds at most 2 GB
 
 
@@ -87,7 +97,7 @@ def kept_graph(output: Path, carrier: TorchCarrier, parts: Mapping[str, Any]) ->
     """Return where a module's graph is kept.
 
     Args:
-        parts: what made the module: its factory, code and configuration.
+        parts: what made the module: its factory, code and configuration, and its attributes.
     """
     tensors = held_tensors(carrier.module)
     structure = {
@@ -98,3 +108,38 @@ def kept_graph(output: Path, carrier: TorchCarrier, parts: Mapping[str, Any]) ->
         "version": _VERSION,
     }
     return KeptGraph(output, result_key("lowered", json_sha256(structure), **parts))
+
+
+def check_graph(carrier: Carrier, files: Sequence[Path], batch: Batch) -> None:
+    """Check that a graph gives the outputs of the module or file that it came from.
+
+    Args:
+        files: those that were read; the first is an ONNX file's own.
+
+    Raises:
+        ModelError: their outputs differ.
+        DataError: the module does not take the samples.
+    """
+    types = set[torch.dtype]()
+    if isinstance(carrier, TorchCarrier):
+        subject = f"module {type(carrier.module).__name__}"
+        expected = call(f"{subject} on the first samples", carrier.module_outputs, batch)
+        types = {parameter.dtype for parameter in carrier.module.parameters()}
+        remedy = (
+            "its forward depends on something that export froze: random numbers, "
+            "the batch size, or Python state; if it has changed since the last run in a way that "
+            "neither its code nor its attributes show, add --fresh"
+        )
+    elif isinstance(carrier, OnnxCarrier):
+        subject = f"model {str(files[0])!r}"
+        expected = list(file_runner(files[0], carrier.graph()).run(batch).values())
+        remedy = "report it with the file; until then, export it again with opset 21"
+    else:
+        return
+    # What the module's own type rounds away does not count.
+    least = min((db for dtype, db in _NARROW_DB.items() if dtype in types), default=_EXACT_DB)
+    for (name, ours), theirs in zip(carrier.runner().run(batch).items(), expected, strict=True):
+        same = ours.shape == theirs.shape
+        signal, error = signal_and_error([theirs], [ours]) if same else (0.0, 1.0)
+        if error > signal * 10 ** (-least / 10):
+            raise ModelError(subject, f"its graph returns other values for output {name!r}", remedy)

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from compressor.calibration.sources.user_functions import call
-from compressor.errors import CompressorError, ModelError, SpecError, located
+from compressor.errors import CompressorError, SpecError, located
 from compressor.files import file_sha256
 from compressor.graph.costs import cannot_run
 from compressor.models.checkpoint.carrier import open_checkpoint
@@ -20,11 +19,15 @@ from compressor.models.checkpoint.weight_files import weight_file_paths, weights
 from compressor.models.codec.headers import INDEX
 from compressor.models.onnx.carrier import OnnxCarrier, open_onnx
 from compressor.models.onnx.file import external_files
-from compressor.models.onnx.module import file_runner
 from compressor.models.torch.carrier import TorchCarrier, open_module
 from compressor.models.torch.lowering import OPSET
-from compressor.models.torch.matching import check_checkpoint
-from compressor.models.torch.program_module import open_program_module, program_module_digest
+from compressor.models.torch.matching import check_checkpoint, held_tensors
+from compressor.models.torch.program_module import (
+    content_digest,
+    open_program_module,
+    program_module_digest,
+    settings_digest,
+)
 from compressor.models.transformers.block_checkpoint import open_blocks
 from compressor.models.transformers.carrier import (
     auto_class_name,
@@ -33,8 +36,7 @@ from compressor.models.transformers.carrier import (
 )
 from compressor.models.transformers.networks import CONFIG
 from compressor.run.causal import check_lines
-from compressor.run.lowered import KeptGraph, kept_graph
-from compressor.run.noise.signals import signal_and_error
+from compressor.run.lowered import KeptGraph, check_graph, kept_graph
 from compressor.run.store import result_key
 from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
@@ -44,8 +46,6 @@ from compressor.spec.validate import SpecErrors, validate
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Batch, TensorSpec
 
-_EXACT_DB = 60.0  # that a graph reaches where both are computed in float32
-_NARROW_DB = {torch.float16: 48.0, torch.bfloat16: 30.0}  # each layer rounds to 11 or 8 bits
 _FORMATS = {".onnx": "onnx", ".safetensors": "safetensors"}
 
 
@@ -118,37 +118,14 @@ class OpenedModel:
             ModelError: their outputs differ.
             DataError: the module does not take the samples.
         """
-        if isinstance(self.carrier, TorchCarrier):
-            subject = f"module {type(self.carrier.module).__name__}"
-            expected = call(f"{subject} on the first samples", self.carrier.module_outputs, batch)
-            remedy = (
-                "its forward depends on something that export froze: random numbers, "
-                "the batch size, or Python state"
-            )
-        elif isinstance(self.carrier, OnnxCarrier):
-            subject = f"model {str(self.files[0])!r}"
-            expected = list(file_runner(self.files[0], self.carrier.graph()).run(batch).values())
-            remedy = "report it with the file; until then, export it again with opset 21"
-        else:
-            return
-        outputs, least = self.carrier.runner().run(batch), self._least_sqnr_db()
-        for (name, ours), theirs in zip(outputs.items(), expected, strict=True):
-            same = ours.shape == theirs.shape
-            signal, error = signal_and_error([theirs], [ours]) if same else (0.0, 1.0)
-            if error > signal * 10 ** (-least / 10):
-                raise ModelError(
-                    subject, f"its graph returns other values for output {name!r}", remedy
-                )
-
-    def _least_sqnr_db(self) -> float:
-        """Return how near a graph has to be, by what the module's own type rounds away."""
-        held = self.carrier.module.parameters() if isinstance(self.carrier, TorchCarrier) else ()
-        types = {parameter.dtype for parameter in held}
-        return min((db for dtype, db in _NARROW_DB.items() if dtype in types), default=_EXACT_DB)
+        check_graph(self.carrier, self.files, batch)
 
 
-def open_model(spec: Spec) -> OpenedModel:
+def open_model(spec: Spec, *, fresh: bool = False) -> OpenedModel:
     """Open the structure of a spec's model and compare it with the checkpoint's header.
+
+    Args:
+        fresh: lower a module anew, even if its graph was kept.
 
     Raises:
         SpecError: a path is missing, or the factory does not work.
@@ -158,7 +135,7 @@ def open_model(spec: Spec) -> OpenedModel:
         return _open_onnx(spec, spec.onnx)
     if spec.model.factory is None:
         return _open_checkpoint(spec)
-    return _open_torch(spec, spec.model.factory)
+    return _open_torch(spec, spec.model.factory, fresh=fresh)
 
 
 def _open_checkpoint(spec: Spec) -> OpenedModel:
@@ -166,12 +143,19 @@ def _open_checkpoint(spec: Spec) -> OpenedModel:
     where = spec.where("model", "checkpoint")
     with located(where):
         carrier = open_checkpoint(spec.checkpoint)
-        if spec.data and carrier.folder is not None:
+        by_block = bool(spec.data) and carrier.folder is not None
+        if by_block:
             carrier = open_blocks(spec.checkpoint)
     return OpenedModel(
         carrier,
         carrier.files,
-        lambda: result_key("checkpoint", "", files=[file_sha256(f) for f in carrier.files]),
+        lambda: result_key(
+            "checkpoint",
+            "",
+            files=[file_sha256(f) for f in carrier.files],
+            config=dict(carrier.config),
+            code=library_version() if by_block else None,
+        ),
         spec.checkpoint,
         where,
         carrier.digest,
@@ -208,12 +192,12 @@ def _open_onnx(spec: Spec, path: Path) -> OpenedModel:
     )
 
 
-def _open_torch(spec: Spec, factory: str) -> OpenedModel:
+def _open_torch(spec: Spec, factory: str, *, fresh: bool) -> OpenedModel:
     where = spec.where("model", "factory")
     auto_class = auto_class_name(factory)
     if auto_class is not None:
         try:
-            return _open_pretrained(spec, auto_class)
+            return _open_pretrained(spec, auto_class, fresh=fresh)
         except CompressorError as error:
             key = error.subject if error.subject.startswith("model.") else "model.checkpoint"
             raise error.at(spec.where(*key.split("."))) from error.__cause__
@@ -230,9 +214,12 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
             return _open_program_module(spec, function)
         torch.manual_seed(spec.seed)
         carrier = open_module(function, spec.model.config, spec.inputs, "model.factory")
+    # A factory may read settings, or weights, from where only it knows.
+    settings = settings_digest(carrier.module)
+    own = content_digest(held_tensors(carrier.module)) if spec.checkpoint is None else None
     made = {"factory": factory, "config": dict(spec.model.config), "code": code_digest(function)}
-    graph = kept_graph(spec.output, carrier, {**made, "seed": spec.seed})
-    carrier = graph.used_by(carrier)
+    graph = kept_graph(spec.output, carrier, {**made, "seed": spec.seed, "settings": settings})
+    carrier = carrier if fresh else graph.used_by(carrier)
     files: tuple[Path, ...] = ()
     where = spec.where("model", "checkpoint")
     if spec.checkpoint is not None:
@@ -241,7 +228,7 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
             check_checkpoint(carrier.module, spec.checkpoint)
 
     def digest() -> str:
-        weights = None if spec.checkpoint is None else weights_digest(spec.checkpoint)
+        weights = own if spec.checkpoint is None else weights_digest(spec.checkpoint)
         return result_key(
             "torch",
             "",
@@ -249,6 +236,7 @@ def _open_torch(spec: Spec, factory: str) -> OpenedModel:
             config=dict(spec.model.config),
             code=code_digest(function),
             weights=weights,
+            settings=settings,
             seed=spec.seed,
             inputs=[str(i) for i in spec.inputs],
         )
@@ -271,7 +259,7 @@ def _open_program_module(spec: Spec, module: torch.nn.Module) -> OpenedModel:
     return OpenedModel(carrier, (), digest)
 
 
-def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
+def _open_pretrained(spec: Spec, auto_class: str, *, fresh: bool) -> OpenedModel:
     directory = spec.checkpoint
     if directory is None:
         raise SpecError(
@@ -292,7 +280,7 @@ def _open_pretrained(spec: Spec, auto_class: str) -> OpenedModel:
     config = {"changes": dict(spec.model.config), "file": file_sha256(directory / CONFIG)}
     made = {"factory": auto_class, "config": config, "code": library_version()}
     graph = kept_graph(spec.output, carrier, made)
-    carrier = graph.used_by(carrier)
+    carrier = carrier if fresh else graph.used_by(carrier)
 
     def digest() -> str:
         return result_key(

@@ -10,19 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from compressor.calibration.collect import collect_statistics
 from compressor.errors import CompressorError
-from compressor.graph.codebooks import codebook_of
-from compressor.graph.costs import layer_bytes, model_bytes
+from compressor.graph.costs import model_bytes
 from compressor.models.resident_memory import return_freed_memory
 from compressor.run.blocks.blockwise import block_run
 from compressor.run.blocks.streamed import apply_streamed
 from compressor.run.evaluate import RunSamples, layer_signals
 from compressor.run.noise.histograms import layer_histograms
 from compressor.run.noise.references import Reference, save_reference
+from compressor.run.pass_layers import layer_entries
 from compressor.run.plan import PassPlan
 from compressor.run.store import compute_versions, result_key
 from compressor.run.training import References, begin, end, make_training, training_parts
@@ -30,10 +29,8 @@ from compressor.run.weight_pass import WeightPass
 from compressor.run.workspace import KeptNumbers, Workspace
 from compressor.types.carrier import Carrier
 from compressor.types.data import share
-from compressor.types.layers import Layer
 from compressor.types.passes import GraphPass, Outcome, Pass, PassContext, Survey, TrainPass
 from compressor.types.statistics import Request
-from compressor.types.tensors import Batch
 
 FUSE = "fuse"
 """The pass after which the model still is the float model."""
@@ -126,11 +123,52 @@ def pass_parts(workspace: Workspace, index: int, planned: PassPlan) -> dict[str,
         "options": declared.model_dump(mode="json", exclude=set(declared.neutral)),
         "data": None if calibration is None else calibration.digest,
         "batch": None if calibration is None else calibration.batch,
+        # Of the first sample, by which passes that read no data count work.
+        "shapes": {} if planned.reads_data else dict(plan.context.shapes),
+        "metric": plan.context.metric if declared.by_metric else None,
         "seed": plan.spec.seed,
         "targets": sorted(plan.context.targets),
         **References(workspace, index).parts(),
         **(training_parts(workspace) if planned.trains else {}),
     }
+
+
+def on_own_samples(workspace: Workspace, steps: Sequence[Step]) -> list[Step]:
+    """Return steps whose layers are compared on the samples of this run.
+
+    A pass has the same result whatever the evaluation data are, so what the store has of its layers
+    may have been seen on others.
+    """
+    own, found = workspace.looked_at_digest, list[Step]()
+    carrier = workspace.plan.model.carrier
+    for declared, step in zip(workspace.plan.spec.passes, steps, strict=True):
+        before = declared.adapted(carrier, workspace.plan.context)
+        carrier, result = step.carrier, step.result
+        if workspace.runs and result.get("looked_at") != own:
+            key = result_key("layers", step.key, data=own, baseline=workspace.source_key)
+            measured = workspace.store.read(key) or _measured(workspace, step, before, key)
+            step = replace(step, result={**result, **measured})
+        found.append(step)
+    return found
+
+
+def _measured(workspace: Workspace, step: Step, before: Carrier, key: str) -> Mapping[str, Any]:
+    """Compare layers after a pass on this run's samples; of what else is told, nothing changes."""
+    batches = workspace.looked_at(_SIGNAL_SAMPLES)
+    reference = workspace.baseline if step.reference is None else step.reference.carrier
+    with (
+        workspace.progress.stage("compare layers with the float model's"),
+        workspace.store.write(key) as (_, result),
+    ):
+        signals = layer_signals(step.carrier, reference, batches)
+        rows = step.result["layers"]
+        layers = [{**row, "sqnr_db": signals.get(row["name"])} for row in rows]
+        scaled, histograms = step.result["reference"], list[dict[str, Any]]()
+        if scaled is None or scaled["given"]:  # else the model before, scaled alike, is gone
+            before = before if scaled is None else reference
+            histograms = layer_histograms(before, step.carrier, batches, layers)
+        result.update(layers=layers, histograms=histograms)
+    return {"layers": layers, "histograms": histograms}
 
 
 def _step(workspace: Workspace, task: _Task) -> Step:
@@ -143,7 +181,7 @@ def _step(workspace: Workspace, task: _Task) -> Step:
         result = {
             "seconds": time.perf_counter() - start,
             "bytes": model_bytes(outcome.carrier),
-            "layers": _layers(workspace, outcome, outcome.carrier, None, task.carrier),
+            "layers": layer_entries(workspace, outcome, outcome.carrier, None, task.carrier),
             "notes": list(dict.fromkeys([*survey.notes, *outcome.notes, *_weight_notes(outcome)])),
         }
         return Step(task.declared.name, task.key, outcome.carrier, result, cached=False)
@@ -194,11 +232,12 @@ def _compute(workspace: Workspace, task: _Task) -> None:
         batches = workspace.looked_at(_SIGNAL_SAMPLES)
         made, before, reference = _scaled(workspace, task, outcome, folder / _REFERENCE)
         with workspace.progress.stage("compare layers with the float model's"):
-            layers = _layers(workspace, outcome, restored, batches, reference)
+            layers = layer_entries(workspace, outcome, restored, batches, reference)
             histograms = layer_histograms(before, restored, batches, layers)
         result.update(
             seconds=seconds,
             bytes=model_bytes(restored),
+            looked_at=workspace.looked_at_digest,
             layers=layers,
             histograms=histograms,
             notes=list(dict.fromkeys([*survey.notes, *outcome.notes])),
@@ -311,66 +350,3 @@ def calibrate(
         statistics = collect_statistics(carrier, batches, requests, advance, ranks)
     return_freed_memory()
     return statistics
-
-
-def _layers(
-    workspace: Workspace,
-    outcome: Outcome,
-    after: Carrier,
-    batches: Sequence[Batch] | None,
-    reference: Carrier,
-) -> list[dict[str, Any]]:
-    """Describe every layer after a pass: scheme, sparsity, weight and output SQNR.
-
-    Args:
-        batches: what both models are run on, if they can be run.
-        reference: what outputs are compared with.
-    """
-    done = {layer.name: layer for layer in outcome.layers}
-    signals: Mapping[str, float | None] = {}
-    if batches is not None:
-        signals = layer_signals(after, reference, batches)
-    sizes, old_sizes = layer_bytes(after), layer_bytes(workspace.plan.model.carrier)
-    rows: list[dict[str, Any]] = []
-    for layer in after.layers():
-        done_here = done.get(layer.name)
-        rows.append(
-            {
-                "name": layer.name,
-                "kind": layer.kind,
-                "shape": list(layer.shape),
-                "scheme": done_here.scheme if done_here else str(np.dtype(layer.dtype).name),
-                # To count the zeros of a streamed model is to read all of it.
-                "sparsity": None if batches is None else _sparsity(after, layer),
-                "sqnr_db": signals.get(layer.name),
-                "weight_sqnr_db": done_here.weight_sqnr_db if done_here else None,
-                "details": dict(done_here.details) if done_here else {},
-                "bytes_before": old_sizes.get(layer.name),
-                "bytes": sizes[layer.name],
-            }
-        )
-        if layer.name not in old_sizes:
-            rows[-1]["bytes_before_reason"] = "the float model has no such layer"
-    return rows
-
-
-def _sparsity(carrier: Carrier, layer: Layer) -> float:
-    weight = carrier.weight(layer)
-    stored = carrier.graph().graph.initializers.get(layer.weight)
-    book = None if stored is None else codebook_of(stored)
-    if book is not None:
-        zeros = int((weight == torch.from_numpy(book.zero_codes())).sum())
-        return 100.0 * zeros / max(weight.numel(), 1)
-    if weight.is_floating_point() and weight.itemsize == 1:
-        weight = weight.to(torch.float32)  # nothing is counted in 8-bit floats
-    zeros = weight.numel() - int(torch.count_nonzero(weight))
-    return 100.0 * zeros / max(weight.numel(), 1)
-
-
-def weakest_layer(layers: list[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the layer after which the signal is worst, or ``None`` if none lost anything."""
-    lossy = [layer for layer in layers if layer["sqnr_db"] is not None]
-    if not lossy:
-        return None
-    worst = min(lossy, key=lambda layer: float(layer["sqnr_db"]))
-    return {"name": worst["name"], "sqnr_db": worst["sqnr_db"]}

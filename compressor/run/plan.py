@@ -118,19 +118,19 @@ class Plan:
 
 
 @without_collector()
-def make_plan(spec: Spec, like: Plan | None = None) -> Plan:
+def make_plan(spec: Spec, like: Plan | None = None, *, fresh: bool = False) -> Plan:
     """Check a spec against its model and data, and predict what a run will do.
 
     Reads headers, one sample of each data source, and the model's structure.
 
     Args:
-        like: the plan of a spec with the same model and data, which are not opened again; nor are
-            the same first passes planned again.
+        like: the plan of a spec with the same model, data and first passes, which are taken over.
+        fresh: nothing that an earlier command has kept is used.
 
     Raises:
         CompressorError: anything that would make the run fail, as far as it can be known.
     """
-    model = open_model(spec) if like is None else like.model
+    model = open_model(spec, fresh=fresh) if like is None else like.model
     carrier = model.carrier
     if Capability.GRAPH in carrier.offers:
         with located(spec.where("model", "inputs")):

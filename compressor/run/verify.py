@@ -208,7 +208,7 @@ def compared_and_timed(
         batches=_batches(workspace),
         machine=machine(),
         threads=_THREADS,
-        data=None if workspace.evaluation is None else workspace.evaluation.digest,
+        data=workspace.looked_at_digest,
         version=_COMPARED,
     )
     earlier: dict[str, Any] | None = workspace.store.read(stored_key)
@@ -340,13 +340,15 @@ def float_memory(workspace: Workspace) -> dict[str, Any]:
 
 def _measured_memory(workspace: Workspace, model_key: str, model: ArtifactFile) -> dict[str, Any]:
     """Start a model several times, unless the store has the result of that."""
-    key = result_key("memory", model_key, machine=machine())
+    sample = workspace.sample(1)
+    shapes = {name: array.shape for name, array in sample.items()}
+    key = result_key("memory", model_key, machine=machine(), shapes=shapes)
     stored: dict[str, Any] | None = workspace.store.read(key)
     if stored is not None:
         return stored
     with workspace.progress.stage(f"memory of {model.name}") as advance:
         try:
-            (start,) = cold_starts([model], Machinery(), workspace.sample(1), _SECONDS, advance)
+            (start,) = cold_starts([model], Machinery(), sample, _SECONDS, advance)
         except ArtifactError as error:  # the run's own process has opened it, and goes on
             return _no_memory(f"in a process of its own it {error.problem}")
     if start["memory"] is None:

@@ -124,7 +124,7 @@ class Workspace:
         with self.progress.stage("load the model"):
             self.plan.model.load()
             self._loaded = True
-            key = result_key("lowering-check", self.source_key)
+            key = result_key("lowering-check", self.source_key, data=self.looked_at_digest)
             if self.runs and self.first and self.store.read(key) is None:
                 self.plan.model.check_lowering(self.sample(_CHECK_SAMPLES))
                 self.store.keep(key, {"ok": True})
@@ -204,19 +204,30 @@ class Workspace:
         fixed = fixed_batch(inputs)
         count = fixed or count
         names = [i.name for i in inputs]
-        for role in ("evaluation", "calibration", "training"):
-            if role in self.plan.data:
-                data = self.plan.data[role]
-                if data.feeds or (distinct and fixed is None):
-                    return [picked(batch, names) for batch in data.probes(count, self.baseline)]
-                batch = data.first(count)
-                repeat = -(-count // samples_in(batch))
-                return [{n: np.concatenate([batch[n]] * repeat)[:count] for n in names}]
+        data = self._probed
+        if data is not None:
+            if data.feeds or (distinct and fixed is None):
+                return [picked(batch, names) for batch in data.probes(count, self.baseline)]
+            batch = data.first(count)
+            repeat = -(-count // samples_in(batch))
+            return [{n: np.concatenate([batch[n]] * repeat)[:count] for n in names}]
         shapes = {
             i.name: [count if isinstance(d, str) else int(d or 1) for d in i.shape] for i in inputs
         }
         zeros = {i.name: np.zeros(shapes[i.name], dtype=i.dtype) for i in inputs}
         return [made_batch(inputs, zeros)]
+
+    @property
+    def looked_at_digest(self) -> str:
+        """The digest of the data that :meth:`probes` takes samples of; empty if there are none."""
+        data = self._probed
+        return "" if data is None else data.digest
+
+    @property
+    def _probed(self) -> Data | None:
+        data = self.plan.data
+        roles = ("evaluation", "calibration", "training")
+        return next((data[role] for role in roles if role in data), None)
 
     def looked_at(self, most: int) -> list[Batch]:
         """Return samples for measuring the noise of layers, as :meth:`probes` does.
@@ -244,7 +255,9 @@ class Workspace:
             self._alike.get(key, key),
             baseline=self.source_key,
             data=data.digest,
+            batch=data.batch,  # a transform may draw, and a model scale, batch by batch
             metric=metric.name,
+            higher_is_better=metric.higher_is_better,
             code=metric_code(metric),
             version=_EVALUATION,
         )

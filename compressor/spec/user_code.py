@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import importlib.util
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from compressor.errors import DataError, SpecError, suggestion
+
+# Passes have versions of their own; those of Python are part of all keys.
+_OURS = frozenset({"compressor", *sys.stdlib_module_names})
 
 HELD = "in-memory"
 """What stands for a package in references to objects of a Python program."""
@@ -103,9 +109,8 @@ def load_symbol(reference: str, key: str) -> Callable[..., Any]:
 def code_digest(function: Callable[..., Any]) -> str:
     """Hash the source of the function's module and of all of the user's modules that it needs.
 
-    These are the modules that it imports, and those that they import, if they lie in the same
-    folder or below; and whatever was imported from the same top-level package. Installed
-    libraries do not count: their versions are part of the store's keys elsewhere.
+    These are the modules that it imports, and those that they import, wherever they lie; and
+    whatever was imported from the same top-level package. Installed libraries count by version.
     """
     module_name = getattr(function, "__module__", "") or ""
     digest = hashlib.sha256(f"{module_name}:{getattr(function, '__qualname__', '')}".encode())
@@ -139,7 +144,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 def _pieces(value: Any, seen: list[int]) -> Iterator[bytes]:
     """Yield what a function computes with: its code, and the values and functions that it holds.
 
-    For what nothing is known of, the piece is random: then no result is reused.
+    Of other objects it is what a copy would be made of, or else random: then no result is reused.
     """
     if isinstance(value, _PLAIN):
         yield repr(value).encode()
@@ -164,44 +169,78 @@ def _pieces(value: Any, seen: list[int]) -> Iterator[bytes]:
             yield from _pieces(value.__code__, seen)
             cells = [cell.cell_contents for cell in value.__closure__ or ()]
             yield from _pieces((value.__defaults__, value.__kwdefaults__, cells), seen)
-            used = {n: value.__globals__.get(n) for n in value.__code__.co_names}
-            yield from _pieces({n: v for n, v in used.items() if isinstance(v, _TOLD)}, seen)
+            outside = value.__globals__
+            used = {n: outside[n] for n in value.__code__.co_names if n in outside}
+            yield from _pieces(used, seen)
     elif isinstance(value, MethodType):
         yield from _pieces((value.__func__, value.__self__), seen)
     elif isinstance(value, partial):
         yield from _pieces((value.func, value.args, value.keywords), seen)
-    else:
-        yield os.urandom(16)
-
-
-_TOLD = (*_PLAIN, tuple, list, dict, FunctionType, partial)  # of what stands outside of it
+    elif id(value) not in seen:  # an array, a scaler, or whatever else stands outside
+        seen.append(id(value))
+        yield from _pieces(type(value), seen)
+        try:
+            yield pickle.dumps(value)
+        except Exception:  # noqa: BLE001  # the object's own code runs
+            yield os.urandom(16)
 
 
 def _needed_sources(module_name: str) -> dict[str, bytes]:
-    """Return name and source of the modules that a module of the user's needs, itself included."""
+    """Return name and source of the modules that a module of the user's needs, itself included.
+
+    Of what is installed, the version stands in the place of sources.
+    """
     root = module_name.partition(".")[0]
-    folder = _folder_of(sys.modules.get(root))
-    if folder is None:
-        return {}
+    own = _folder_of(sys.modules.get(root))
+    if own is None:
+        return {root: _version_of(root)} if root not in ("", "__main__") else {}
     waiting = [n for n in sys.modules if n == root or n.startswith(root + ".")]
     sources: dict[str, bytes] = {}
     seen: set[str] = set()
-    folders: dict[str, bool] = {}
+    folders: dict[str, dict[str, bool]] = {}
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        root = name.partition(".")[0]
+        if name in seen or root in _OURS:
             continue
         seen.add(name)
-        for path in _files_of(folder, name, folders):
+        module = _found(root)
+        folder = own if module is None else _folder_of(module)
+        if folder is None:
+            sources.setdefault(root, _version_of(root))
+            continue
+        for path in _files_of(folder, name, folders.setdefault(root, {})):
             dotted = ".".join(path.relative_to(folder).with_suffix("").parts)
             sources[dotted] = path.read_bytes()
             waiting += _imports(sources[dotted], dotted)
     return sources
 
 
-def _folder_of(module: ModuleType | None) -> Path | None:
+def _found(root: str) -> object:
+    """Return a top-level module, or what tells where it would be imported from."""
+    if root in sys.modules:
+        return sys.modules[root]
+    try:
+        return importlib.util.find_spec(root)
+    except (ImportError, ValueError):
+        return None
+
+
+@cache
+def _version_of(root: str) -> bytes:
+    """Return the version of the library that a top-level module belongs to; empty without one."""
+    try:
+        return version(root).encode()
+    except PackageNotFoundError:
+        holders = sorted(packages_distributions().get(root, ()))
+        return " ".join(version(holder) for holder in holders).encode()
+
+
+def _folder_of(module: object) -> Path | None:
     """Return the folder that a top-level module is imported from, unless it is installed there."""
-    places = [p for p in (getattr(module, "__file__", None), *getattr(module, "__path__", ())) if p]
+    paths = getattr(module, "__path__", None) or getattr(module, "submodule_search_locations", None)
+    file = getattr(module, "__file__", None) or getattr(module, "origin", None)
+    places = [p for p in (file, *(paths or ())) if p and p not in ("built-in", "frozen")]
     if not places:
         return None
     place = Path(places[0])

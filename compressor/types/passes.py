@@ -247,6 +247,11 @@ class Pass(Options, ABC):
         """
         return {}
 
+    @property
+    def by_metric(self) -> bool:
+        """Whether the result depends on which metric there is; that of training always does."""
+        return False
+
     def adapted(self, carrier: Carrier, context: PassContext) -> Carrier:
         """Return the model in the form that the pass works on; by default, unchanged.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -287,15 +288,29 @@ class TransformedSource:
             ) from raised
 
     def digest(self) -> str:
-        """Return a SHA-256 of the source's digest, the seed, and the file that has the function.
+        """Return a SHA-256 of the source's digest, seed, the function's file, and a first sample.
 
-        Files that it imports are not included: change the seed, or run afresh, after editing them.
+        The sample shows what the function reads elsewhere, such as a file of means. It does not
+        count where it differs each time.
         """
         parts = [self.source.digest().encode(), self.name.encode(), str(self.seed).encode()]
         code = _source_file(self.transform)
         if code is not None:
             parts.append(hashlib.sha256(code.read_bytes()).digest())
+        for batch in self.source.batches(1, 1):
+            once, again = (
+                _content(self.transformed(deepcopy(batch), (self.seed, 0))) for _ in range(2)
+            )
+            parts += [once] if once == again else []
         return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _content(batch: Batch) -> bytes:
+    digest = hashlib.sha256()
+    for name, array in sorted(batch.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()
 
 
 def wants_rng(function: Callable[..., object]) -> bool:

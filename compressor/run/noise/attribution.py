@@ -124,7 +124,9 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
         step.key,
         baseline=workspace.source_key if reference is None else reference.key,
         data={role: data.digest for role, data in workspace.plan.data.items()},
-        metric=None if metric is None else [metric.name, metric_code(metric)],
+        metric=None
+        if metric is None
+        else [metric.name, metric_code(metric), metric.higher_is_better],
         version=_VERSION,
     )
     stored = workspace.store.read(key)

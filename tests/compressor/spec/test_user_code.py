@@ -4,13 +4,18 @@ import ast
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from copy import copy
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import numpy as np
 import pytest
 
 from compressor.errors import SpecError
+from compressor.spec import user_code
 from compressor.spec.user_code import code_digest, importable, load_symbol, reference_to
 
 FILES = {
@@ -169,10 +174,30 @@ def test_modules_that_import_each_other(folder: Path):
     assert code_digest(load(folder))
 
 
-def test_installed_libraries_do_not_count():
-    import numpy
+def test_modules_in_other_folders_count(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    """As of a repository that is installed in place, or on PYTHONPATH."""
+    other = folder / "elsewhere" / "uc_library"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("")
+    (other / "nets.py").write_text("from .deeper import x\n")
+    (other / "deeper.py").write_text("x = 1\n")
+    (folder / "uc_model.py").write_text("from uc_library.nets import x\n\ndef build(): pass\n")
+    monkeypatch.syspath_prepend(other.parent)
+    before = code_digest(load(folder))
+    assert code_digest(load(folder)) == before
+    (other / "deeper.py").write_text("x = 2\n")
+    assert code_digest(load(folder)) != before
 
-    assert code_digest(numpy.load) != code_digest(numpy.save)
+
+def test_installed_libraries_count_by_their_version(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    assert code_digest(np.load) != code_digest(np.save)
+    (folder / "uc_model.py").write_text("import yaml\nimport numpy\n\ndef build(): pass\n")
+    function = load(folder)
+    before = {f: code_digest(f) for f in (function, np.load)}
+    monkeypatch.setattr(user_code, "version", lambda _: "99")
+    user_code._version_of.cache_clear()
+    assert all(code_digest(f) != digest for f, digest in before.items())
+    user_code._version_of.cache_clear()
 
 
 def test_a_function_without_a_file_is_told_by_its_code_and_what_it_holds():
@@ -186,7 +211,19 @@ def test_a_function_without_a_file_is_told_by_its_code_and_what_it_holds():
     assert code_digest(partial(made, 1.0)) == code_digest(partial(made, 1.0))
     assert code_digest(partial(made, 1.0)) != code_digest(partial(made, 2.0))
     # Of some objects nothing is known: then no result is taken for that of another.
-    assert code_digest(made(1.0, object())) != code_digest(made(1.0, object()))
+    assert code_digest(made(1.0, Lock())) != code_digest(made(1.0, Lock()))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(np.zeros(3), np.ones(3)), (Fraction(1, 2), Fraction(1, 3)), (int, str)]
+)
+def test_what_a_function_of_a_notebook_finds_outside_counts(first: object, second: object):
+    def digest(value: object) -> str:
+        notebook: dict[str, Any] = {"__name__": "notebook", "MEAN": value}
+        exec("def centred(batch): return batch - MEAN", notebook)
+        return code_digest(notebook["centred"])
+
+    assert digest(first) == digest(copy(first)) != digest(second)
 
 
 def test_files_of_a_large_repository_are_parsed_once(folder: Path, monkeypatch):

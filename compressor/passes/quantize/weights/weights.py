@@ -181,6 +181,11 @@ class QuantizeWeights(WeightPass):
         return self.method in ("gptq", "awq", "reconstruct") or self._sees_inputs
 
     @property
+    def by_metric(self) -> bool:
+        """Whether the metric decides what is trained for: of scores, the divergence."""
+        return self.method == "reconstruct"
+
+    @property
     def in_blocks(self) -> bool:
         """Whether each block's inputs have to be seen."""
         return self.by_block
