@@ -79,6 +79,20 @@ class Measure(Protocol):
         """Whether the target is the float model's output instead of a label."""
         ...
 
+    @property
+    def code(self) -> Callable[..., Any] | None:
+        """The user's own function behind it."""
+        ...
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether tokens that the attention mask leaves out do not count."""
+        ...
+
+    def sampled(self, outputs: Batch, samples: int) -> Batch:
+        """Return the outputs that it is about, with an axis of samples."""
+        ...
+
     def per_sample(self, outputs: Batch, target: Any, samples: int) -> Array:
         """Return one value a sample, float64 ``[samples]``."""
         ...

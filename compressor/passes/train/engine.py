@@ -36,6 +36,7 @@ from compressor.passes.train.watch import (
     divergence,
     last_losses,
 )
+from compressor.run.metrics.judged import judged_outputs
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, answers
 from compressor.types.training import Advance, Handed, TrainingStep
@@ -307,10 +308,14 @@ class _Loop:
                 (each.double().cpu().numpy() for each in terms.values()), np.zeros(len(micro.rows))
             )
         arrays = {name: outputs[name].float().cpu().numpy() for name in self._job.outputs}
-        right = answers(micro.tensors, target)
-        several = isinstance(right, dict)
-        labels = {n: t.cpu().numpy() for n, t in right.items()} if several else right.cpu().numpy()
-        return self._metric.per_sample(arrays, labels, len(micro.rows))
+        given = {n: t.cpu() for n, t in micro.tensors.items()}
+        batch = {n: (t.float() if t.is_floating_point() else t).numpy() for n, t in given.items()}
+        judged = judged_outputs(batch, arrays, self._metric)
+        right = answers(given, target)
+        labels = (
+            {n: t.numpy() for n, t in right.items()} if isinstance(right, dict) else right.numpy()
+        )
+        return self._metric.per_sample(judged, labels, len(micro.rows))
 
     def _shown(self) -> str:
         text = f"loss {self._losses[-1]:.4g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,13 @@ from compressor.graph.output_parts import (
     named_parts,
     output_parts,
 )
-from compressor.run.data import Data
 from compressor.run.metrics.metrics import COSINE, MSE, Metric
 from compressor.types.carrier import Capability, Carrier
 from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
+from compressor.types.training import Measure
+
+if TYPE_CHECKING:
+    from compressor.run.data import Data
 
 _NARROW = "at passes that narrow the range (cast to fp16)"
 
@@ -47,7 +50,7 @@ def compared_parts(carrier: Carrier, data: Data) -> OutputParts:
     return tuple(cuts if counts else () for cuts, counts in zip(parts, counted, strict=True))
 
 
-def judged_outputs(batch: Batch, outputs: Batch, metric: Metric) -> Batch:
+def judged_outputs(batch: Batch, outputs: Batch, metric: Measure) -> Batch:
     """Return the outputs that a metric judges, with samples as first axis.
 
     The user's own metric gets all outputs; of a feed, as the model gives them. For a metric of

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tests.compressor.tiny_project import Project, torch_project
+from tests.compressor.tiny_project import Project, sample_images, torch_project
 from tests.paths import ROOT
 
 # A loss that ends its process once, at the call that the environment names.
@@ -93,3 +94,37 @@ def test_a_killed_training_resumes_to_the_same_bytes(
     assert not list(broken.store.glob("training-*"))
     assert broken.artifacts() == unbroken
     assert broken.run().cached
+
+
+PIXELS = """
+import torch
+from torch import nn
+
+
+class Pixels(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.conv = nn.Conv2d(1, classes, 3, padding=1)
+
+    def forward(self, image):
+        return self.conv(image)
+
+
+def build(classes=8):
+    return Pixels(classes)
+"""
+
+
+@pytest.mark.parametrize("classes", [3, 8])  # of 8 classes, there are as many as columns
+def test_held_out_pixels_are_judged_by_their_classes(tmp_path: Path, classes: int) -> None:
+    found = project(tmp_path, validation=0.25, **{"learning-rate": 1e-12})
+    (tmp_path / "tiny_net.py").write_text(PIXELS)
+    torch.manual_seed(5)
+    conv = torch.nn.Conv2d(1, classes, 3, padding=1)
+    torch.save({f"conv.{n}": t for n, t in conv.state_dict().items()}, tmp_path / "tiny.pt")
+    found.spec["model"]["config"] = {"classes": classes}
+    images = sample_images(0)
+    labels = conv(torch.from_numpy(images)).argmax(1).numpy()
+    np.savez(tmp_path / "test.npz", image=images, label=labels)
+    (entry,) = found.run().report["passes"]
+    assert any(note.startswith("held-out accuracy: 100 after") for note in entry["notes"])
