@@ -16,6 +16,7 @@ from torch import nn
 from compressor import catalog
 from compressor.calibration.sources.iterables import TARGETS, as_array, first_item, parts, reader
 from compressor.errors import SpecError
+from compressor.run.metrics.metrics import Metric
 from compressor.spec.keys import LimitKeys, MetricKeys, ModelKeys
 from compressor.spec.load import FACTORY, check_spec, load_spec
 from compressor.spec.load import Spec as CheckedSpec
@@ -123,6 +124,8 @@ class _Writer:
         """Return dictionaries, lists and scalars."""
         if isinstance(value, Options):
             value = _keys(value)
+        if isinstance(value, Metric):
+            value = _known("metric", value.name, value)
         if path == ("model",) and isinstance(value, str | os.PathLike):
             value = {"onnx" if Path(value).suffix == ".onnx" else "checkpoint": value}
         if path[:1] == ("data",) and len(path) == 2 and not is_section(value):
@@ -144,7 +147,20 @@ class _Writer:
         return value if isinstance(value, _SCALARS) else self._reference(value, path)
 
     def _reference(self, value: Any, path: KeyPath) -> str:
-        """Return the import path of an object, or a reference that stands for it."""
+        """Return the import path of an object, or a reference that stands for it.
+
+        Raises:
+            SpecError: what reads this place takes no object.
+        """
+        data = path[:1] == ("data",) and path[2:] == (FACTORY,)
+        # The keywords of a factory would reach it as references.
+        keywords = "config" in path[:-1]
+        if keywords or not (data or callable(value)):
+            raise SpecError(
+                dotted(path),
+                f"is an object of {type(value).__name__}",
+                "give plain values as a file has them" + ("" if keywords else ", or a function"),
+            )
         if callable(value) and not isinstance(value, nn.Module):
             imported = reference_to(value)
             if imported is not None:
@@ -169,23 +185,26 @@ def _keys(options: Options) -> dict[str, Any]:
         if name in options.model_fields_set
     }
     if isinstance(options, Pass):
-        return {"pass": _known("pass", options.name), **given}
+        return {"pass": _known("pass", options.name, type(options)), **given}
     if isinstance(options, Exporter):
-        return {"format": _known("exporter", options.format), **given}
+        return {"format": _known("exporter", options.format, type(options)), **given}
     return given
 
 
-def _known(kind: catalog.Kind, name: str) -> str:
-    """Return the name of a pass or exporter if a spec can refer to it.
+def _known(kind: catalog.Kind, name: str, given: type | Metric) -> str:
+    """Return the name of a pass, an exporter or a metric if a spec finds it by that name.
 
     Raises:
-        SpecError: there is no such name.
+        SpecError: there is no such name, or it is that of another one.
     """
-    if name not in catalog.names(kind):
+    found = catalog.load(kind, name) if name in catalog.names(kind) else None
+    if found != given:
         raise SpecError(
             f"{kind} {name!r}",
-            "has no entry point, by which a spec finds it",
-            f"name its class under {catalog.GROUPS[kind]} in its package, and install that",
+            "is not what a spec finds by that name"
+            if found
+            else "has no entry point, by which a spec finds it",
+            f"name it under {catalog.GROUPS[kind]} in its package, and install that",
         )
     return name
 

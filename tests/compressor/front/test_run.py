@@ -7,6 +7,7 @@ import html
 import json
 import re
 from contextlib import chdir
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from compressor.files import file_sha256
 from compressor.front.spec import checked
 from compressor.lab.verify.verify import verify
 from compressor.passes import Fuse, PruneStructured, QuantizeStatic
+from compressor.run.metrics.class_metrics import ACCURACY
+from compressor.run.metrics.metrics import Metric
 from compressor.spec.keys import LimitKeys, ModelKeys
 from tests.compressor.tiny_project import ONNX, REPORTS, Project, onnx_project, sample_images
 from tests.paths import ROOT
@@ -118,6 +121,36 @@ def test_errors_are_the_librarys(project: Project):
         compressor.run({**project.spec, "passes": [{"pass": "fuze"}]})
     with pytest.raises(SpecError, match=r"spec 'absent\.yaml': does not exist"):
         compressor.run("absent.yaml")
+
+
+class Renamed(Fuse):
+    """Has the name of the pass that it is made of."""
+
+
+OWN_METRIC = Metric("own", np.subtract)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"metric": OWN_METRIC}, "metric 'own': has no entry point, by which a spec finds it"),
+        ({"metric": replace(ACCURACY, unit="")}, "'accuracy': is not what a spec finds by that"),
+        ({"passes": [Renamed()]}, "pass 'fuse': is not what a spec finds by that name"),
+        ({"metric": object()}, "metric: is an object of object; give plain values"),
+        ({"config": {"type": torch.float16}}, r"model\.config\.type: is an object of dtype"),
+        ({"config": {"act": nn.ReLU}}, r"model\.config\.act: is an object of type; give plain"),
+    ],
+)
+def test_objects_that_no_spec_can_name_are_refused(given: dict[str, Any], message: str):
+    model = {"factory": "torch.nn:Identity", "config": given.pop("config", {})}
+    with pytest.raises(SpecError, match=message):
+        checked(Spec(name="a", model=model, exports=[OnnxExporter()], **given))
+
+
+def test_a_metric_that_a_spec_can_name_stands_for_its_name():
+    model = {"factory": "torch.nn:Identity"}
+    spec = Spec(name="a", model=model, exports=[OnnxExporter()], metric=ACCURACY)
+    assert checked(spec).metric == "accuracy"
 
 
 def test_the_result_is_a_value(project: Project, result: RunResult):
