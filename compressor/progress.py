@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Advance(Protocol):
@@ -17,6 +17,7 @@ class Advance(Protocol):
         ...
 
 
+@runtime_checkable
 class Progress(Protocol):
     """What shows the stages of a run."""
 

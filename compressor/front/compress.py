@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.errors import SpecError
 from compressor.files import scratch
 from compressor.front.run import run
-from compressor.front.spec import Spec, checked, is_section
+from compressor.front.spec import MetricLike, ModelLike, Spec, checked, is_section
 from compressor.models.element_types import of_numpy
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.lowering import arguments
@@ -31,6 +31,7 @@ from compressor.run.plan import make_plan
 from compressor.run.store import Store, store_of
 from compressor.run.workspace import Workspace
 from compressor.spec.user_code import importable
+from compressor.types.arguments import check_arguments
 from compressor.types.carrier import Capability
 from compressor.types.passes import Pass
 
@@ -41,11 +42,11 @@ ONNX = {"format": "onnx", "target": "ort-cpu"}
 
 
 def quantize(
-    model: nn.Module | str | os.PathLike[str] | Mapping[str, Any],
+    model: ModelLike,
     data: Any = None,
     *,
     evaluate: Any = None,
-    metric: str | Callable[..., Any] | None = None,
+    metric: MetricLike | None = None,
     passes: Sequence[Pass | Mapping[str, Any]] | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> RunResult:
@@ -73,6 +74,7 @@ def quantize(
     Raises:
         CompressorError: the model or the data cannot be used.
     """
+    check_arguments(quantize, locals())
     usual = _DYNAMIC if data is None else _STATIC
     sources = {"calibration": first_samples(data), "evaluation": evaluate}
     spec = Spec(
@@ -130,6 +132,7 @@ def prune(
     Raises:
         CompressorError: the module or the data cannot be used, or nothing can be removed.
     """
+    check_arguments(prune, locals())
     usual = ({"pass": "prune-structured", "target": {"macs": macs}},)
     spec = Spec(
         name=model_name(module),

@@ -12,6 +12,7 @@ from compressor.report.result import RunResult
 from compressor.report.run import run_spec
 from compressor.run.options import DEFAULTS, RunOptions
 from compressor.spec.user_code import importable
+from compressor.types.arguments import check_arguments
 
 
 def run(
@@ -41,7 +42,9 @@ def run(
         The report and the artifacts. A failed limit is a verdict, not an error.
 
     Raises:
+        SpecError: the spec, a setting or the type of an argument is wrong.
         CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
+    check_arguments(run, locals())
     with random_numbers_kept(), importable([Path.cwd()]):
         return run_spec(checked(spec, settings), options, progress or SILENT)

@@ -22,10 +22,13 @@ from compressor.spec.load import FACTORY, check_spec, load_spec
 from compressor.spec.load import Spec as CheckedSpec
 from compressor.spec.source_text import Document, KeyPath, dotted, override
 from compressor.spec.user_code import HELD, reference_to
+from compressor.types.arguments import check_arguments
 from compressor.types.exporter import Exporter
 from compressor.types.options import Options
 from compressor.types.passes import Pass
 
+ModelLike: TypeAlias = ModelKeys | Mapping[str, Any] | nn.Module | str | os.PathLike[str]
+MetricLike: TypeAlias = str | MetricKeys | Metric | Mapping[str, Any] | Callable[..., Any]
 PLACE = Path("spec in Python")  # in messages; its folder is the base of relative paths
 
 
@@ -62,14 +65,18 @@ class Spec:
     """
 
     name: str
-    model: ModelKeys | Mapping[str, Any] | nn.Module | str | os.PathLike[str]
+    model: ModelLike
     exports: Sequence[Exporter | Mapping[str, Any]]
     passes: Sequence[Pass | Mapping[str, Any]] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
-    metric: str | MetricKeys | Mapping[str, Any] | Callable[..., Any] | None = None
+    metric: MetricLike | None = None
     limits: LimitKeys | Mapping[str, Any] | None = None
     seed: int = 0
     output: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values of other types; what is in them is checked with the whole spec."""
+        check_arguments(Spec, vars(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of a file with this spec, without keys at their defaults.
@@ -132,7 +139,7 @@ class _Writer:
             value = {FACTORY: value}
         if isinstance(value, nn.Module) and path[-1:] != (FACTORY,):
             value = {FACTORY: value}
-        if path[:1] == ("data",) and path[2:] == (FACTORY,) and not isinstance(value, str):
+        if path[:1] == ("data",) and path[2:] == (FACTORY,) and not _is_reference(value):
             # An iterator can be read once, and data are read several times.
             once = isinstance(value, Iterator)
             return self._reference(list(reader(value, dotted(path[:2]))()) if once else value, path)
@@ -168,6 +175,11 @@ class _Writer:
         reference = f"{HELD}:{dotted(path)}"
         self.objects[reference] = value
         return reference
+
+
+def _is_reference(value: Any) -> bool:
+    """Whether data are given as a function's import path, which has a colon."""
+    return isinstance(value, str) and ":" in value
 
 
 _SCALARS = (type(None), bool, int, float, str)

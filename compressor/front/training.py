@@ -25,7 +25,7 @@ from compressor.front.compress import (
     output_form,
 )
 from compressor.front.run import run
-from compressor.front.spec import Spec, checked
+from compressor.front.spec import MetricLike, Spec, checked
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.program_module import content_digest
 from compressor.progress import SILENT
@@ -37,6 +37,7 @@ from compressor.run.store import Store, store_of
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec as CheckedSpec
 from compressor.spec.user_code import importable
+from compressor.types.arguments import check_arguments
 from compressor.types.passes import Pass, TrainPass
 from compressor.types.training import Handed, OwnLoop
 
@@ -224,7 +225,7 @@ def prepare(
     data: Any = None,
     *,
     evaluate: Any = None,
-    metric: Any = None,
+    metric: MetricLike | None = None,
 ) -> PreparedModule:
     """Return a module for a training loop of the program's own.
 
@@ -249,6 +250,7 @@ def prepare(
             which is not given.
         CompressorError: the module or the data cannot be used.
     """
+    check_arguments(prepare, locals())
     if not isinstance(passes, Spec):
         given = first_samples(data)
         sources = {"calibration": given, "training": given, "evaluation": evaluate}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copies
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from compressor.report.html import first_screen
 from compressor.report.terminal import plain_text, run_page
 from compressor.report.verdict import artifact_verdict, headline, main_artifact
 from compressor.run.verdicts.verdicts import Verdict
+from compressor.types.arguments import check_arguments
 
 _HIGH = 620  # pixels of the frame in a notebook
 _OPENED = ("safetensors", "onnx", "archive")  # formats that PyTorch can run, the best first
@@ -131,6 +133,7 @@ class RunResult:
         Raises:
             SpecError: there is no such artifact, or it cannot be run by PyTorch.
         """
+        check_arguments(RunResult.load, locals())
         named = [a for a in self.artifacts if artifact in (None, a.format, a.path.name)]
         if artifact is not None and not named:
             names = [name for a in self.artifacts for name in (a.format, a.path.name)]
@@ -150,7 +153,7 @@ class RunResult:
             )
         return load(opened[0].path)
 
-    def save(self, folder: str | Path, *, force: bool = False) -> Path:
+    def save(self, folder: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Copy the artifacts, the reports and the manifest into a folder, all together.
 
         Files of an earlier save or run that this one does not have are removed from it.
@@ -166,6 +169,7 @@ class RunResult:
             SpecError: it is a file, or holds other files.
             InputError: the disk is full.
         """
+        check_arguments(RunResult.save, locals())
         target = Path(folder).resolve()
         if target == self.output.resolve():
             return target

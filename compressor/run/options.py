@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from compressor.types.arguments import check_arguments
 from compressor.types.data import ALONE, Ranks
 from compressor.types.training import OwnLoop, TrainingStep
 
@@ -42,6 +43,10 @@ class RunOptions:
     proves: bool = True
     loop: OwnLoop | None = None
     callbacks: Sequence[Callable[[TrainingStep], None]] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse values of other types, before a run has begun."""
+        check_arguments(RunOptions, vars(self))
 
 
 DEFAULTS = RunOptions()

@@ -87,6 +87,7 @@ def calibration_batch(samples: Samples | None, count: int) -> Batch | None:
 ValueT = TypeVar("ValueT")
 
 
+@runtime_checkable
 class Ranks(Protocol):
     """Processes that do the same work on different parts; the first one writes the results."""
 

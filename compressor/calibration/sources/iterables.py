@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,6 +152,9 @@ def reader(items: Any, name: str) -> Callable[[], Iterable[Any]]:
     Raises:
         DataError: it is something else.
     """
+    if isinstance(items, str | os.PathLike):
+        remedy = "name a file as a spec does, such as {'npz': 'calib.npz'}, or give its arrays"
+        raise DataError(f"data {name!r}", f"is a {type(items).__name__}, not data", remedy)
     if isinstance(items, torch.Tensor | np.ndarray | Mapping | tuple):
         return lambda: (items,)
     if hasattr(items, "iter") and hasattr(items, "column_names"):  # of the library datasets

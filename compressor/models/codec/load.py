@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from compressor.models.executor import (
     unknown_operators,
 )
 from compressor.models.onnx.module import RuntimeModule, in_runtime, onnx_module
+from compressor.types.arguments import check_arguments
 from compressor.types.exporter import PackedFormat
 
 _ONNX = ".onnx"
@@ -39,9 +41,9 @@ _RUNTIME_DOMAINS = ("com.microsoft.", "ai.onnx.ml.")
 
 
 def load(
-    path: str | Path,
+    path: str | os.PathLike[str],
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     mmap: bool = True,
     dequantize: Literal["on-use", "once"] = "on-use",
     verify: bool = True,
@@ -82,12 +84,14 @@ def load(
         name.
 
     Raises:
-        SpecError: there is no such device or choice, or ONNX Runtime is to run on another device
-            than ``cpu``.
+        SpecError: there is no such device or choice, an argument is of another type, or ONNX
+            Runtime is to run on another device than ``cpu``.
         ModelError: a file is missing, cut, of another schema, or does not fit the other one; or
             an ONNX file breaks ONNX's rules, takes or gives text, or has operators of which nobody
             here knows.
     """
+    check_arguments(load, locals())
+    device = str(device)
     if dequantize not in ("on-use", "once"):
         raise SpecError(f"dequantize {dequantize!r}", "is not a choice", "use on-use or once")
     path = _found(Path(path))

@@ -210,6 +210,9 @@ def test_what_cannot_be_used_is_an_error_of_the_library(loader: DataLoader[Any])
         compressor.quantize(tiny_module())
     with pytest.raises(DataError, match="is a int, which holds no batches"):
         compressor.quantize(tiny_module(), 5)
+    for place in ("calib.npz", Path("calib.npz")):
+        with pytest.raises(DataError, match=r"(Path|str), not data; name a file as a spec does"):
+            compressor.quantize(tiny_module(), place)
     with pytest.raises(SpecError, match="forward of TinyNet takes nothing of the first batch"):
         compressor.quantize(tiny_module(), [{"pixels": torch.zeros(1, 1, 8, 8)}])
     broken = tiny_module()

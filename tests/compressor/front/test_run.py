@@ -6,6 +6,7 @@ import ast
 import html
 import json
 import re
+from collections.abc import Callable
 from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,34 @@ def test_errors_are_the_librarys(project: Project):
         compressor.run("absent.yaml")
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: compressor.run(5), "'spec' of run: is of type int; give str, PathLike, dict or"),
+        (lambda: compressor.run("a", {"fresh": True}), "'options' of run: is of type dict; give R"),
+        (lambda: compressor.run("a", settings="seed=1"), "'settings' of run: is of type str; give"),
+        (lambda: compressor.run("a", settings=[5]), "item 0 of argument 'settings' of run: is of"),
+        (lambda: compressor.run("a", progress=5), "'progress' of run: is of type int; give Progre"),
+        (lambda: compressor.RunOptions(callbacks=5), "'callbacks' of RunOptions: is of type int"),
+        (lambda: compressor.load(5), "'path' of load: is of type int; give str or PathLike"),
+        (lambda: compressor.quantize(nn.Linear), "'model' of quantize: is the class Linear; give"),
+        (lambda: compressor.quantize(None), "'model' of quantize: is None; give ModelKeys, dict"),
+        (lambda: compressor.prune("m.onnx"), "'module' of prune: is of type str; give Module"),
+        (lambda: compressor.prune(nn.ReLU(), macs="half"), "'macs' of prune: is of type str; give"),
+        (lambda: compressor.prepare(nn.ReLU(), "qat"), "'passes' of prepare: is of type str; give"),
+        (lambda: Spec(name="a", model={}, exports=Fuse()), "'exports' of Spec: is of type Fuse"),
+    ],
+)
+def test_arguments_of_other_types_are_refused(call: Callable[[], Any], message: str):
+    with pytest.raises(SpecError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_devices_are_names_or_pytorchs(result: RunResult, device: str | torch.device):
+    assert compressor.load(result.output, device=device)(torch.zeros(1, 1, 8, 8))
+
+
 class Renamed(Fuse):
     """Has the name of the pass that it is made of."""
 
@@ -136,7 +165,7 @@ OWN_METRIC = Metric("own", np.subtract)
         ({"metric": OWN_METRIC}, "metric 'own': has no entry point, by which a spec finds it"),
         ({"metric": replace(ACCURACY, unit="")}, "'accuracy': is not what a spec finds by that"),
         ({"passes": [Renamed()]}, "pass 'fuse': is not what a spec finds by that name"),
-        ({"metric": object()}, "metric: is an object of object; give plain values"),
+        ({"metric": {"function": object()}}, "metric.function: is an object of object; give"),
         ({"config": {"type": torch.float16}}, r"model\.config\.type: is an object of dtype"),
         ({"config": {"act": nn.ReLU}}, r"model\.config\.act: is an object of type; give plain"),
     ],
