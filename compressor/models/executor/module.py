@@ -148,7 +148,8 @@ class GraphModule(nn.Module):
             The outputs by name, in the order of `output_names`.
 
         Raises:
-            ModelError: an input is missing or unknown, or a node cannot run on what it is given.
+            ModelError: an input is missing, unknown or no tensor, or a node cannot run on what it
+                is given.
         """
         compiled = self._ready()
         weights = self._buffers, self._parameters

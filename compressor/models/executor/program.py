@@ -208,7 +208,7 @@ def bound_inputs(
         optional: in which there are further names that may be given.
 
     Raises:
-        ModelError: an input is missing, unknown, or given twice.
+        ModelError: an input is missing, unknown, given twice, or no tensor.
     """
     remedy = f"give {', '.join(names)}"
     if len(arguments) > len(names):
@@ -224,4 +224,8 @@ def bound_inputs(
     missing = next((name for name in names if name not in by_name), None)
     if missing is not None:
         raise ModelError(f"input '{missing}'", "is missing", "give every input of the graph")
+    other = next((name for name, value in by_name.items() if not isinstance(value, Tensor)), None)
+    if other is not None:
+        kind = type(by_name[other]).__name__
+        raise ModelError(f"input '{other}'", f"is of type {kind}", "give a tensor of PyTorch")
     return by_name

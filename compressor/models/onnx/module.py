@@ -62,7 +62,7 @@ class RuntimeModule(torch.nn.Module):
         """Run the graph on inputs by position or name; return the outputs by name.
 
         Raises:
-            ModelError: an input is missing or unknown, or the runtime fails.
+            ModelError: an input is missing, unknown or no tensor, or the runtime fails.
         """
         values = bound_inputs(self.input_names, arguments, inputs)
         batch = {name: to_numpy(value.detach().cpu()) for name, value in values.items()}

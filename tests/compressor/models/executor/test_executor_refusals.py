@@ -97,6 +97,7 @@ def test_initializers_without_a_value() -> None:
     [
         ((), {}, "input 'x': is missing"),
         ((), {"z": torch.zeros(1)}, "input 'z': is not in the graph"),
+        ((np.zeros((2, 3)),), {}, "input 'x': is of type ndarray; give a tensor of"),
         ((torch.zeros(2, 3),), {"x": torch.zeros(2, 3)}, "input 'x': is given twice"),
         ((torch.zeros(2, 3),) * 2, {}, "2 inputs are given, it has 1"),
     ],
