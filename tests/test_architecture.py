@@ -90,8 +90,8 @@ BROAD_HANDLERS = {
     "compressor/run/metrics/metrics.py",
     "compressor/spec/user_code.py",
 }
-# click calls it with whatever its own ``main`` takes.
-PASSED_THROUGH = {"compressor/cli/application.py"}
+# click calls it with whatever its own ``main`` takes; a declaration is made of any fields.
+PASSED_THROUGH = {"compressor/cli/application.py", "compressor/types/options.py"}
 
 
 def sources(*places: str) -> list[Path]:

@@ -42,8 +42,9 @@ from compressor.spec.keys import InputKeys, ModelKeys
 from compressor.spec.load import Spec, resolve_path
 from compressor.spec.source_text import Document, KeyPath, dotted
 from compressor.spec.user_code import code_digest, importable
-from compressor.spec.validate import SpecErrors, validate
+from compressor.spec.validate import validate
 from compressor.types.carrier import Capability, Carrier
+from compressor.types.option_errors import SpecErrors
 from compressor.types.tensors import Batch, TensorSpec
 
 _FORMATS = {".onnx": "onnx", ".safetensors": "safetensors"}

@@ -23,8 +23,9 @@ from compressor.spec.keys import (
 )
 from compressor.spec.source_text import Document, KeyPath, override, read_document
 from compressor.spec.user_code import importable, load_symbol
-from compressor.spec.validate import SpecErrors, keys_of, validate
+from compressor.spec.validate import validate
 from compressor.types.exporter import Exporter
+from compressor.types.option_errors import SpecErrors, keys_of
 from compressor.types.options import Options
 from compressor.types.passes import Pass, TrainPass
 from compressor.types.tensors import TensorSpec

@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -19,8 +19,7 @@ from ruamel.yaml.scalarbool import ScalarBoolean
 from ruamel.yaml.scalarfloat import ScalarFloat
 
 from compressor.errors import SpecError, argument
-
-KeyPath: TypeAlias = tuple[str | int, ...]
+from compressor.types.option_errors import KeyPath as KeyPath
 
 
 def dotted(path: KeyPath) -> str:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationError,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
+
+from compressor.errors import SpecError
+from compressor.types.option_errors import KeyPath, problems
 
 
 def kebab(field: str) -> str:
@@ -39,6 +43,28 @@ class Options(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    if not TYPE_CHECKING:  # checkers make a signature of the fields
+
+        def __init__(self, /, **given: Any) -> None:
+            """Check the values.
+
+            Raises:
+                SpecError: a name is unknown or missing, or a value is of the wrong type or out of
+                    range; several errors come together as ``SpecErrors``.
+            """
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                cls = type(self)
+
+                def at(path: KeyPath, problem: str, remedy: str) -> SpecError:
+                    return SpecError(".".join(map(str, (cls.__name__, *path))), problem, remedy)
+
+                raise problems(error, cls, given, at, aliases=False) from None
+
+        # Whatever pydantic makes of the values inside a declaration, it makes without this method.
+        __init__.__pydantic_base_init__ = True
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with other values, without cached properties of the old ones."""

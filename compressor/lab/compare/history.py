@@ -27,7 +27,7 @@ from compressor.lab.verify.forms import (
 )
 from compressor.run.metrics.metrics import kept_scale
 from compressor.run.verdicts.statistics import Scale
-from compressor.spec.validate import SpecErrors
+from compressor.types.option_errors import SpecErrors
 from compressor.types.tensors import Array
 
 _REMEDY = "correct or remove that line"

@@ -18,7 +18,7 @@ from compressor.lab.verify.forms import check_report, read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, unchanged_run
 from compressor.progress import Progress
 from compressor.run.artifacts import FLOAT, SAMPLES
-from compressor.spec.validate import SpecErrors
+from compressor.types.option_errors import SpecErrors
 from compressor.types.tensors import Array
 
 Allowed = Literal["model", "version"]

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from compressor.calibration.sources.audio import WavFolderSource
 from compressor.calibration.sources.waveforms import read_wave, resampled
@@ -181,7 +180,7 @@ def test_features_are_those_of_the_models_extractor(tmp_path, name, options, len
 
 
 def test_what_does_not_fit(tmp_path):
-    with pytest.raises(ValidationError, match="give length in samples, or preprocessor"):
+    with pytest.raises(SpecError, match="give length in samples, or preprocessor"):
         WavFolderSource(path=tmp_path)
     save(tmp_path / "a.wav", np.zeros(9))
     with pytest.raises(SpecError, match="that names a feature extractor of sound"):

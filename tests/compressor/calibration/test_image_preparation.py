@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from pydantic import ValidationError
 
 from compressor.calibration.sources.image_steps import UNIT, ImageSteps, Resized
 from compressor.calibration.sources.images import ImageFolderSource
+from compressor.errors import SpecError
 from compressor.types.tensors import TensorSpec
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -146,7 +146,7 @@ def test_headers_tell_shape_and_type_before_decoding(tmp_path):
     ],
 )
 def test_what_does_not_fit_together(tmp_path, options, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(SpecError, match=message):
         ImageFolderSource(path=tmp_path, **options)
 
 

@@ -312,7 +312,7 @@ def test_the_digest_is_of_everything_that_decides(tmp_path: Path, letters: Path)
 def test_keys_of_the_other_kind_of_sample(
     tmp_path: Path, letters: Path, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(SpecError, match=message):
         lines(write(tmp_path / "a.jsonl", {"text": "a"}), letters, **options)
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from compressor.calibration.observers.ranges import (
     Entropy,
@@ -21,6 +20,7 @@ from compressor.calibration.observers.ranges import (
     Percentile,
     RangeObserver,
 )
+from compressor.errors import SpecError
 from compressor.types.statistics import Range
 
 KINDS: list[type[RangeObserver]] = [MinMax, MovingAverage, Percentile, Entropy, Mse, ExtremeValue]
@@ -183,7 +183,7 @@ def test_an_extreme_outlier_among_small_values_still_gives_a_range(kind):
     ],
 )
 def test_options_are_checked(kind, options):
-    with pytest.raises(ValidationError):
+    with pytest.raises(SpecError):
         kind(**options)
 
 

@@ -30,6 +30,7 @@ from compressor.passes import Fuse, PruneStructured, QuantizeStatic
 from compressor.run.metrics.class_metrics import ACCURACY
 from compressor.run.metrics.metrics import Metric
 from compressor.spec.keys import LimitKeys, ModelKeys
+from compressor.types.options import Options
 from tests.compressor.tiny_project import ONNX, REPORTS, Project, onnx_project, sample_images
 from tests.paths import ROOT
 
@@ -150,6 +151,27 @@ def test_arguments_of_other_types_are_refused(call: Callable[[], Any], message: 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
 def test_devices_are_names_or_pytorchs(result: RunResult, device: str | torch.device):
     assert compressor.load(result.output, device=device)(torch.zeros(1, 1, 8, 8))
+
+
+class Unregistered(Options):
+    """An object where a spec wants the name of an observer."""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": {"bits": 7}}, r"^QuantizeStatic\.weights\.bits: is 7; use 8, 4, 3 or 2$"),
+        ({"weight": {"bits": 8}}, r"QuantizeStatic\.weight: is not a known key; did you mean 'wei"),
+        ({"activations": {"exact_pixel": 1}}, r"pixel: is not a known key; .* 'exact_pixels'\?"),
+        ({"activations": {"observer": Unregistered()}}, r"observer: is .*; it must be a valid str"),
+        ({"bits": 8, "layers": 1}, r"layers: is 1; .*\n.*bits: is not a known key; write it as"),
+    ],
+)
+def test_options_of_typed_passes_are_refused_as_those_of_files(
+    options: dict[str, Any], message: str
+):
+    with pytest.raises(SpecError, match=message):
+        QuantizeStatic(**options)
 
 
 class Renamed(Fuse):

@@ -8,7 +8,7 @@ import pytest
 from compressor import catalog
 from compressor.errors import ExitCode, SpecError
 from compressor.spec.load import Spec, load_spec
-from compressor.spec.validate import SpecErrors
+from compressor.types.option_errors import SpecErrors
 
 SPEC = """\
 version: 1

@@ -224,7 +224,7 @@ def test_rounds_that_do_not_fit(tmp_path: Path, options: dict[str, int], message
 
 
 def test_rounds_have_no_curve() -> None:
-    with pytest.raises(ValueError, match="every is for pruning without rounds"):
+    with pytest.raises(SpecError, match="every is for pruning without rounds"):
         Gradual(target=0.5, rounds=2, every=3)
 
 
