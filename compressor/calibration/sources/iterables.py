@@ -222,11 +222,14 @@ def as_array(value: Any, subject: str, name: str) -> Array:
     """
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        return np.asarray((value.float() if value.dtype == torch.bfloat16 else value).numpy())
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     try:
         array = np.asarray(value)
     except ValueError as error:  # lists of different lengths
         raise DataError(subject, f"has {name!r} of no one shape", f"give {_FORMS}") from error
+    if array.dtype.kind in "biufc" and not array.ndim:
+        remedy = "give an axis of samples, the first, with one value for each"
+        raise DataError(subject, f"has {name!r} as a single number", remedy)
     if array.dtype.hasobject or not array.ndim:
         raise DataError(
             subject, f"has {name!r} as a {type(value).__name__}", f"let each batch be {_FORMS}"

@@ -66,7 +66,7 @@ def check_opset(model: ir.Model, opset: int) -> None:
         raise SpecError(
             Owners(model).subject(node),
             lack,
-            "no opset has it; change the pass that made it"
+            "no opset has it; change the pass that made it, or the type of the model's inputs"
             if first is None
             else f"set opset: {first} in the onnx export",
         )

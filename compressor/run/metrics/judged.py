@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compressor.errors import DataError
+from compressor import catalog
+from compressor.errors import DataError, listed
 from compressor.graph.output_parts import (
     WHOLE,
     OutputParts,
@@ -102,11 +103,27 @@ def target_of(batch: Batch, label: str | None, expected: Batch, metric: Metric) 
     Args:
         label: name of the array with the labels, if there is one.
         expected: the float model's judged outputs.
+
+    Raises:
+        DataError: there are several targets, and the metric is a built-in one, which takes one or,
+            like ``mse``, those that have the names of outputs.
     """
     if label is None or metric.against_float:
         return expected
     whole = isinstance(batch, Feed) and metric.code is None
-    return batch[label][None] if whole else answers(batch, label)
+    target = batch[label][None] if whole else answers(batch, label)
+    built_in = metric.code is None and metric.name in catalog.BUILT_IN["metric"]
+    if (
+        built_in
+        and isinstance(target, dict)
+        and (metric.needs_labels or not target.keys() <= expected.keys())
+    ):
+        raise DataError(
+            f"metric {metric.name!r}",
+            f"takes one target, and the data have {listed(list(target))}",
+            "give a function of the outputs and the dictionary of targets as the metric",
+        )
+    return target
 
 
 def check_finite(

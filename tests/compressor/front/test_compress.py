@@ -210,6 +210,8 @@ def test_what_cannot_be_used_is_an_error_of_the_library(loader: DataLoader[Any])
         compressor.quantize(tiny_module())
     with pytest.raises(DataError, match="is a int, which holds no batches"):
         compressor.quantize(tiny_module(), 5)
+    with pytest.raises(DataError, match="has 'scale' as a single number; give an axis of samples"):
+        compressor.quantize(Scaled(1.0), [{"image": torch.zeros(2, 8), "scale": torch.tensor(0.5)}])
     for place in ("calib.npz", Path("calib.npz")):
         with pytest.raises(DataError, match=r"(Path|str), not data; name a file as a spec does"):
             compressor.quantize(tiny_module(), place)

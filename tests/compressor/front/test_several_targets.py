@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import compressor
 from compressor import RunOptions, Spec, TrainingStep
-from compressor.errors import SpecError
+from compressor.errors import DataError, SpecError
 from tests.compressor.tiny_project import sample_images, tiny_module
 
 
@@ -59,6 +60,13 @@ def test_losses_and_metrics_get_a_dictionary(tmp_path: Path):
     baseline = result.report["baseline"]["metric"]
     mean = np.mean(torch.cat([batch[1]["weight"] for batch in batches()]).numpy())
     assert baseline["value"] == pytest.approx(mean, rel=1e-6)  # all kinds are its own answers
+
+
+@pytest.mark.parametrize("metric", [None, "f1", "mse"])
+def test_a_metric_of_one_target_is_refused(tmp_path: Path, metric: str | None):
+    given = replace(spec(tmp_path), metric=metric, passes=())
+    with pytest.raises(DataError, match="takes one target, and the data have 'kind', 'weight'"):
+        compressor.run(given)
 
 
 def test_a_loss_for_one_target_is_refused(tmp_path: Path):
