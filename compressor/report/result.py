@@ -222,7 +222,8 @@ def check_free(folder: Path, *, force: bool) -> None:
         raise SpecError(
             subject,
             "holds files that no run of compressor made",
-            "name another folder, empty this one, or replace files of the same names with --force",
+            "name another folder, empty this one, or replace files of the same names with --force "
+            "(force=True in Python)",
         )
     with disk_errors(folder), tempfile.TemporaryDirectory(prefix=STAGING, dir=place):
         pass  # there are places that tell only then that they take nothing

@@ -238,7 +238,8 @@ def test_a_folder_of_somebody_else_s(on_onnx: Project):
         on_onnx.run()
     assert str(caught.value) == (
         f"output {str(on_onnx.output)!r}: holds files that no run of compressor made; "
-        "name another folder, empty this one, or replace files of the same names with --force"
+        "name another folder, empty this one, or replace files of the same names with --force "
+        "(force=True in Python)"
     )
     assert [p.name for p in on_onnx.output.iterdir()] == ["thesis.tex"]
 
