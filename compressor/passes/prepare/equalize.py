@@ -50,7 +50,7 @@ class Equalize(GraphPass):
     """
 
     name: ClassVar[str] = "equalize"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.WEIGHTS, Capability.GRAPH, Capability.RUN}
     )

@@ -30,7 +30,7 @@ _ROUNDS, _EVERY = 60, 6  # of descent; after how many its factors are judged
 _RATE = 0.25  # of descent, in binary logarithms
 _NEAR = 1.5  # descent does not divide an error by more, unless channels are very uneven
 _LEAST = 1e-30
-_LEVEL = 1e-4  # of the greatest: channels below count as this large
+_LEVEL = 1e-4  # of the greatest: weights below count as this large, and channels as always zero
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,10 @@ class Found:
 def find_factors(parts: Sequence[Part], count: int, wanted: float = math.inf) -> Found:
     """Return the factors of least predicted error that are found, which is never above that of 1.
 
+    A channel that is as good as always zero says nothing of its size. Its best factor would be as
+    small as may be, so that weights on it cost no step; but what writes the channel grows by as
+    much, beyond what integer kernels multiply by. It gets the mean of the others.
+
     Powers of the channels' ranges and of the weights on them are tried, then all factors are
     refined together by descent. Factors are powers of two of multiples of 1/16, so that a result
     does not depend on the last bits of sums.
@@ -57,9 +61,11 @@ def find_factors(parts: Sequence[Part], count: int, wanted: float = math.inf) ->
     """
     before = _error(parts, torch.zeros(count))
     best, least = torch.zeros(count), before
+    alive = _sizes(parts, count) > _LEVEL
     tries = [_grid(parts, count)] if count > 1 and before > 0 else []
     for logarithms in tries:
-        for tried in map(_grained, logarithms):
+        for each in logarithms:
+            tried = _grained(each, alive)
             error = _error(parts, tried)
             if error < least:
                 best, least = tried, error
@@ -89,6 +95,17 @@ def _grid(parts: Sequence[Part], count: int) -> list[Tensor]:
             _raise(weights, part.index.flatten(), share.amax(1).flatten())
     first, second = (x[:-1].clamp(min=_LEVEL).log2() for x in (ranges, weights))
     return [a * first - b * second for a, b in product(_EXPONENTS, _EXPONENTS)][1:]
+
+
+def _sizes(parts: Sequence[Part], count: int) -> Tensor:
+    """Return the greatest share of each number in the range or the root power of a value."""
+    sizes = torch.zeros(count + 1)
+    for part in parts:
+        if isinstance(part, Span):
+            _raise(sizes, part.index, part.reach.amax(0).clamp(min=0))
+        elif isinstance(part, Columns):
+            _raise(sizes, part.index.flatten(), part.power.sqrt().flatten())
+    return sizes[:-1]
 
 
 def _raise(greatest: Tensor, index: Tensor, sizes: Tensor) -> None:
@@ -121,7 +138,7 @@ def _descent(parts: Sequence[Part], start: Tensor) -> list[Tensor]:
     return visited
 
 
-def _grained(logarithms: Tensor) -> Tensor:
-    """Return logarithms of mean 0 within bounds, as multiples of the grain."""
-    bounded = (logarithms - logarithms.mean()).clamp(-_FURTHEST, _FURTHEST)
-    return (bounded * _GRAIN).round() / _GRAIN
+def _grained(logarithms: Tensor, alive: Tensor) -> Tensor:
+    """Return logarithms of mean 0 within bounds, as multiples of the grain; 0 for what is dead."""
+    bounded = (logarithms - logarithms[alive].mean()).clamp(-_FURTHEST, _FURTHEST)
+    return torch.where(alive, (bounded * _GRAIN).round() / _GRAIN, 0.0)

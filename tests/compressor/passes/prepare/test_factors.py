@@ -54,14 +54,20 @@ def test_factors_undo_what_makes_channels_differ(shared: bool):
     assert uneven.after < 1.5 * even.after
 
 
-def grained(logarithms: torch.Tensor) -> torch.Tensor:
-    """Return logarithms of mean 0, at most 10 from it, in sixteenths."""
-    return ((logarithms - logarithms.mean()).clamp(-10, 10) * 16).round() / 16
+def grained(logarithms: torch.Tensor, alive: torch.Tensor) -> torch.Tensor:
+    """Return logarithms of mean 0, at most 10 from it, in sixteenths; 0 for what is not alive."""
+    found = torch.zeros_like(logarithms)
+    living = logarithms[alive]
+    found[alive] = ((living - living.mean()).clamp(-10, 10) * 16).round() / 16
+    return found
 
 
-def least_of(problem: list[Part], tried: list[torch.Tensor]) -> torch.Tensor:
+def least_of(
+    problem: list[Part], tried: list[torch.Tensor], alive: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the first of these, and of no factors, with the least error."""
-    every = [torch.zeros_like(tried[0]), *map(grained, tried)]
+    here = torch.ones_like(tried[0], dtype=torch.bool) if alive is None else alive
+    every = [torch.zeros_like(tried[0]), *(grained(x, here) for x in tried)]
     return min(every, key=lambda logarithms: total_error(problem, torch.exp2(logarithms)))
 
 
@@ -91,7 +97,7 @@ def descended(problem: list[Part], start: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(("seed", "count"), [(0, 9), (1, 9), (59, 9), (3, 2)])
 def test_the_search_is_of_powers_and_then_adam(seed: int, count: int, shared: bool):
-    """With seed 1, a channel has no factor; with seed 59, the last step is the best."""
+    """With seed 1, a channel has no factor and a number no channel; with 59, the last step wins."""
     span, columns, *rows = parts(seed, count, 3.0, shared=shared)
     assert isinstance(span, Span)
     assert isinstance(columns, Columns)
@@ -102,14 +108,15 @@ def test_the_search_is_of_powers_and_then_adam(seed: int, count: int, shared: bo
         span, columns = replace(span, index=kept), replace(columns, index=kept[None])
         ranges[4] = weights[4] = 0.0
     problem = [span, columns, *rows]
-    best = least_of(problem, powers(ranges, weights))
+    alive = ranges > 0
+    best = least_of(problem, powers(ranges, weights), alive)
     found = find_factors(problem, count, wanted=0.0)
     assert torch.equal(found.factors, torch.exp2(best))
     assert found.after == total_error(problem, found.factors) < found.before
     refined = find_factors(problem, count)
-    best = least_of(problem, [best, *descended(problem, best)])
+    best = least_of(problem, [best, *descended(problem, best)], alive)
     assert torch.equal(refined.factors, torch.exp2(best))
-    assert refined.after < found.after or count == 2
+    assert refined.after < found.after or count == 2 or seed == 1
     # Descent begins where it may come near what is wanted: within a factor of 1.5.
     for share, after in ((0.99, found.after), (1.01, refined.after)):
         assert find_factors(problem, count, found.after / 1.5 * share).after == after
@@ -144,13 +151,31 @@ def test_powers_are_of_the_greatest_weight_by_row():
 @pytest.mark.parametrize("least", [0, 1])
 def test_a_factor_is_at_most_1024_times_the_mean_or_its_part(least: int):
     """One channel is much larger, or much smaller, than twenty others."""
-    ranges = torch.full((21,), (1e-5, 1.0)[least])
-    ranges[0] = (1.0, 1e-5)[least]
+    ranges = torch.full((21,), (2e-4, 1.0)[least])
+    ranges[0] = (1.0, 2e-4)[least]
     gain = torch.ones(21)
     gain[0] = (1.0, 1e9)[least]
     problem: list[Part] = [Span(ranges.expand(2, 21), gain, torch.arange(21), 255, True)]
     found = find_factors(problem, 21, wanted=0.0)
     assert found.factors[0] == (1024.0, 1 / 1024)[least]
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-5])
+def test_a_channel_that_is_as_good_as_always_zero_gets_the_mean_factor(size: float):
+    """The least one would be best: its weights would cost no step of the rows they are in."""
+    span, columns = parts(5, 9, 3.0, shared=False)
+    assert isinstance(span, Span)
+    assert isinstance(columns, Columns)
+    reach, power = span.reach.clone(), columns.power.clone()
+    reach[:, 4] = size * reach[0].amax()
+    power[:, 4] = size**2 * power.amax()
+    found = find_factors([replace(span, reach=reach), replace(columns, power=power)], 9)
+    assert found.factors[4] == 1.0
+    assert float(found.factors.log2().mean()) == pytest.approx(0, abs=1 / 16)
+    assert found.after < 0.1 * found.before
+    # By its power alone, where the value keeps its floats.
+    only = replace(columns, power=power)
+    assert find_factors([only], 9).factors[4] == 1.0 != find_factors([columns], 9).factors[4]
 
 
 def test_a_single_factor_changes_nothing():
