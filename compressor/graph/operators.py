@@ -53,7 +53,7 @@ Float16 = Literal["", "cheap", "sum", "range", "angle", "place", "choice", "code
 are reasons, spelled out by :mod:`compressor.passes.quantize.cast.islands`.
 """
 
-Target = Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt", "litert"]
+Target = Literal["ort-cpu", "ort-cuda", "openvino", "tensorrt", "tensorrt-rtx", "litert"]
 Kernel = Literal["layer", "layer-to-codes", "layer-with-zero", "join", "carrier", "absorbed"]
 """What a runtime does with an operator between QuantizeLinear and DequantizeLinear.
 
@@ -196,7 +196,7 @@ OTHER = Operator("")
 _TO_CODES: Mapping[Target, Kernel] = {"litert": "layer-to-codes"}
 _LAYER: Mapping[Target, Kernel] = {**dict.fromkeys(get_args(Target), "layer"), **_TO_CODES}
 _JOIN: Mapping[Target, Kernel] = {"ort-cpu": "join", "litert": "join"}
-_SUM: Mapping[Target, Kernel] = {**_JOIN, "openvino": "join", "tensorrt": "join"}
+_SUM: Mapping[Target, Kernel] = {target: "join" for target in _LAYER if target != "ort-cuda"}
 _CARRIER: Mapping[Target, Kernel] = dict.fromkeys(("ort-cpu", "openvino", "litert"), "carrier")
 _MS = "com.microsoft"
 RESIZE = "Resize"

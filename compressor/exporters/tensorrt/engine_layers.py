@@ -271,7 +271,7 @@ def check_placed(placed: Sequence[Placed], builder: str) -> None:
         f"computes {'layers' if many else 'layer'} {names} in {' or '.join(kinds)}, not in "
         f"{' or '.join(meant)}",
         "leave these layers out with rules under layers if quantize-static chose them: the builder "
-        "has no such kernel (TensorRT-RTX for ConvTranspose); in a file quantized elsewhere, "
+        "has no such kernel; in a file quantized elsewhere, "
         "QuantizeLinear and DequantizeLinear must stand right before a layer, with one scale for "
         "its input and one for each of its output channels",
     )

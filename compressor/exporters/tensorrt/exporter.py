@@ -85,7 +85,6 @@ class TensorrtExporter(Exporter):
 
     format: ClassVar[str] = "tensorrt"
     version: ClassVar[int] = 2
-    targets: ClassVar[frozenset[str]] = frozenset({TARGET})
     exact: ClassVar[bool] = True
     estimated: ClassVar[bool] = True  # an engine holds kernels that the builder chooses
     on_gpu: ClassVar[bool] = True
@@ -126,6 +125,11 @@ class TensorrtExporter(Exporter):
         description="for gpu, a file, relative to the spec, that keeps measurements for later "
         "builds",
     )
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """TensorRT, and the builder where it has fewer kernels than TensorRT."""
+        return frozenset({TARGET, "tensorrt-rtx"} if self.builder == "rtx" else {TARGET})
 
     @property
     def not_judged(self) -> str:

@@ -217,7 +217,7 @@ class PruneStructured(GraphPass):
 
     def _untimed(self, context: PassContext) -> bool:
         """Whether a latency is wanted in TensorRT, which is not timed here."""
-        return self.target.kind == "latency" and context.targets == {"tensorrt"}
+        return self.target.kind == "latency" and context.targets - {"tensorrt-rtx"} == {"tensorrt"}
 
     def blocks(self, carrier: Carrier, choice: groups.Choice) -> tuple[ResidualBlock, ...]:
         """Return the residual blocks that the target may drop."""

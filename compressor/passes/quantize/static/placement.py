@@ -94,6 +94,9 @@ ORT_CPU = Profile(
 # TensorRT: explicit quantization; the builder moves Q/DQ over data movement by itself, adds a
 # residual in the convolution's epilogue, and wants float biases and zero points 0.
 TENSORRT = Profile("tensorrt", integer_bias=False, unsigned=False)
+TENSORRT_RTX = replace(
+    TENSORRT, target="tensorrt-rtx", missing="TensorRT-RTX has no integer kernel for it"
+)
 
 # OpenVINO, CPU plugin 2026.4, by the precisions that its compiled model reports for ResNet-20: a
 # layer with a float output is int8 all the same, and a residual sum goes into the convolution
@@ -108,7 +111,7 @@ ORT_CUDA = Profile("ort-cuda", integer_bias=False, unsigned=True, missing=_MISSI
 # result of floats makes all of its inputs floats. Sums of products are exact on every CPU.
 LITERT = Profile("litert", integer_bias=True, unsigned=True)
 
-_ALL = (TENSORRT, LITERT, ORT_CPU, OPENVINO, ORT_CUDA)
+_ALL = (TENSORRT_RTX, TENSORRT, LITERT, ORT_CPU, OPENVINO, ORT_CUDA)
 PROFILES: Mapping[str, Profile] = {p.target: p for p in _ALL}
 """By target; what suits one suits all that come after it."""
 
@@ -122,7 +125,7 @@ def profile_for(targets: frozenset[str]) -> Profile:
     return named[0] if named[0].saturates == saturates else replace(named[0], saturates=saturates)
 
 
-_WANTED_BY = {"litert": "phones (litert, executorch or coreml)"}
+_WANTED_BY = {"litert": "phones (litert, executorch or coreml)", "tensorrt-rtx": "tensorrt"}
 
 
 def kernel_notes(targets: frozenset[str], symmetric: bool) -> tuple[str, ...]:

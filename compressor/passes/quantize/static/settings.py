@@ -265,7 +265,7 @@ class Decision:
         are computed with faster as floats, and those that are also read transposed.
         """
         target = self.settings.profile.target
-        if target == "tensorrt":  # its Gather and LSTM read floats
+        if target.startswith("tensorrt"):  # its Gather and LSTM read floats
             return {}
         recurrent = target != "openvino" or not self.schemes  # beside integers, wants constants
         outside = {x.weight for node, x in self.readers.items() if node.graph is self.model.graph}

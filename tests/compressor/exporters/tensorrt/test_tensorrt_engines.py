@@ -10,10 +10,12 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from compressor.calibration.collect import collect_statistics
 from compressor.errors import ArtifactError, SpecError
 from compressor.files import file_sha256
 from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.cast.cast import Cast
+from compressor.passes.quantize.static.static import QuantizeStatic
 from compressor.types.carrier import Carrier
 from compressor.types.passes import PassContext
 from tests.compressor.exporters.hand_made import CONTEXT, Builder, entry, quantized, sample
@@ -26,6 +28,7 @@ from tests.compressor.exporters.tensorrt.engines import (
     exporter,
     needs_rtx,
 )
+from tests.compressor.passes.quantize.small_models import graph, noise
 
 pytestmark = needs_rtx
 SLOW = pytest.mark.slow
@@ -162,6 +165,29 @@ def test_a_broken_placement_is_an_error(options: dict[str, Any], tmp_path: Path)
     with pytest.raises(ArtifactError, match=message):
         exporter("8.6").write(convolution(**options), tmp_path, CONTEXT)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_layers_that_a_builder_has_no_integer_kernel_for_stay_floats(tmp_path: Path) -> None:
+    text = """up (float[N, 4, 6, 6] x) => (float[N, 4, 10, 10] y) {
+        h = Conv<kernel_shape = [3, 3]>(x, conv.weight)
+        y = ConvTranspose<kernel_shape = [4, 4], strides = [2, 2]>(h, up.weight)
+    }"""
+    weights = {"conv.weight": noise(8, 4, 3, 3), "up.weight": noise(8, 4, 4, 4)}
+    network, step = graph(text, weights), QuantizeStatic()
+
+    def context(builder: str) -> PassContext:
+        return PassContext(0, exporter(builder=builder).targets, None)
+
+    def kept(builder: str) -> dict[str, str]:
+        rows = step.survey(network, context(builder)).layers
+        return {row.name: row.reason for row in rows if not row.touched}
+
+    assert kept("gpu") == {}
+    assert kept("rtx") == {"up": "TensorRT-RTX has no integer kernel for it"}
+    requests = step.survey(network, context("rtx")).requests
+    statistics = collect_statistics(network, [{"x": noise(8, 4, 6, 6)}], requests)
+    outcome = step.apply(network, context("rtx"), statistics)
+    assert computed(built(exporter("8.6"), outcome.carrier, tmp_path)) == {"conv": "int8"}
 
 
 def test_a_product_that_is_cast_before_it_is_found(tmp_path: Path) -> None:
