@@ -178,7 +178,7 @@ def _check_output(config: Mapping[str, Any], shapes: Mapping[str, _Shape], subje
     causal = isinstance(architectures, list) and any(
         str(name).endswith("ForCausalLM") for name in architectures
     )
-    table = "model.embed_tokens.weight" in shapes
+    table = any(f"{prefix}embed_tokens.weight" in shapes for prefix in ("model.", ""))
     untied = config.get("tie_word_embeddings") is False
     if causal and table and untied and "lm_head.weight" not in shapes:
         raise ModelError(

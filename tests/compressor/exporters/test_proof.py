@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from compressor.cli.application import application
 from compressor.exporters.safetensors import proof
@@ -91,6 +92,18 @@ def test_other_outputs_are_found(
     done = quantize(experts, tmp_path / "out")
     assert done.exit_code == 4
     assert "dB from those of the dequantized weights" in done.stderr
+
+
+def test_values_that_are_made_up_are_the_same_on_both_sides(experts: Path, tmp_path: Path) -> None:
+    """The library draws at random what a checkpoint lacks, which is no fault of the artifact's."""
+    shutil.copytree(experts, tmp_path / "in")
+    weights = load_file(tmp_path / "in" / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    done = quantize(tmp_path / "in", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    noted = "; the model lacks 'lm_head.weight', and values were made up"
+    assert checks(tmp_path / "out")[1]["detail"] == f"equal, input_ids{noted}"
 
 
 def test_rounding_of_equal_weights_is_no_error(

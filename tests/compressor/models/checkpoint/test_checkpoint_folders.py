@@ -108,10 +108,9 @@ def pointer(folder: Path) -> None:
     (folder / SECOND).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
 
 
-def dropped(name: str) -> Callable[[Path], None]:
+def dropped(name: str, prefix: str = "") -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
-        tensors = llama_tensors()
-        del tensors[name]
+        tensors = {key.removeprefix(prefix): t for key, t in llama_tensors().items() if key != name}
         for path in folder.iterdir():
             if path.is_file():
                 path.unlink()
@@ -164,6 +163,7 @@ BROKEN = [
     (change_config(num_hidden_layers=3), "asks for 3 layers, in the checkpoint layer 2 is missing"),
     (change_config(num_hidden_layers=1), "asks for 1 layers, in the checkpoint there are 2"),
     (dropped("lm_head.weight"), "says that lm_head has a weight of its own"),
+    (dropped("lm_head.weight", "model."), "says that lm_head has a weight of its own"),
     (
         dropped("model.layers.1.mlp.up_proj.weight"),
         "layer 1 differs from layer 0 in 'layers.1.mlp.up_proj.weight'",
