@@ -162,16 +162,17 @@ class Exporter(Options, ABC):
             )
         return carrier.graph()
 
-    def need_package(self, package: str, module: str = "") -> None:
+    def need_package(self, package: str, module: str = "", opened: Path | None = None) -> None:
         """Raise ``SpecError`` if a package of the extra with the format's name is missing.
 
         Args:
             package: its name for pip.
             module: its name in Python, if different.
+            opened: the file that it is to open; nothing where it writes one.
         """
         if find_spec(module or package) is None:
             raise SpecError(
-                f"export {self.format}",
+                f"artifact {opened.name!r}" if opened else f"export {self.format}",
                 f"needs the package {package}, which is not installed",
                 f'run pip install "compressor[{self.format}]"',
             )

@@ -63,7 +63,7 @@ class ExecutorchExporter(DeviceExporter):
 
     def open(self, path: Path) -> Runner:
         """Open the file in ExecuTorch's runtime."""
-        self.need_package(self.package)
+        self.need_package(self.package, opened=path)
         from compressor.models.executorch import ExecutorchRunner
 
         return ExecutorchRunner(path, f"artifact {path.name!r}")

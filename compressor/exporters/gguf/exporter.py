@@ -135,8 +135,8 @@ class GgufExporter(Exporter):
 
     def open(self, path: Path) -> Runner:
         """Open the network that the file describes; the library decodes its tensors."""
-        self.need_package("gguf")
-        self.need_package("transformers")
+        self.need_package("gguf", opened=path)
+        self.need_package("transformers", opened=path)
         return GgufRunner(path)
 
     def _plan(self, carrier: Carrier) -> FilePlan:

@@ -53,7 +53,7 @@ class LitertExporter(DeviceExporter):
 
     def open(self, path: Path) -> Runner:
         """Open the file in LiteRT's interpreter."""
-        self.need_package(self.package, self.module)
+        self.need_package(self.package, self.module, path)
         from compressor.models.litert import LitertRunner
 
         return LitertRunner(path, f"artifact {path.name!r}")

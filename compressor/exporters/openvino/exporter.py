@@ -82,7 +82,7 @@ class OpenvinoExporter(Exporter):
 
     def open(self, path: Path) -> Runner:
         """Open the files in OpenVINO's CPU plugin."""
-        self.need_package("openvino")
+        self.need_package("openvino", opened=path)
         with artifact_errors():
             return OpenVinoRunner(path, f"artifact {path.name!r}")
 

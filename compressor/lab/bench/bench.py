@@ -180,7 +180,7 @@ def _work(paths: Sequence[Path], options: BenchOptions) -> _Work:
     reasons = {a.name: a.cannot_run for a in artifacts if a.cannot_run}
     inputs_of: dict[str, Declared] = {}
     runtimes: dict[str, str] = {}
-    failed: list[ModelError | ArtifactError] = []
+    failed: list[ModelError | ArtifactError | SpecError] = []
     for artifact in artifacts:
         if artifact.name in reasons:
             continue
@@ -189,7 +189,7 @@ def _work(paths: Sequence[Path], options: BenchOptions) -> _Work:
             if options.device is None:
                 with on_threads(options.machinery.threads):
                     runtimes[artifact.name] = artifact.opener(options.machinery)().runtime
-        except (ModelError, ArtifactError) as error:
+        except (ModelError, ArtifactError, SpecError) as error:
             failed.append(error)
             inputs_of.pop(artifact.name, None)
             reasons[artifact.name] = f"{error.problem}; {error.remedy}"

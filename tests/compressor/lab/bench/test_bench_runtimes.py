@@ -14,6 +14,7 @@ from compressor.lab.bench.finding import find_artifacts
 from compressor.models.onnx import runtimes as onnx_runtimes
 from compressor.report.pages.bench import benchmark_page
 from compressor.report.terminal import plain_text
+from compressor.types import exporter
 from tests.compressor.lab.bench.conftest import SaveOnnx
 from tests.compressor.tiny_project import Project
 
@@ -75,6 +76,24 @@ def test_without_openvino_onnx_runtime_steps_in(
     note = f"- {artifact['name']} is meant for OpenVINO, which is not installed: timed in onnxr"
     assert note in plain_text(benchmark_page(found))
     assert artifact["cold"]["rounds"] == 1
+
+
+@pytest.mark.parametrize("suffix", ["xml", "tflite", "pte", "gguf"])
+def test_an_artifact_whose_runtime_is_missing_has_a_reason(
+    suffix: str, save: SaveOnnx, tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(exporter, "find_spec", lambda _: None)
+    base, artifact = save(), tmp_path / f"model.{suffix}"
+    artifact.write_bytes(b"0")
+    called = ["bench", str(artifact), "--seconds", "0", "--no-cold", "--json"]
+    result = CliRunner().invoke(application, [*called, str(base)])
+    assert result.exit_code == 0, result.stderr
+    missing, timed = json.loads(result.stdout)["artifacts"]
+    assert "which is not installed; run pip install" in missing["reason"]
+    assert timed["latency"][0]["p50"] > 0
+    alone = CliRunner().invoke(application, called)
+    assert alone.exit_code == 2
+    assert f"artifact {artifact.name!r}: needs the package" in alone.stderr
 
 
 def test_a_run_with_openvino_takes_no_numbers_of_one_without(
