@@ -105,22 +105,24 @@ def configuration(kind: InputsFirst, tensors: Mapping[str, StoredTensor]) -> dic
     """Make the ``quantization_config`` of a model's ``config.json``.
 
     Raises:
-        SpecError: no tensor is quantized, or not all by one scheme.
+        SpecError: no tensor is quantized, or not all by one scheme; scales may have several types,
+            as the weights of a model may, and readers cast both.
     """
-    schemes: dict[Scheme, str] = {}
+    schemes: dict[str, tuple[Scheme, str]] = {}
     for tensor in tensors.values():
         if tensor.codes is not None:
-            schemes.setdefault(tensor.codes.scheme, tensor.name.removesuffix(_WEIGHT))
+            scheme, name = tensor.codes.scheme, tensor.name.removesuffix(_WEIGHT)
+            schemes.setdefault(str(scheme), (scheme, name))
     if not schemes:
         raise SpecError(f"layout {kind}", "no layer is quantized", "add the pass quantize-weights")
     if len(schemes) > 1:
-        (first, one), (second, other) = list(schemes.items())[:2]
+        (first, one), (second, other) = list(schemes.values())[:2]
         raise SpecError(
             f"layer {other!r}",
             f"is {second}, {one!r} is {first}, and {kind} has one scheme for all",
             "use one scheme for all layers, or layout: compressed-tensors",
         )
-    (scheme,) = schemes
+    ((scheme, _),) = schemes.values()
     chosen = [name.removesuffix(_WEIGHT) for name, t in tensors.items() if t.codes is not None]
     kept = _kept(list(tensors.values()))
     common = {

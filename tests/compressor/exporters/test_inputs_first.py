@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from compressor.errors import SpecError
 from compressor.exporters.safetensors.code_layouts import CODE_LAYOUTS, LayoutName
 from compressor.exporters.safetensors.exporter import SafetensorsExporter
-from compressor.exporters.safetensors.inputs_first import configuration
+from compressor.exporters.safetensors.inputs_first import InputsFirst, configuration
 from compressor.lab.quantizing import QuantizeOptions, quantization_spec
 from compressor.models.checkpoint.carrier import open_checkpoint
 from compressor.passes.quantize.weights.layers import WeightRule
@@ -190,6 +190,16 @@ def test_schemes_are_one_for_all():
         configuration("gptq", {t.name: t for t in pair})
     with pytest.raises(SpecError, match="no layer is quantized"):
         configuration("awq", {"a.weight": kept("a.weight", weight)})
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq"])
+def test_weights_of_several_types_have_one_scheme(kind: InputsFirst):
+    weight = torch.randn(ROWS, COLUMNS)
+    pair = [
+        quantized(f"{name}.weight", weight.to(dtype), scheme(4, 32, True, dtype))
+        for name, dtype in (("a", torch.float16), ("b", torch.bfloat16))
+    ]
+    assert configuration(kind, {t.name: t for t in pair})["group_size"] == 32
 
 
 def test_the_command_line_writes_them_for_vllm(folder: Path, tmp_path: Path):
