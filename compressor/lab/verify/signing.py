@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from compressor.errors import InputError, ModelError, SpecError
@@ -33,6 +33,20 @@ def signature_names(path: Path) -> tuple[str, str]:
     """Return the names of the list of hashes and of its signature, beside what was signed."""
     sums = SUMS if path.is_dir() else f"{path.name}.{SUMS}"
     return sums, f"{sums}.sig"
+
+
+def with_signatures(names: Iterable[str]) -> set[str]:
+    """Return files of a folder with the signatures that may lie beside them.
+
+    They are those of the folder, of each file alone, and of each folder in it.
+
+    Args:
+        names: paths in the folder.
+    """
+    listed = set(names)
+    folders = {str(folder / SUMS) for name in listed for folder in PurePosixPath(name).parents}
+    sums = {SUMS, *folders, *(f"{name}.{SUMS}" for name in listed)}
+    return listed | sums | {f"{name}.sig" for name in sums}
 
 
 def write_signature(path: Path, names: Iterable[str], key: Path) -> str:

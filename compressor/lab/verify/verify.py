@@ -19,7 +19,12 @@ from compressor.lab.verify.manifests import (
     read_engine_manifest,
     read_manifest,
 )
-from compressor.lab.verify.signing import check_signature, signature_names, write_signature
+from compressor.lab.verify.signing import (
+    check_signature,
+    signature_names,
+    with_signatures,
+    write_signature,
+)
 from compressor.models.codec.forms import DESCRIPTION
 from compressor.models.codec.headers import INDEX
 from compressor.models.codec.load import packed_format
@@ -106,7 +111,7 @@ def _signed(path: Path, folder: Path, key: Path, progress: Progress) -> Proof:
     states = explained(folder, compare(folder, expected, progress), expected)
     names = signature_names(path)
     if path.is_dir():
-        states += new_files(folder, (*(file.name for file in expected), *names))
+        states += new_files(folder, with_signatures(file.name for file in expected))
     return Proof(str(path), "signed files", names[1], states, fingerprint)
 
 
@@ -122,7 +127,7 @@ def _folder(folder: Path, path: Path, progress: Progress) -> Proof:
     if (folder / MANIFEST).is_file():
         expected = read_manifest(folder).files
         states = explained(folder, compare(folder, expected, progress), expected)
-        known = (MANIFEST, *signature_names(folder), *(file.name for file in expected))
+        known = with_signatures((MANIFEST, *(file.name for file in expected)))
         return Proof(str(path), "run output", MANIFEST, (*states, *new_files(folder, known)))
     if (folder / DESCRIPTION).is_file():
         return _pair(folder, path, progress)
@@ -132,7 +137,7 @@ def _folder(folder: Path, path: Path, progress: Progress) -> Proof:
         if expected:
             states = compare(folder.parent, expected, progress)
             listed = (f.name.removeprefix(inside) for f in expected)
-            new = new_files(folder, (*listed, *signature_names(folder)))
+            new = new_files(folder, with_signatures(listed))
             states += tuple(replace(state, name=inside + state.name) for state in new)
             return Proof(str(path), "artifact of a run", MANIFEST, states)
     engines = [p for suffix in ENGINE_MANIFESTS for p in sorted(folder.glob(f"*{suffix}"))]

@@ -23,6 +23,7 @@ from tests.compressor.lab.verify.proved import (
     pair,
     random_flips,
 )
+from tests.compressor.tiny_project import onnx_project
 
 pytest.importorskip("cryptography", reason="signatures need the extra compressor[sign]")
 
@@ -153,6 +154,22 @@ def test_one_file(tmp_path: Path) -> None:
     with path.open("ab") as stream:
         stream.write(b"x")
     assert complaint(path, public).startswith("model.archive changed")
+
+
+def test_signatures_of_single_files_are_not_in_the_way(tmp_path: Path) -> None:
+    private, public = write_keys(tmp_path, 1)
+    project = onnx_project(tmp_path / "run")
+    project.run()
+    folder = project.output
+    for path in (folder, folder / "model.onnx", folder):
+        assert sign(path, private).ok
+        assert verify(folder).ok
+        assert verify(folder, public).ok
+    assert verify(folder / "model.onnx", public).ok
+    (folder / "other.onnx.SHA256SUMS").write_text("")
+    assert complaint(folder) == "other.onnx.SHA256SUMS new "
+    names = signing.with_signatures(["a", "b.mlpackage/c"])
+    assert {"a.SHA256SUMS.sig", SUMS, f"b.mlpackage/{SIGNATURE}"} < names
 
 
 def test_keys_that_are_none(tmp_path: Path) -> None:
