@@ -21,6 +21,11 @@ _BYTE_OFFSET = 128  # between codes of uint8 and of int8
 # Operators of whose inputs the first alone counts: their result tells its own shape and type.
 _SHAPED = frozenset({"Reshape", "Expand", "Squeeze", "Unsqueeze", "Resize", "CastLike"})
 _BOUNDS: Mapping[tuple[float, float], str] = {(0, 6): "RELU6", (-1, 1): "RELU_N1_TO_1"}
+FIXED_SAMPLES = (
+    "give the inputs a fixed number of samples, such as 1: a network in Python by model.inputs, an "
+    "ONNX file where it is exported"
+)
+"""The remedy where what a node computes depends on how many samples there are."""
 
 Lowered = Callable[["Call"], None]
 
@@ -183,7 +188,8 @@ class Lowering:
         plain = Call(self.store, node, None, "NONE", node.outputs[0])
         if rule is None:
             raise plain.refusal(
-                f"LiteRT has no operator for {node.domain or 'ONNX'}'s {node.op_type}"
+                f"LiteRT has no operator for {node.domain or 'ONNX'}'s {node.op_type}",
+                FIXED_SAMPLES if row.family == "shape" else "",
             )
         for value in node.outputs:
             if value.uses() or value.is_graph_output():

@@ -10,7 +10,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from compressor.exporters.litert.file import Quantization, Tensor
-from compressor.exporters.litert.lowering import Call
+from compressor.exporters.litert.lowering import FIXED_SAMPLES, Call
 from compressor.exporters.litert.store import Weight
 from compressor.types.tensors import Array
 
@@ -55,9 +55,7 @@ def conv_transpose(call: Call) -> None:
     samples = call.shape[0]
     if samples < 0:
         raise call.refusal(
-            "computes any number of samples, and LiteRT's needs a fixed one",
-            "give the inputs a fixed number of samples, such as 1: a network in Python by "
-            "model.inputs, an ONNX file where it is exported",
+            "computes any number of samples, and LiteRT's needs a fixed one", FIXED_SAMPLES
         )
     channels, kernel = weight.array.shape[1], weight.array.shape[2:]
     plane, wanted = source.shape[1:3], _result_plane(call)

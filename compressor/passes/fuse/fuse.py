@@ -44,6 +44,7 @@ _ROUNDS = 12
 _SHAPES: tuple[Rule, ...] = (
     drop_neutral,
     shapes.slice_of_shape,
+    shapes.known_lengths,
     shapes.shape_of_input,
     shapes.copy_lengths,
     shapes.swap_last_axes,
@@ -105,7 +106,7 @@ class Fuse(GraphPass):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = (
         "B. Jacob et al., Quantization and Training of Neural Networks for Efficient "

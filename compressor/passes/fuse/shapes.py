@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from compressor.graph.operators import operator
-from compressor.graph.values import all_nodes, input_of, is_op
+from compressor.graph.values import all_nodes, constant_array, input_of, is_op
 from compressor.passes.fuse.draft import (
     Dim,
     Draft,
@@ -105,6 +106,25 @@ def slice_of_shape(node: ir.Node, draft: Draft) -> bool:
     if start >= end:
         return False
     replace(node, "Shape", [shape.inputs[0]], {"start": start, "end": end})
+    return True
+
+
+def known_lengths(node: ir.Node, draft: Draft) -> bool:
+    """Compute ``Gather(Shape(x), places)`` where these lengths are known and others are not."""
+    shape = node.inputs[0].producer() if is_op(node, "Gather") and node.inputs[0] else None
+    source = shape.inputs[0] if shape is not None and is_op(shape, "Shape") else None
+    places = constant_array(node.inputs[1]) if source is not None else None
+    if shape is None or source is None or source.shape is None or places is None:
+        return False
+    ends = (shape.attributes.get_int(key, None) for key in ("start", "end"))
+    lengths = list(source.shape)[slice(*ends)]
+    found = [lengths[p] for p in places.flat if -len(lengths) <= p < len(lengths)]
+    known = [length for length in found if isinstance(length, int)]
+    if len(known) < places.size:
+        return False
+    values = np.reshape(known, places.shape)
+    constant = draft.constant(values, ir.DataType.INT64, f"{node.outputs[0].name}/lengths")
+    replace(node, "Identity", [constant])
     return True
 
 

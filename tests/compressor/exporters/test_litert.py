@@ -25,6 +25,7 @@ from compressor.types.carrier import Carrier, Runner
 from compressor.types.passes import PassContext
 from compressor.types.tensors import Batch, TensorSpec
 from tests.compressor.exporters.hand_made import CONTEXT
+from tests.compressor.passes.quantize.small_models import graph
 from tests.compressor.passes.quantize.static_models import statistics
 
 TARGET = PassContext(0, frozenset({"litert"}))
@@ -312,7 +313,12 @@ def test_what_litert_cannot_take_is_named(network: Carrier, tmp_path: Path):
     )
     grouped = QuantizeWeights(bits=4, group=8).apply(opened(nn.Linear(16, 4), 16), TARGET, {})
     recurrent = opened(nn.LSTM(12, 6, batch_first=True), *ROWS)
+    counts = graph(
+        "g (float[N, 4] x) => (float[N, 4] y) { s = Shape(x) i = Constant<value_int = 0>() "
+        "n = Gather(s, i) f = Cast<to = 1>(n) y = Mul(x, f) }"
+    )
     for model, message in (
+        (counts, r"\(Shape\): .*give the inputs a fixed number of samples"),
         (recurrent, r"\(LSTM\): LiteRT has no operator for ONNX's LSTM"),
         (erf, r"node '.*' \(Erf\): LiteRT has no operator for ONNX's Erf"),
         (

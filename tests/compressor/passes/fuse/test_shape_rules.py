@@ -74,6 +74,28 @@ def test_a_batch_that_is_read_from_the_input_stays_dynamic(parse, fuse, agree, o
         agree(model, fused, {"x": normal(rng, batch, 3, 4)}, 0)
 
 
+@pytest.mark.parametrize(
+    ("part", "places", "left"),
+    [
+        ("", "value_int = -1", set()),
+        ("<start = -2>", "value_ints = [0, 1]", set()),
+        ("", "value_int = 0", {"Shape", "Gather", "Cast", "ReduceSum"}),
+    ],
+)
+def test_known_lengths_are_computed_beside_open_ones(
+    part, places, left, parse, fuse, agree, ops, rng
+):
+    model = parse(
+        f"g (float[N, 3, 4] x) => (float[N, 3, 4] y) {{ s = Shape{part}(x) "
+        f"p = Constant<{places}>() n = Gather(s, p) f = Cast<to = 1>(n) "
+        "t = ReduceSum<keepdims = 0>(f) y = Mul(x, t) }"
+    )
+    fused = fuse(model).carrier.model
+    assert ops(fused).keys() <= {"Mul", *left, *({"Squeeze", "Slice"} if left else ())}
+    for batch in (1, 3):
+        agree(model, fused, {"x": normal(rng, batch, 3, 4)}, 0)
+
+
 def test_several_dynamic_axes_are_copied(parse, fuse, agree, ops, rng):
     text = ints(zero=[0], one=[1], two=[2], heads=[3, 4])
     model = parse(
