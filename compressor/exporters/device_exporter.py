@@ -15,6 +15,7 @@ from compressor.graph.values import all_nodes, computes_scale, constant_of
 from compressor.types.carrier import Carrier
 from compressor.types.exporter import ExportContext, Exporter
 
+_STEPS = 256  # of a result, for a step of its factors
 _PHONES = ("aarch64", "arm64", "armv7l", "armv8l")
 
 
@@ -65,6 +66,15 @@ class DeviceExporter(Exporter):
         model = self.needed_graph(carrier)
         _check_codes(model, self.runtime)
         return model
+
+
+def kernel_multiplies(read: float, weight: float, written: float) -> bool:
+    """Whether XNNPACK multiplies codes with these steps, of the input, the weight and the result.
+
+    It refuses to load a layer in which a step of both factors is 256 of the result's or more, as
+    of a channel that is always zero by its bias and has large weights.
+    """
+    return read * weight < _STEPS * written
 
 
 def note_of(context: ExportContext) -> str:

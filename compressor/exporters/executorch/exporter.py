@@ -28,7 +28,7 @@ class ExecutorchExporter(DeviceExporter):
     runtime: ClassVar[str] = "ExecuTorch"
     package: ClassVar[str] = "executorch"
     module: ClassVar[str] = "executorch"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def check(self, carrier: Carrier) -> None:
         """Check that ExecuTorch is installed, and has what the model needs."""

@@ -27,7 +27,7 @@ class LitertExporter(DeviceExporter):
     """
 
     format: ClassVar[str] = "litert"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     runtime: ClassVar[str] = "LiteRT"
     package: ClassVar[str] = "ai-edge-litert"
     module: ClassVar[str] = "ai_edge_litert"

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ai_edge_litert import schema_py_generated as schema
 
 from compressor.errors import SpecError
+from compressor.exporters.device_exporter import kernel_multiplies
 from compressor.exporters.litert.file import Quantization, Tensor
 from compressor.exporters.litert.store import Store, Weight, own_type, shape_of, turned, type_of
 from compressor.graph.operators import operator
@@ -216,7 +217,8 @@ class Lowering:
                 quantizers = self._quantizers(bounded.outputs[0])
         if rule.integer and quantizers and self._reads_codes(node):
             codes = self._quantization(quantizers[0])
-            if bounded is None or self._implied(bounded, codes):
+            taken = bounded is None or self._implied(bounded, codes)
+            if taken and self._multiplies(node, codes):
                 self._done.update(quantizers)
                 if bounded is not None:
                     self._done.add(bounded)
@@ -272,6 +274,18 @@ class Lowering:
         return all(
             operator(v.producer()).dequantizes and self.store.weight(v) is None for v in read
         )
+
+    def _multiplies(self, node: ir.Node, codes: Quantization) -> bool:
+        """Whether the kernel of a layer takes its scales; there is none to ask about elsewhere."""
+        row, given = operator(node), [v for v in node.inputs if v is not None]
+        multiplies = row.layer and len(given) > row.weight
+        weight = self.store.weight(given[row.weight]) if multiplies else None
+        if weight is None or weight.scale is None or self.store.planned:
+            return True
+        source = given[0].producer()
+        assert source is not None
+        read = self._quantization(source).scale
+        return kernel_multiplies(read.max(), weight.scale.max(), codes.scale.min())
 
     def _quantization(self, node: ir.Node) -> Quantization:
         """Return what a QuantizeLinear or DequantizeLinear of activations does, for int8."""

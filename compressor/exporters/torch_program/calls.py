@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.ao.quantization.fx import _decomposed
 from torch.utils._python_dispatch import _disable_current_modes
 
+from compressor.exporters.device_exporter import kernel_multiplies
 from compressor.models.executor.program import Op
 
 _LEAST, _GREATEST = -128, 127
@@ -107,6 +108,10 @@ class Stored:
         if self.scale.numel() > 1:
             shape[self.axis] = -1
         return self.codes.to(torch.float32) * self.scale.reshape(shape)
+
+    def multiplies(self, read: Codes, written: Codes) -> bool:
+        """Whether a kernel computes codes of a result from codes of an input with it."""
+        return kernel_multiplies(read.scale, float(self.scale.max()), written.scale)
 
     def transposed(self) -> Stored:
         """Return the transposed matrix."""

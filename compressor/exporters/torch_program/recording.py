@@ -257,13 +257,15 @@ class Recorder:
         if self.alone:
             return True
         activations = [slot for slot in step.inputs if not (slot in self._known or slot == ABSENT)]
-        if any(x not in self._dequantized and x not in self._stored for x in activations):
+        stored = [self._stored[x] for x in activations if x in self._stored]
+        read = [self._dequantized[x][1] for x in activations if x in self._dequantized]
+        if len(stored) + len(read) < len(activations):
             return False
         after = step
         for _ in range(2):
             readers = self._readers.get(after.outputs[0], [])
-            if self._codes_after(after) is not None:
-                return True
+            if (written := self._codes_after(after)) is not None:
+                return all(weight.multiplies(codes, written) for weight in stored for codes in read)
             if len(readers) != 1 or function_of(readers[0]) not in (RELU, CLIP):
                 return False
             (after,) = readers

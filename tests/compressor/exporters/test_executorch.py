@@ -11,7 +11,7 @@ import torch.nn.functional as fn
 from torch import nn
 
 from compressor.errors import ArtifactError, ModelError, SpecError
-from compressor.exporters import ExecutorchExporter
+from compressor.exporters import ExecutorchExporter, LitertExporter
 from compressor.exporters.torch_program.recording import Recorder
 from compressor.models.executorch import ExecutorchRunner
 from compressor.models.torch.carrier import open_module
@@ -163,6 +163,30 @@ def test_a_bounded_activation_keeps_its_bounds():
     exact, ours = replayed(model, *SIZE)
     assert np.abs(ours).max() <= 0.0502
     assert share_lost(exact, ours) < 0.02
+
+
+@pytest.mark.parametrize("exporter", [LitertExporter(), ExecutorchExporter()])
+@pytest.mark.parametrize("dense", [False, True])
+def test_scales_that_no_kernel_multiplies_by_leave_a_layer_float(
+    exporter: LitertExporter | ExecutorchExporter, dense: bool, tmp_path: Path
+):
+    """A channel with large weights is always zero by its bias: one code is many of the result."""
+    wide = nn.Linear(8, 8) if dense else nn.Conv2d(6, 6, 1)
+    module = nn.Sequential(wide, nn.ReLU(), nn.Conv2d(6, 4, 1)).eval()
+    carrier = opened(module, *IMAGE)
+    with torch.no_grad():
+        wide.weight[3] *= 1e5
+        wide.bias[3] = -1e6
+    carrier = open_module(lambda: module, {}, list(carrier.inputs), "model")
+    floats = Fuse().apply(carrier, TARGET, {}).carrier
+    codes = quantized(floats, QuantizeStatic(prepare="none"), *IMAGE)
+    exporter.check(codes)
+    (path,) = exporter.write(codes, tmp_path, CONTEXT)
+    given = noise(3, *IMAGE)
+    ours, exact = (
+        next(iter(x.run(given).values())) for x in (exporter.open(path), floats.runner())
+    )
+    assert share_lost(exact, ours) < 1e-3
 
 
 def test_what_executorch_cannot_take_is_named():
