@@ -22,9 +22,10 @@ from compressor.run.store import result_key
 from compressor.run.verdicts.verdicts import same_function
 from compressor.run.workspace import Workspace, metric_code
 from compressor.types.layer_rules import rule_class
+from compressor.types.tensors import samples_in
 
 _SAMPLES = 16
-_VERSION = 12
+_VERSION = 13
 Basis = Literal["outputs", "layers", "weights"]
 
 
@@ -44,7 +45,7 @@ def attribution(workspace: Workspace, index: int, steps: Sequence[Step]) -> dict
     basis, noises = _noise(workspace, index, steps, layers)
     shared = sum(noise.counted for noise in noises.values.values())
     whole = shared + sum(noise.counted for noise in noises.layers.values())
-    effect = _effect(workspace) if basis == "outputs" else None
+    effect = _effect(workspace, 1) if basis == "outputs" else None
     return {
         "basis": basis,
         "reason": noises.reason or None,
@@ -134,11 +135,12 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
         with workspace.progress.stage("attribute noise to layers"):
             try:
                 exact = workspace.baseline if reference is None else reference.carrier
+                batches = workspace.looked_at(_SAMPLES)  # a fixed batch may hold more
                 noises = measured_noise(
                     step.carrier,
                     exact,
-                    workspace.looked_at(_SAMPLES),
-                    _effect(workspace),
+                    batches,
+                    _effect(workspace, sum(map(samples_in, batches))),
                     workspace.output_parts,
                 )
             except (ModelError, DataError) as error:  # a missing explanation does not fail a run
@@ -153,14 +155,15 @@ def _stored_noise(workspace: Workspace, steps: Sequence[Step], index: int) -> Mo
     )
 
 
-def _effect(workspace: Workspace) -> MetricEffect | None:
+def _effect(workspace: Workspace, samples: int) -> MetricEffect | None:
+    """Return how the noise of the first samples, so many, changes the metric."""
     metric = workspace.plan.metric
     if metric is None or workspace.evaluation is None:
         return None
     if workspace.evaluation.feeds:  # probes may be single steps, which have no target
         built_in = metric.code is None and (metric.about_classes or metric.against_float)
         return MetricEffect(metric, None) if built_in else None
-    return MetricEffect(metric, None if metric.against_float else workspace.targets(_SAMPLES))
+    return MetricEffect(metric, None if metric.against_float else workspace.targets(samples))
 
 
 def noise_of_row(row: Mapping[str, Any]) -> float:
