@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from compressor.errors import DataError, InputError, ModelError, SpecError
 from compressor.files import disk_errors, strict_json
-from compressor.lab.compare.runs import Allowed, Side
+from compressor.lab.compare.runs import Allowed, Side, short
 from compressor.lab.verify.forms import (
     Count,
     Form,
@@ -39,6 +39,8 @@ class Entry(Form):
     Attributes:
         label: what the user calls the run, such as its commit; may be empty.
         sha256: of the artifact; ``None`` for the float model.
+        metric_code: hash of the metric's code; empty for a built-in one, ``None`` in lines of
+            earlier versions.
         latency_ms: median for the smallest batch, where it was timed.
         samples: results of single samples: a bit each where they are right or wrong, else as
             32-bit floats; compressed, in base 64.
@@ -56,6 +58,7 @@ class Entry(Form):
     spec: str
     sha256: str | None
     metric: MetricForm
+    metric_code: str | None = None
     scale: ScaleForm
     bytes: Count
     latency_ms: Positive | None
@@ -114,6 +117,7 @@ def entry_of(side: Side, label: str) -> Entry:
         spec=report["identity"]["spec"],
         sha256=side.entry.get("sha256"),
         metric=MetricForm(**metric),
+        metric_code=report["identity"]["metric_code"],
         scale=ScaleForm(factor=kept["factor"], exponential=kept["exponential"]),
         bytes=side.bytes,
         latency_ms=None if times is None else times["p50"],
@@ -166,6 +170,10 @@ def check_fits(
         ("metric", last.metric.name, new.metric.name, "begin another file"),
         ("evaluation data", last.data, new.data, "begin another file: samples no longer pair"),
     ]
+    if last.metric_code is not None:
+        compared.append(
+            ("code of the metric", last.metric_code, new.metric_code, "begin another file")
+        )
     if "model" not in allowed:
         compared.append(
             ("float model", last.model, new.model, "begin another file, or --allow model")
@@ -173,7 +181,7 @@ def check_fits(
     wrong = [
         SpecError(
             f"history {str(path)!r}",
-            f"has another {what} than this run ({ours[:12]} against {theirs[:12]})",
+            f"has another {what} than this run ({short(ours)} against {short(theirs)})",
             remedy,
         )
         for what, ours, theirs, remedy in compared

@@ -191,7 +191,7 @@ def check_comparable(base: Side, candidate: Side, allowed: Collection[Allowed]) 
     ours, theirs = (_facts(report) for report in (first, second))
     errors = [
         SpecError(
-            pair, f"differ in {title} ({_short(ours[what])} against {_short(theirs[what])})", remedy
+            pair, f"differ in {title} ({short(ours[what])} against {short(theirs[what])})", remedy
         )
         for what, (title, remedy) in _SHARED.items()
         if ours[what] != theirs[what] and what not in allowed
@@ -237,8 +237,12 @@ def _facts(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _short(value: str | None) -> str:
-    """Shorten a hash, and name a missing one."""
+def short(value: str | None) -> str:
+    """Shorten a hash, and name a missing one.
+
+    >>> short("c" * 64), short(None), short("")
+    ('cccccccccccc', 'none', 'built in')
+    """
     if value is None:
         return "none"
     return value[:12] if len(value) == 64 else value or "built in"

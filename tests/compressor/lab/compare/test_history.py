@@ -117,6 +117,7 @@ def test_an_empty_history_has_no_trend(tmp_path: Path) -> None:
         ({"model": "e" * 64}, "another float model"),
         ({"name": "other"}, "another name than this run .other against made."),
         ({"artifact": "other.onnx"}, "another artifact"),
+        ({"metric_code": "e" * 64}, "another code of the metric"),
     ],
 )
 def test_other_models_have_histories_of_their_own(
@@ -129,6 +130,15 @@ def test_other_models_have_histories_of_their_own(
         record(history, model, "next", NOTHING)
     if "model" in change:
         assert len(record(history, model, "next", frozenset({"model"})).points) == 6
+
+
+def test_lines_of_earlier_versions_do_not_tell_the_code_of_the_metric(
+    history: Path, tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    assert {line.pop("metric_code") for line in lines} == {""}
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(record(history, side(tmp_path / "next", results(5)), "next", NOTHING).points) == 6
 
 
 @pytest.mark.parametrize(
