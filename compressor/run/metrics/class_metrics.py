@@ -23,7 +23,7 @@ from compressor.types.tensors import Array, Batch, TensorSpec
 
 
 def class_numbers(target: Any, scores: Array) -> Array:
-    """Return the target as one whole number for each row of scores ``[..., classes]``.
+    """Return the target as one number for each row of scores ``[..., classes]``, int64.
 
     Raises:
         ValueError: it is something else, such as one-hot vectors.
@@ -40,7 +40,8 @@ def class_numbers(target: Any, scores: Array) -> Array:
             f"the target is {truth.dtype}, not numbers of classes",
             "store the target as int64, or convert it in data.transform",
         )
-    return truth.reshape(wanted)
+    # Indices, which booleans are not; sums of numbers with uint64 would be floats.
+    return truth.reshape(wanted).astype(np.int64, copy=False)
 
 
 def out_of_range(labels: Array, classes: int) -> UnfitError:

@@ -60,7 +60,7 @@ def decisions_of(
     own, other = ours.argmax(axis=-1), theirs.argmax(axis=-1)
     labels = np.full(own.shape, _NONE)
     if isinstance(target, np.ndarray) and target.size == own.size:
-        labels = target.reshape(own.shape)
+        labels = target.reshape(own.shape).astype(np.int64)  # unsigned ones cannot be _NONE
     scores = [np.take_along_axis(theirs, c[..., None], axis=-1)[..., 0] for c in (other, own)]
     margins = (scores[0].astype(np.float32) - scores[1]).reshape(size, -1)
     margins[(labels < 0).reshape(size, -1)] *= 1.0 if (labels < 0).all() else 0.0  # padding

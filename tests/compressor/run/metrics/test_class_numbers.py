@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from compressor.errors import DataError
-from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT, TOP5, fitted
+from compressor.run.metrics.class_metrics import ACCURACY, AGREEMENT, PERPLEXITY, TOP5, fitted
+from compressor.run.metrics.metrics import Metric
+from compressor.run.metrics.text_metrics import F1, TOKEN_ACCURACY
 from compressor.types.tensors import TensorSpec
 
 MASK = TensorSpec("mask", ("n", 2, 3), "int64")
@@ -65,3 +67,12 @@ def test_what_needs_scores_names_what_does_not() -> None:
     assert fitted(TOP5, [MASK]) is TOP5
     with pytest.raises(DataError, match="not scores; set metric: accuracy or agreement for"):
         TOP5.per_sample({"mask": OURS}, TRUTH, 2)
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.uint16, np.int8, np.uint64])
+@pytest.mark.parametrize("metric", [ACCURACY, PERPLEXITY, F1, TOKEN_ACCURACY])
+def test_classes_may_be_numbers_of_any_type(metric: Metric, dtype: type) -> None:
+    outputs = {"scores": np.random.default_rng(0).standard_normal((6, 2)).astype(np.float32)}
+    truth = np.array([0, 1, 1, 0, 1, 0])
+    wanted = metric.per_sample(outputs, truth, 6)
+    np.testing.assert_array_equal(metric.per_sample(outputs, truth.astype(dtype), 6), wanted)

@@ -46,6 +46,17 @@ def test_lost_decisions_come_first_and_the_most_certain_of_them():
     }
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_labels_of_any_type_are_the_same_decisions(dtype: type):
+    """Labels of MNIST's type ended each run in an ``OverflowError``."""
+    found = decisions_of(OURS, FLOAT, LABELS.astype(dtype), ACCURACY)
+    wanted = decisions_of(OURS, FLOAT, LABELS, ACCURACY)
+    assert found is not None
+    assert wanted is not None
+    np.testing.assert_array_equal(found.classes, wanted.classes)
+    np.testing.assert_array_equal(found.margins, wanted.margins)
+
+
 def test_shifted_labels_are_unknown(on_onnx: Project):
     with np.load(on_onnx.folder / "test.npz") as data:
         image = data["image"]
