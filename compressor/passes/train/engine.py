@@ -288,12 +288,11 @@ class _Loop:
         ranks, size = self._training.ranks, self._micro
         share = self._order.validation[ranks.rank :: ranks.size]
         parts: list[Array] = []
-        for start in range(0, len(share), size):
-            rows = share[start : start + size]
-            batch = self._training.data.batch(rows, (self._order.seed, 0, 0, start))
+        for index, (rows, count) in enumerate(self._order.blocks(share, size)):
+            batch = self._training.data.batch(rows, (self._order.seed, 0, 0, index * size))
             micro = Micro(rows, as_tensors(batch, len(rows)))
             outputs, moved = self._forward(micro)
-            parts.append(self._values(outputs, moved))
+            parts.append(self._values(outputs, moved)[:count])
         gathered = [part for share in ranks.gathered(parts) for part in share]
         values = np.concatenate(gathered) if gathered else np.zeros(0)
         return float(

@@ -77,6 +77,14 @@ class Order:
         """Return one process's samples of a step; sizes differ by one at most."""
         return self.rows(step)[rank :: self.parts]
 
+    def blocks(self, rows: Rows, size: int) -> list[tuple[Rows, int]]:
+        """Return samples in blocks, and how many of each count.
+
+        Where the model takes whole batches only, the last is filled with samples that it has.
+        """
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [(np.resize(part, size) if self.whole else part, len(part)) for part in parts]
+
 
 @lru_cache(maxsize=2)
 def _permuted(order: Order, epoch: int) -> Rows:

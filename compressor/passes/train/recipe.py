@@ -63,7 +63,8 @@ class Course:
     @property
     def micro(self) -> int:
         """How many samples go through the network at once."""
-        return self.recipe.micro_batch or self.order.batch
+        order = self.order
+        return self.recipe.micro_batch or order.batch // (order.parts if order.whole else 1)
 
 
 class Recipe(TrainPass):

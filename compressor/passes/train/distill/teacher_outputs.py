@@ -191,13 +191,13 @@ class TeacherOutputs:
         course, ranks = self._course, self._course.training.ranks
         if not (self._kept and self._shared):
             return
-        page, rows = self._page(_SHARED), course.order.trained
-        blocks = [rows[i : i + course.micro] for i in range(0, len(rows), course.micro)]
+        page, order = self._page(_SHARED), course.order
+        blocks = [rows for rows, _ in order.blocks(order.trained, course.micro)]
         share = blocks[ranks.rank :: ranks.size]
         with course.training.stage("teacher outputs", len(share)) as advance:
             for done, block in enumerate(share, 1):
                 if page.read(block) is None:
-                    batch = course.training.data.batch(block, (course.order.seed,))
+                    batch = course.training.data.batch(block, (order.seed,))
                     tensors = as_tensors(batch, len(block))
                     self._compute(block, {name: tensors[name] for name in inputs}, page)
                 advance(done)
