@@ -335,6 +335,8 @@ def matmul_to_gemm(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
         source, weight = product.inputs
         if weight is None or not weight.is_initializer() or rank(source) != 2:
             continue
+        if weight.dtype is None or not weight.dtype.is_floating_point():
+            continue  # ONNX Runtime has no Gemm of integers
         shape = static_shape(weight)
         if shape is None or len(shape) != 2:
             continue

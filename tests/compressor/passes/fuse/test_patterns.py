@@ -283,3 +283,11 @@ def test_numbers_in_the_code_of_a_module_are_not_its_parameters(fuse, ops):
     fused = fuse(carrier.graph(), kind="torch").carrier.model
     assert ops(fused) == {"Gemm": 2, "Gelu": 1, "LayerNormalization": 1, "Mul": 1, "Add": 1}
     assert "scale" in fused.graph.initializers
+
+
+def test_products_of_integers_stay(parse, fuse, agree, ops, rng):
+    weights = {"w": rng.integers(-3, 3, (4, 5), np.int32), "b": np.arange(5, dtype=np.int32)}
+    model = parse("g (int32[3, 4] x) => (int32[3, 5] y) { m = MatMul(x, w) y = Add(m, b) }", weights)
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"MatMul": 1, "Add": 1}
+    agree(model, fused, {"x": rng.integers(-3, 3, (3, 4), np.int32)}, 0)
