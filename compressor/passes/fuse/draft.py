@@ -224,6 +224,12 @@ def rank(value: ir.Value | None) -> int | None:
     return None if value is None or value.shape is None else len(value.shape)
 
 
+def has_kernels(value: ir.Value | None) -> bool:
+    """Whether runtimes have kernels of all operators for a value's type: floats but float64."""
+    dtype = None if value is None else value.dtype
+    return dtype is not None and dtype.is_floating_point() and dtype != ir.DataType.DOUBLE
+
+
 def axes_of(node: ir.Node, count: int | None) -> list[int] | None:
     """Return a node's axes, an input or (before opset 13 or 18) an attribute, as axes >= 0."""
     attribute = node.attributes.get_ints("axes", None)

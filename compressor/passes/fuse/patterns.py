@@ -19,6 +19,7 @@ from compressor.graph.values import (
 from compressor.passes.fuse.draft import (
     Draft,
     axes_of,
+    has_kernels,
     maker,
     node_graph,
     private_maker,
@@ -381,7 +382,7 @@ def mean_to_pool(node: ir.Node, draft: Draft) -> bool:  # noqa: ARG001
     axes = axes_of(node, count)
     if axes is None or sorted(axes) != list(range(2, count)):
         return False
-    if source.dtype is None or not source.dtype.is_floating_point():
+    if not has_kernels(source):
         return False
     if node.attributes.get_int("keepdims", 1):
         replace(node, "GlobalAveragePool", [source])

@@ -291,3 +291,15 @@ def test_products_of_integers_stay(parse, fuse, agree, ops, rng):
     fused = fuse(model).carrier.model
     assert ops(fused) == {"MatMul": 1, "Add": 1}
     agree(model, fused, {"x": rng.integers(-3, 3, (3, 4), np.int32)}, 0)
+
+
+def test_float64_keeps_operators_that_have_kernels(parse, fuse, agree, ops, rng):
+    six = "three = Constant<value = double {3.0}>() six = Constant<value = double {6.0}>()"
+    model = parse(
+        f"g (double[1, 2, 3, 3] x) => (double[1, 2, 1, 1] y) {{ {six} a = Add(x, three) "
+        "zero = Sub(three, three) c = Clip(a, zero, six) m = Mul(x, c) d = Div(m, six) "
+        "axes = Constant<value = int64[2] {2, 3}>() y = ReduceMean(d, axes) }"
+    )
+    fused = fuse(model).carrier.model
+    assert not {"GlobalAveragePool", "HardSwish", "HardSigmoid"} & ops(fused).keys()
+    agree(model, fused, {"x": rng.standard_normal((1, 2, 3, 3))}, 1e-12)
