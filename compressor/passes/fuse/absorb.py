@@ -293,6 +293,8 @@ def find_target(value: ir.Value, reader: ir.Node, axis: int | None, draft: Draft
     layer = _layer(node)
     if layer is None or (bias_node is not None and not layer.bias_is_separate):
         return None
+    if bias_node is not None and not _is_of(bias_node, layer):
+        return None
     count = rank(node.outputs[0])
     last = None if count is None else count - 1
     if axis not in (None, last if layer.bias_is_separate else 1) or not bias_fits(node, layer):
@@ -358,6 +360,12 @@ def _is_bias(node: ir.Node) -> bool:
         return False
     shape = None if constants[0] is None else static_shape(constants[0])
     return operator(others[0].producer()).bias_is_separate and shape is not None and len(shape) == 1
+
+
+def _is_of(bias_node: ir.Node, layer: Layer) -> bool:
+    """Whether the vector that a node adds leaves the number of a layer's channels as it is."""
+    (vector,) = (v for v in bias_node.inputs if constant_of(v) is not None)
+    return static_shape(vector) in ((layer.rows,), (1,))
 
 
 def bias_fits(node: ir.Node, layer: Layer) -> bool:

@@ -204,3 +204,13 @@ def test_a_linear_layer_takes_what_comes_before_it(kind, parse, fuse, agree, ops
     fused = fuse(model).carrier.model
     assert sum(ops(fused).values()) == 2
     agree(model, fused, {"x": normal(rng, 3, 4)}, 2e-6)
+
+
+def test_a_vector_that_widens_a_column_is_no_bias(parse, fuse, agree, ops, rng):
+    model = parse(
+        "g (float[N, 4] x) => (float[N, 5] y) { m = MatMul(x, fc.weight) z = Add(m, b) y = Mul(z, c) }",
+        {"fc.weight": normal(rng, 4, 1), "b": normal(rng, 5), "c": np.float32([2])},
+    )
+    fused = fuse(model).carrier.model
+    assert ops(fused) == {"MatMul": 1, "Add": 1, "Mul": 1}
+    agree(model, fused, {"x": normal(rng, 3, 4)}, 1e-6)
