@@ -8,7 +8,7 @@ from math import prod
 import onnx_ir as ir
 
 from compressor.graph.operators import operator
-from compressor.graph.values import constant_of, input_of, is_op
+from compressor.graph.values import constant_of, input_of, is_op, static_shape
 from compressor.passes.fuse.draft import Draft, private_maker, rank, replace, same_dim
 
 
@@ -62,9 +62,10 @@ def _rows_before(node: ir.Node) -> Iterator[ir.Node]:
         yield before
         row = operator(before)
         matrix = row.is_product and not row.is_convolution
-        product = matrix and _is_weight(input_of(before, 1))
-        factors = [v for v in before.inputs[1:] if v is not None]
-        vectors = all(_is_weight(v) and rank(v) in (0, 1) for v in factors)
+        weight, term = input_of(before, 1), input_of(before, 2)
+        product = matrix and _is_weight(weight) and rank(weight) == 2
+        product = product and (term is None or _is_vector(term))
+        vectors = all(_is_vector(v) for v in before.inputs[1:] if v is not None)
         elementwise = row.family == "unary" or (row.family == "binary" and vectors)
         turned = before.attributes.get_int("transA", 0)
         if turned or not (product or elementwise):
@@ -74,6 +75,12 @@ def _rows_before(node: ir.Node) -> Iterator[ir.Node]:
 
 def _is_weight(value: ir.Value | None) -> bool:
     return value is not None and (value.is_initializer() or constant_of(value) is not None)
+
+
+def _is_vector(value: ir.Value) -> bool:
+    """Whether a value is a constant that is the same in all rows of a matrix."""
+    shape = static_shape(value)
+    return _is_weight(value) and shape is not None and len(shape) < 3 and shape[:-1] in ((), (1,))
 
 
 def _same_width(before: ir.Value, rows: ir.Value) -> bool:

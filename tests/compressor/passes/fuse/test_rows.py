@@ -71,3 +71,20 @@ def test_a_length_that_a_rule_finds_out_is_known_further_on(parse, fuse, rng):
     fused = fuse(model).carrier.model
     (exp,) = (node for node in fused.graph if node.op_type == "Exp")
     assert [str(d) for d in exp.outputs[0].shape] == ["N", "4", "6", "8"]
+
+
+@pytest.mark.parametrize(
+    ("product", "shape"), [("Gemm(q, w, c)", (4, 5)), ("MatMul(q, w)", (2, 4, 5))]
+)
+def test_rows_with_a_matrix_or_bias_of_their_own_keep_their_order(
+    product, shape, parse, fuse, agree, rng
+):
+    width = 5 * shape[0] if len(shape) == 3 else 5
+    model = parse(
+        f"g (float[2, 3, 4] x) => (float[2, 3, {width}] y) {{ "
+        f"{ints(flat=[6, 4], apart=[3, 2, width])} t = Transpose<perm=[1,0,2]>(x) "
+        f"q = Reshape(t, flat) h = {product} s = Reshape(h, apart) "
+        "y = Transpose<perm=[1,0,2]>(s) }",
+        {"w": normal(rng, *shape)} | ({"c": normal(rng, 6, 5)} if len(shape) == 2 else {}),
+    )
+    agree(model, fuse(model).carrier.model, {"x": normal(rng, 2, 3, 4)}, 1e-5)
