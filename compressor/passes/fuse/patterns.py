@@ -45,7 +45,7 @@ def gelu(node: ir.Node, draft: Draft) -> bool:
         return False
     for gate, source in (values, reversed(values)):
         form = _gate(gate, source)
-        if form is not None:
+        if form is not None and rank(source) == rank(node.outputs[0]):
             replace(node, "Gelu", [source], {"approximate": form})
             return True
     return False
@@ -184,6 +184,8 @@ def scale_queries(node: ir.Node, draft: Draft) -> bool:
     (left, first), (right, second) = _unscaled(queries, node), _unscaled(keys, node)
     if left is queries or right is keys or queries is None or queries.dtype is None:
         return False
+    if rank(left) != rank(queries) or rank(right) != rank(keys):
+        return False  # the constants add axes
     factor = draft.constant(first * second, queries.dtype, f"{node.outputs[0].name}/scale")
     scaled = put(node, "Mul", [left, factor])
     scaled.outputs[0].type, scaled.outputs[0].shape = queries.type, queries.shape
@@ -254,6 +256,8 @@ def layer_norm(node: ir.Node, draft: Draft) -> bool:
     length = None if source is None or not source.shape else source.shape[-1]
     if source is None or not isinstance(length, int) or source.dtype != ir.DataType.FLOAT:
         return False
+    if rank(node.outputs[0]) != rank(source):
+        return False  # epsilon or an exponent adds axes
     last, scale = node, None
     reader = sole_reader(node.outputs[0])
     if is_op(reader, "Mul") and reader is not None:

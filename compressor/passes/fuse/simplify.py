@@ -23,7 +23,7 @@ from compressor.graph.layers import layer_name
 from compressor.graph.operators import operator
 from compressor.graph.stored_weights import lookups_of
 from compressor.graph.values import all_nodes, as_function, constant_of, sole_reader, static_shape
-from compressor.passes.fuse.draft import Draft, has_kernels, node_graph
+from compressor.passes.fuse.draft import Draft, has_kernels, node_graph, rank
 from compressor.types.tensors import Array
 
 _FOLD_LIMIT = 1 << 16
@@ -72,17 +72,23 @@ def rewrite(model: ir.Model, opset: int, patterns: bool) -> bool:
         applied.append(rules.materialize_reshape_shape_rule)
     own = [_own_rule(rule) for rule in applied]
     if opset >= 14 and patterns:
-        own += [_own_rule(rule, has_kernels) for rule in rules.fuse_hardswish_rules()]
+        own += [_own_rule(rule, _fits) for rule in rules.fuse_hardswish_rules()]
     return bool(RewritePass(own)(model).modified)
 
 
+def _fits(source: ir.Value, output: ir.Value) -> bool:
+    """Whether one operator may take the place of what was written out, constants included."""
+    return has_kernels(source) and rank(source) == rank(output)
+
+
 def _own_rule(
-    rule: RewriteRule, wanted: Callable[[ir.Value], bool] = lambda _: True
+    rule: RewriteRule, wanted: Callable[[ir.Value, ir.Value], bool] | None = None
 ) -> RewriteRule:
     """Copy a rule of the library without the last graph that it was tried on.
 
     The library's rules live as long as the process, and all of that graph would with them. The copy
-    is tried only on nodes of the operator that its pattern ends in, and of outputs that are wanted.
+    is tried only on nodes of the operator that its pattern ends in, and where ``wanted`` is true of
+    the ``x`` of its pattern and the output.
     """
     fresh = copy(rule)
     fresh._matcher = copy(rule._matcher)
@@ -91,7 +97,9 @@ def _own_rule(
 
     def tried(model: ir.Model, graph: Any, node: ir.Node, **_: object) -> Any:
         fits = identifier is None or node.op_identifier() == identifier
-        fits = fits and wanted(node.outputs[0])
+        if fits and wanted is not None:
+            match = fresh.match(model, graph, node)
+            fits = bool(match) and wanted(match.bindings["x"], node.outputs[0])
         return rule.__class__.try_rewrite(fresh, model, graph, node) if fits else None
 
     fresh.try_rewrite = tried  # type: ignore[assignment,method-assign]

@@ -208,7 +208,8 @@ def test_a_linear_layer_takes_what_comes_before_it(kind, parse, fuse, agree, ops
 
 def test_a_vector_that_widens_a_column_is_no_bias(parse, fuse, agree, ops, rng):
     model = parse(
-        "g (float[N, 4] x) => (float[N, 5] y) { m = MatMul(x, fc.weight) z = Add(m, b) y = Mul(z, c) }",
+        "g (float[N, 4] x) => (float[N, 5] y) "
+        "{ m = MatMul(x, fc.weight) z = Add(m, b) y = Mul(z, c) }",
         {"fc.weight": normal(rng, 4, 1), "b": normal(rng, 5), "c": np.float32([2])},
     )
     fused = fuse(model).carrier.model

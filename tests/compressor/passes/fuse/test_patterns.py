@@ -287,7 +287,9 @@ def test_numbers_in_the_code_of_a_module_are_not_its_parameters(fuse, ops):
 
 def test_products_of_integers_stay(parse, fuse, agree, ops, rng):
     weights = {"w": rng.integers(-3, 3, (4, 5), np.int32), "b": np.arange(5, dtype=np.int32)}
-    model = parse("g (int32[3, 4] x) => (int32[3, 5] y) { m = MatMul(x, w) y = Add(m, b) }", weights)
+    model = parse(
+        "g (int32[3, 4] x) => (int32[3, 5] y) { m = MatMul(x, w) y = Add(m, b) }", weights
+    )
     fused = fuse(model).carrier.model
     assert ops(fused) == {"MatMul": 1, "Add": 1}
     agree(model, fused, {"x": rng.integers(-3, 3, (3, 4), np.int32)}, 0)
@@ -303,3 +305,40 @@ def test_float64_keeps_operators_that_have_kernels(parse, fuse, agree, ops, rng)
     fused = fuse(model).carrier.model
     assert not {"GlobalAveragePool", "HardSwish", "HardSigmoid"} & ops(fused).keys()
     agree(model, fused, {"x": rng.standard_normal((1, 2, 3, 3))}, 1e-12)
+
+
+AXES = "float[3, 4] x) => (float[a, b, c] y)"
+DEEP = {
+    "attention": (
+        "float[3, 4] x, float[4, 3] k) => (float[1, 3, 3] y)",
+        "q = Mul(x, c) s = Mul(k, c) m = MatMul(q, s) y = Softmax(m)",
+        0.5,
+    ),
+    "layer norm": (
+        AXES,
+        "ax = Constant<value = int64[1] {-1}>() m = ReduceMean(x, ax) d = Sub(x, m) "
+        "s = Mul(d, d) v = ReduceMean(s, ax) e = Add(v, c) q = Sqrt(e) y = Div(d, q)",
+        1e-5,
+    ),
+    "gelu": (
+        AXES,
+        f"{NUMBERS} d = Div(x, root) e = Erf(d) p = Add(e, c) h = Mul(x, half) y = Mul(h, p)",
+        1.0,
+    ),
+    "hard-swish": (
+        AXES,
+        f"{NUMBERS} z = Sub(one, one) a = Add(x, c) l = Clip(a, z, six) h = Mul(x, l) "
+        "y = Div(h, six)",
+        3.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", DEEP)
+def test_constants_with_more_axes_than_the_source(form, parse, fuse, agree, rng):
+    signature, body, number = DEEP[form]
+    text = body.replace(" c)", " deep)").replace("(c", "(deep")
+    deep = f"deep = Constant<value = float[1,1,1] {{{number}}}>()"
+    model = parse(f"g ({signature} {{ {deep} {text} }}")
+    feeds = {"x": normal(rng, 3, 4)} | ({"k": normal(rng, 4, 3)} if form == "attention" else {})
+    agree(model, fuse(model).carrier.model, feeds, 1e-5)
