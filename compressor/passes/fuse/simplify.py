@@ -273,8 +273,18 @@ def tidy(draft: Draft, known_names: frozenset[str]) -> None:
     for node in all_nodes(model.graph):
         if node.name not in known_names:
             node.name = f"node_{node.outputs[0].name}" if node.outputs else None
-    common.OutputFixPass()(model)
+    _tell_outputs_apart(model)
     common.NameFixPass()(model)
+
+
+def _tell_outputs_apart(model: ir.Model) -> None:
+    """Write a value that is several outputs once for each; an input that is one keeps its name."""
+    outputs = model.graph.outputs
+    inputs = {index: value for index, value in enumerate(outputs) if value.is_graph_input()}
+    outputs[:] = [value for value in outputs if not value.is_graph_input()]
+    common.OutputFixPass()(model)
+    for index, value in inputs.items():
+        outputs.insert(index, value)
 
 
 def _share_constants(draft: Draft) -> None:

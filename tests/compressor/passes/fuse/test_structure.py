@@ -241,3 +241,11 @@ def test_parameters_that_are_inputs_too_stay_changeable(parse, fuse, agree, rng)
     feeds = {"x": normal(rng, 3, 4), "w": normal(rng, 4, 6)}
     agree(model, fused, feeds, 1e-6)
     agree(model, fused, {"x": feeds["x"]}, 1e-6)
+
+
+def test_an_input_that_is_an_output_keeps_its_name(parse, fuse, agree, rng):
+    model = parse("g (float[2, 3] x) => (float[2, 3] x, float[2, 3] y) { y = Relu(x) }")
+    fused = fuse(model).carrier.model
+    assert [v.name for v in fused.graph.inputs] == ["x"]
+    assert [v.name for v in fused.graph.outputs] == ["x", "y"]
+    agree(model, fused, {"x": normal(rng, 2, 3)}, 0)
