@@ -102,7 +102,7 @@ def model_card(report: Mapping[str, Any], manifest: Mapping[str, Any], source: P
 def _uses(report: Mapping[str, Any], spec: Mapping[str, Any], opener: str) -> list[str]:
     """Return how each artifact is opened, from beside the folder."""
     formats = {artifact["format"] for artifact in report["artifacts"]}
-    folder = Path(spec.get("output", report["name"])).name
+    folder = Path(spec.get("output") or report["name"]).name
     names = {
         "opener": opener,
         "folder": json.dumps(folder, ensure_ascii=False),

@@ -11,6 +11,9 @@ import transformers
 from compressor.lab.quantizing import QuantizedFormat, QuantizeOptions, quantization_spec
 from compressor.progress import quiet_libraries
 from compressor.report.run import run_spec
+from compressor.spec.load import check_spec
+from compressor.spec.source_text import Document
+from tests.compressor.cli.test_cli_quantize import llama
 
 
 @pytest.mark.parametrize("skip", [(), ("*experts*",)])
@@ -34,3 +37,16 @@ def test_experts_that_transformers_does_not_read_are_for_gptqmodel(
     assert ("experts in this layout at random values, without an error" in card) is lost
     assert ('model = GPTQModel.load("small")' in card) is lost
     assert ('AutoModelForCausalLM.from_pretrained("small")' in card) is not lost
+
+
+def test_the_folder_of_a_spec_without_output_is_that_of_its_name(tmp_path: Path):
+    value = {
+        "version": 1,
+        "name": "small",
+        "model": {"checkpoint": str(llama(tmp_path / "float", layers=1, hidden=64))},
+        "passes": [{"pass": "quantize-weights", "preset": "int8"}],
+        "exports": [{"format": "safetensors"}],
+    }
+    run_spec(check_spec(Document(tmp_path / "spec.yaml", value)))
+    card = (tmp_path / "out" / "small" / "README.md").read_text()
+    assert 'from_pretrained("small")' in card
