@@ -150,6 +150,7 @@ class DecoderBlocks:
         """Run a block, as it is now, for what enters the next one."""
         values = (opened.run(*batch).numpy() for batch in self._entering(opened.index))
         self._flow.write(opened.index + 1, values)
+        self._ranks.wait()  # all go on from the block that the slowest was at, if they are killed
         self._flow.forget(opened.index)
 
 
