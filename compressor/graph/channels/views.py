@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +27,9 @@ def reshape(flow: Flow, node: ir.Node) -> None:
     families = flow.labels(node.inputs[0])
     if families and (before is None or after is None or min(before, default=1) < 1):
         flow.freeze_node(node, UNKNOWN)  # an axis without elements does not show how it is merged
+        return
+    if families and before is not None and after is not None and prod(before) != prod(after):
+        flow.freeze_node(node, UNKNOWN)  # it fits one length of an open axis, which is not told
         return
     if before is not None and after is not None:
         families = sorted(families, key=lambda family: _precedence(flow, family))

@@ -255,3 +255,13 @@ def test_a_loop_freezes_what_it_reads():
     """
     reason = "Loop 'z' has a subgraph that reads them"
     checked(image_net(text, {"count": np.asarray(2, np.int64)}), 0, {reason})
+
+
+def test_a_reshape_that_fits_one_batch_only_keeps_its_channels():
+    text = """(float[N,2,4,4] x) => (float[16,3] y) {
+        a = MatMul(x, w) q = Reshape(a, rows) b = MatMul(q, v) c = Relu(b) y = MatMul(c, u)
+    }"""
+    weights: dict[str, Weight] = {"w": (4, 4), "rows": [16, 4], "v": (4, 8), "u": (8, 3)}
+    groups = map_channels(graph(text, weights)).groups
+    free = {m.parameter for group in groups if not group.frozen for m in group.members}
+    assert free == {"v", "u"}
