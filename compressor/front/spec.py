@@ -16,6 +16,7 @@ from torch import nn
 from compressor import catalog
 from compressor.calibration.sources.iterables import TARGETS, as_array, first_item, parts, reader
 from compressor.errors import SpecError
+from compressor.models.torch.wrappers import unwrapped
 from compressor.run.metrics.metrics import Metric
 from compressor.spec.keys import LimitKeys, MetricKeys, ModelKeys
 from compressor.spec.load import FACTORY, check_spec, load_spec
@@ -131,6 +132,8 @@ class _Writer:
         """Return dictionaries, lists and scalars."""
         if isinstance(value, Options):
             value = _keys(value)
+        if isinstance(value, nn.Module):
+            value = unwrapped(value)
         if isinstance(value, Metric):
             value = _known("metric", value.name, value)
         if path == ("model",) and isinstance(value, str | os.PathLike):
@@ -256,7 +259,7 @@ def _inputs(module: nn.Module, item: Any, target: Any, name: str) -> dict[str, A
     count = length if length <= needed else max(1, min(length - 1, len(named)))
     first, _ = parts(item, count)
     if isinstance(first, Mapping):
-        any_name = {p.kind for p in taken} == {inspect.Parameter.VAR_KEYWORD}
+        any_name = not named and any(p.kind == p.VAR_KEYWORD for p in taken)
         values = first if any_name else {p.name: first[p.name] for p in taken if p.name in first}
         others = {*TARGETS, target}
         chosen = {n: v for n, v in values.items() if n not in others} or values
@@ -267,7 +270,8 @@ def _inputs(module: nn.Module, item: Any, target: Any, name: str) -> dict[str, A
             "model.inputs",
             f"is not given, and forward of {type(module).__name__} takes nothing of the first "
             f"batch of {name}",
-            f"its parameters are {', '.join(p.name for p in taken) or 'none'}",
+            f"its parameters are {', '.join(p.name for p in taken) or 'none'}; name its inputs: "
+            "model={'factory': module, 'inputs': {'image': {'shape': ['batch', 3, 32, 32]}}}",
         )
     floats = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     made = {}

@@ -28,6 +28,7 @@ from compressor.front.run import run
 from compressor.front.spec import MetricLike, Spec, checked
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.program_module import content_digest
+from compressor.models.torch.wrappers import unwrapped
 from compressor.progress import SILENT
 from compressor.report.result import RunResult
 from compressor.run.options import RunOptions
@@ -281,11 +282,14 @@ def prepare(
     return PreparedModule(handed, form, spec, folder).train()
 
 
-def convert(prepared: PreparedModule) -> RunResult:
+def convert(prepared: nn.Module) -> RunResult:
     """Finish the run of a module that the program has trained: passes, artifacts and report.
 
     The result is the same as if the spec's own training had produced these weights. The module may
     be trained further and converted again.
+
+    Args:
+        prepared: the module of :func:`prepare`, or a wrapper of it, as ``torch.compile`` returns.
 
     Example:
         >>> compressor.convert(prepared).save("out/edge")
@@ -295,11 +299,12 @@ def convert(prepared: PreparedModule) -> RunResult:
             sharding.
         CompressorError: the run cannot continue.
     """
+    prepared = unwrapped(prepared)
     if not isinstance(prepared, PreparedModule):
         raise SpecError(
             "convert",
             f"takes what compressor.prepare returned, and was given a {type(prepared).__name__}",
-            "train that module, or take its .module out of a wrapper",
+            "train that module, or take it out of its wrapper",
         )
     prepared.settle()
     state = prepared.network.state_dict()

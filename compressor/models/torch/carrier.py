@@ -42,6 +42,7 @@ from compressor.models.torch.smaller_module import (
     with_shorter,
     with_unread,
 )
+from compressor.models.torch.wrappers import unwrapped
 from compressor.models.transformers.config import altered_config
 from compressor.types.carrier import Capability, Carrier, Runner, WeightChange
 from compressor.types.channels import Units
@@ -393,4 +394,4 @@ def open_module(
         remedy = "write e.g. inputs: {image: {shape: [batch, 3, 32, 32], dtype: float32}}"
         problem = "is empty, a module does not know its own inputs"
         raise SpecError("model.inputs", problem, remedy)
-    return TorchCarrier(module, inputs)
+    return TorchCarrier(unwrapped(module), inputs)

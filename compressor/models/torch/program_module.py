@@ -21,7 +21,7 @@ _OF_ALL_MODULES = frozenset(vars(nn.Module()))
 
 
 def open_program_module(module: nn.Module, inputs: Sequence[TensorSpec], key: str) -> TorchCarrier:
-    """Return a carrier of a copy of a module, which shares tensors in the host's memory.
+    """Return a carrier of a copy of a module, which shares parameters in the host's memory.
 
     Args:
         key: where the module stands in the spec, for messages.
@@ -39,7 +39,11 @@ def open_program_module(module: nn.Module, inputs: Sequence[TensorSpec], key: st
         )
     held = held_tensors(module)
     check_finite(held.items(), f"module {type(module).__name__}", dict(module.named_buffers()))
-    memo = {id(tensor): _on_host(tensor) for tensor in held.values()}
+    # A forward may write buffers. What it computed is no leaf, which deepcopy refuses: outputs that
+    # it keeps, and weights by hooks, such as those of torch.nn.utils.prune.
+    kept = [t for part in module.modules() for t in vars(part).values() if _is_computed(t)]
+    memo = {id(t): _on_host(t.detach()).clone() for t in (*kept, *module.buffers())}
+    memo |= {id(tensor): _on_host(tensor) for tensor in module.parameters()}
     try:
         copy = deepcopy(module, memo)
     except (TypeError, RuntimeError, AttributeError) as error:
@@ -47,6 +51,10 @@ def open_program_module(module: nn.Module, inputs: Sequence[TensorSpec], key: st
             key, f"cannot be copied ({error})", "give a factory that builds it, and a checkpoint"
         ) from error
     return TorchCarrier(copy, inputs)
+
+
+def _is_computed(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_leaf
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import json
 import pickle
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.prune import l1_unstructured
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import compressor
@@ -203,6 +206,48 @@ def test_functions_and_modules_stand_where_a_file_has_names(
 def test_inputs_are_read_off_the_first_batch(item: Any, names: list[str] | None):
     spec = Spec(name="a", model=Scaled(1.0), data={"calibration": [item]}, exports=[ONNX])
     assert list(checked(spec).resolved["model"]["inputs"]) == (names or ["image", "scale"])
+
+
+@pytest.mark.parametrize(
+    "wrap", [partial(torch.compile, backend="eager"), nn.DataParallel, AveragedModel]
+)
+def test_what_only_calls_a_module_is_taken_off(wrap: Callable[[nn.Module], nn.Module]):
+    data = {"calibration": torch.zeros(2, 1, 8, 8)}
+    made = checked(Spec(name="a", model=wrap(tiny_module()), data=data, exports=[ONNX]))
+    assert list(made.resolved["model"]["inputs"]) == ["image"]
+    assert next(type(given).__name__ for given in made.objects.values()) == "TinyNet"
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused():
+    with pytest.raises(SpecError, match=r"is TorchScript.*; give the module that was scripted"):
+        compressor.quantize(torch.jit.script(nn.Linear(4, 3)), torch.zeros(2, 4))
+
+
+class Counting(nn.Linear):
+    """Writes a buffer and keeps what it returned."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = super().forward(x)
+        return self.last
+
+
+def test_the_programs_module_stays_as_it_is_and_may_hold_what_it_computed():
+    module = nn.Sequential(Counting(), nn.Linear(8, 4))
+    l1_unstructured(module[1], "weight", 0.5)
+    x = torch.randn(4, 8)
+    expected = module(x)
+    smaller = compressor.prune(module, x, passes=[{"pass": "prune-magnitude", "sparsity": 0.6}])
+    copy = open_program_module(module, [TensorSpec("x", ("batch", 8), "float32")], "model")
+    assert torch.equal(copy.module(x), expected)
+    assert smaller(x).shape == (4, 4)
+    assert module[0].calls == 1
+    assert copy.module[0].weight is module[0].weight
 
 
 def test_what_cannot_be_used_is_an_error_of_the_library(loader: DataLoader[Any]):

@@ -250,8 +250,13 @@ def test_averages_are_made_of_states_as_a_copy_would_share_masks(prepared: Prepa
     assert np.array_equal(outputs_of(compressor.convert(prepared)), before)
 
 
+def test_a_prepared_module_is_taken_out_of_its_wrapper(prepared: PreparedModule):
+    converted = compressor.convert(nn.DataParallel(prepared))
+    assert np.array_equal(outputs_of(converted), outputs_of(compressor.convert(prepared)))
+
+
 def test_what_was_not_prepared_is_not_converted() -> None:
     with pytest.raises(
         SpecError, match=r"takes what compressor\.prepare returned, .* a Sequential"
     ):
-        compressor.convert(nn.Sequential())  # type: ignore[arg-type]
+        compressor.convert(nn.Sequential())
