@@ -16,10 +16,9 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.errors import SpecError
 from compressor.files import scratch
-from compressor.front.run import run
+from compressor.front.run import apart_from_the_program, run
 from compressor.front.spec import MetricLike, ModelLike, Spec, checked, is_section
 from compressor.models.element_types import of_numpy
 from compressor.models.torch.carrier import TorchCarrier
@@ -30,7 +29,6 @@ from compressor.run.pipeline import run_passes
 from compressor.run.plan import make_plan
 from compressor.run.store import Store, store_of
 from compressor.run.workspace import Workspace
-from compressor.spec.user_code import importable
 from compressor.types.arguments import check_arguments
 from compressor.types.carrier import Capability
 from compressor.types.passes import Pass
@@ -141,7 +139,7 @@ def prune(
         passes=usual if passes is None else passes,
         exports=[{"format": "safetensors"}],
     )
-    with scratch() as folder, random_numbers_kept(), importable([Path.cwd()]):
+    with scratch() as folder, apart_from_the_program():
         plan = make_plan(replace(checked(spec), output=folder / spec.name))
         workspace = Workspace(plan, Store(store_of(folder / spec.name)), SILENT)
         with workspace.store.locked():

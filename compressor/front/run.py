@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import torch
 
 from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.front.spec import SpecLike, checked
@@ -13,6 +16,32 @@ from compressor.report.run import run_spec
 from compressor.run.options import DEFAULTS, RunOptions
 from compressor.spec.user_code import importable
 from compressor.types.arguments import check_arguments
+
+
+@contextmanager
+def apart_from_the_program() -> Iterator[None]:
+    """Work as in a program of its own, with modules of the current folder.
+
+    Random numbers of the program stay as they are. What it has set for all of PyTorch does not
+    act inside: the default type and device of new tensors, autocast, and the modes that record no
+    gradients.
+
+    Raises:
+        DataError: code of the program that was called has tried to end it.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(random_numbers_kept())
+        stack.enter_context(importable([Path.cwd()]))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        yield
 
 
 def run(
@@ -46,5 +75,5 @@ def run(
         CompressorError: the run cannot continue; finished passes are kept for the next run.
     """
     check_arguments(run, locals())
-    with random_numbers_kept(), importable([Path.cwd()]):
+    with apart_from_the_program():
         return run_spec(checked(spec, settings), options, progress or SILENT)

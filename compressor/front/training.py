@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -14,7 +13,6 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from compressor.calibration.sources.iterables import random_numbers_kept
 from compressor.errors import SpecError, listed
 from compressor.front.compress import (
     ONNX,
@@ -24,7 +22,7 @@ from compressor.front.compress import (
     model_name,
     output_form,
 )
-from compressor.front.run import run
+from compressor.front.run import apart_from_the_program, run
 from compressor.front.spec import MetricLike, Spec, checked
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.torch.program_module import content_digest
@@ -37,7 +35,6 @@ from compressor.run.plan import make_plan
 from compressor.run.store import Store, store_of
 from compressor.run.workspace import Workspace
 from compressor.spec.load import Spec as CheckedSpec
-from compressor.spec.user_code import importable
 from compressor.types.arguments import check_arguments
 from compressor.types.passes import Pass, TrainPass
 from compressor.types.training import Handed, OwnLoop
@@ -269,7 +266,7 @@ def prepare(
     if passes.output is None:
         folder = TemporaryFolder()
         spec = replace(spec, output=folder.path / spec.name)
-    with random_numbers_kept(), importable([Path.cwd()]):
+    with apart_from_the_program():
         plan = make_plan(spec)
         workspace = Workspace(
             plan, Store(store_of(spec.output)), SILENT, RunOptions(loop=OwnLoop("", _take))

@@ -118,6 +118,25 @@ def test_manifest_and_report_say_what_no_file_repeats(result: RunResult, tmp_pat
         load_symbol(manifest["spec"]["model"]["factory"], "model.factory")
 
 
+def test_what_the_program_has_set_for_pytorch_does_not_act_inside():
+    def quantized() -> str:
+        passes = [{"pass": "quantize-static"}]
+        return compressor.quantize(small, images, passes=passes).artifacts[0].sha256
+
+    small, images = nn.Linear(8, 4), torch.zeros(4, 8)
+    expected = quantized()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu"), torch.inference_mode(), torch.device("meta"):
+            assert quantized() == expected
+            assert torch.is_autocast_enabled("cpu")
+            assert torch.is_inference_mode_enabled()
+            assert torch.zeros(1).is_meta
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_temporary_folder_lasts_as_long_as_the_result(tmp_path: Path):
     path = onnx_project(tmp_path).folder / ONNX_FILE
     result = compressor.quantize(path, passes=[{"pass": "quantize-weights", "preset": "int8"}])
