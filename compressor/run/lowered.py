@@ -34,7 +34,7 @@ from compressor.types.tensors import Batch
 CarrierT = TypeVar("CarrierT", bound=TorchCarrier)
 
 _GRAPH = "lowered.onnx"
-_VERSION = 5  # of what is kept
+_VERSION = 6  # of what is kept
 _EXACT_DB = 60.0  # that a graph reaches where both are computed in float32
 _NARROW_DB = {torch.float16: 48.0, torch.bfloat16: 30.0}  # each layer rounds to 11 or 8 bits
 _MOST_BYTES = 1 << 30  # of constants; a protobuf file holds at most 2 GB

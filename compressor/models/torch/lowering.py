@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
+from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.utils._pytree import tree_leaves
 
 from compressor.errors import ModelError, message_lines
@@ -273,13 +274,17 @@ def _without_traces() -> Iterator[None]:
 
 
 def _keys(program: torch.export.ExportedProgram | None) -> Sequence[str]:
-    """Return the keys of the dictionary that a module returns; nothing if it returns none."""
+    """Return the keys under which a module returns tensors; nothing if it returns no dictionary."""
     made = None if program is None else program.call_spec.out_spec
-    if made is None or made.type not in (dict, OrderedDict):
+    if program is None or made is None or made.type not in (dict, OrderedDict):
         return ()
-    keys = made.context
-    flat = all(child.is_leaf() for child in made.children())
-    return keys if flat and all(isinstance(key, str) and key for key in keys) else ()
+    if not all(child.is_leaf() for child in made.children()):
+        return ()
+    outputs = program.graph_signature.output_specs
+    returned = [output.arg for output in outputs if output.kind == OutputKind.USER_OUTPUT]
+    pairs = zip(made.context, returned, strict=True)
+    keys = [key for key, value in pairs if isinstance(value, TensorArgument)]  # others are None
+    return keys if all(isinstance(key, str) and key for key in keys) else ()
 
 
 def _name_outputs(model: ir.Model, keys: Sequence[str]) -> None:

@@ -108,9 +108,10 @@ class _Heads(torch.nn.Module):
         super().__init__()
         self.keys, self.linear = keys, torch.nn.Linear(3, 2)
 
-    def forward(self, x: torch.Tensor) -> dict[Any, torch.Tensor]:
+    def forward(self, x: torch.Tensor) -> dict[Any, torch.Tensor | None]:
         scores = self.linear(x)
-        return dict(zip(self.keys, (scores, scores.sum(dim=1)), strict=False))
+        values = iter((scores, scores.sum(dim=1)))
+        return {k: None if k == "loss=None" else next(values) for k in self.keys}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ class _Heads(torch.nn.Module):
     [
         (("logits", "value"), ["logits", "value"]),
         (("logits",), ["logits"]),
+        (("loss=None", "logits", "value"), ["logits", "value"]),
         ((1, 2), ["output_0", "output_1"]),
         (("x", "value"), ["output_0", "value"]),  # an input has that name
     ],
