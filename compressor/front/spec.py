@@ -253,7 +253,8 @@ def _inputs(module: nn.Module, item: Any, target: Any, name: str) -> dict[str, A
     """
     taken = inspect.signature(module.forward).parameters.values()
     named = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    needed = sum(p.default is p.empty for p in named)
+    required = {p.name for p in taken if p.default is p.empty}
+    needed = sum(p.name in required for p in named)
     length = len(item) if isinstance(item, tuple | list) else 1
     # What comes after the inputs that forward needs is the target, where there is anything.
     count = length if length <= needed else max(1, min(length - 1, len(named)))
@@ -261,7 +262,7 @@ def _inputs(module: nn.Module, item: Any, target: Any, name: str) -> dict[str, A
     if isinstance(first, Mapping):
         any_name = not named and any(p.kind == p.VAR_KEYWORD for p in taken)
         values = first if any_name else {p.name: first[p.name] for p in taken if p.name in first}
-        others = {*TARGETS, target}
+        others = {*TARGETS} - required | {target}  # one that forward needs is an input
         chosen = {n: v for n, v in values.items() if n not in others} or values
     else:
         chosen = {p.name: v for p, v in zip(named, first, strict=False)}

@@ -227,6 +227,21 @@ def test_inputs_are_read_off_the_first_batch(item: Any, names: list[str] | None)
     assert list(checked(spec).resolved["model"]["inputs"]) == (names or ["image", "scale"])
 
 
+class Difference(nn.Module):
+    """Takes two inputs, one with a usual name of targets."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x - y
+
+
+def test_what_forward_needs_is_an_input_whatever_its_name():
+    batch = {"x": torch.ones(2, 3), "y": torch.zeros(2, 3), "label": torch.tensor([0, 1])}
+    spec = Spec(name="a", model=Difference(), data={"evaluation": [batch]}, exports=[ONNX])
+    plan = make_plan(checked(spec))
+    assert [spec.name for spec in plan.model.carrier.inputs] == ["x", "y"]
+    assert plan.data["evaluation"].target == "label"
+
+
 @pytest.mark.parametrize(
     "wrap", [partial(torch.compile, backend="eager"), nn.DataParallel, AveragedModel]
 )
