@@ -15,7 +15,8 @@ from compressor.graph.layers import layer_of
 from compressor.graph.operators import operator
 from compressor.graph.values import constant_of, input_of, sole_reader, static_shape
 from compressor.passes.fuse.affine import Affine, batch_norm, identity
-from compressor.passes.fuse.draft import Draft, bypass, rank, replace
+from compressor.passes.fuse.draft import Draft, bypass, rank, replace, wide
+from compressor.passes.fuse.halves import is_held
 from compressor.types.layers import Layer
 from compressor.types.tensors import Array
 
@@ -128,6 +129,9 @@ def _fold(step: Step, draft: Draft) -> bool:
     if step.scales and (target.obstacle not in ("", _SHARED) or not folds):
         draft.kept(layer.name, f"{step.name} stays: {target.obstacle}")
         return False
+    if not is_held(step, target):
+        draft.kept(layer.name, f"{step.name} stays: float16 does not hold what it makes")
+        return False
     if step.scales:
         scale_weight(step, target, draft)
     old, bias = target.bias, None
@@ -203,11 +207,6 @@ def scale_weight(step: Step, target: Target, draft: Draft) -> None:
         return np.asarray(layer.stored(matrix).numpy())
 
     value.const_value = draft.promise(scaled, value.dtype, layer.shape, layer.weight)
-
-
-def wide(tensor: ir.TensorProtocol) -> torch.Tensor:
-    """Return a constant in float64, of the same shape."""
-    return torch.from_numpy(np.array(tensor.numpy(), dtype=np.float64))
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from compressor.passes.fuse.absorb import (
     bias_fits,
     scale_weight,
     set_bias,
-    wide,
 )
 from compressor.passes.fuse.affine import Affine, identity
-from compressor.passes.fuse.draft import Draft, node_graph, private_maker, scalar
+from compressor.passes.fuse.draft import Draft, node_graph, private_maker, scalar, wide
+from compressor.passes.fuse.halves import is_held
 
 _MOST = 16.0  # times a factor that a term may be: sums with larger ones would lose digits
 
@@ -34,6 +34,8 @@ def fold_ahead(node: ir.Node, draft: Draft) -> bool:
     target, changed = Target(layer, node, None, ()), False
     while (step := _step_before(node.inputs[0], node)) is not None and not target.obstacle:
         if step.scales:
+            if not is_held(step, target):
+                break
             scale_weight(step, target, draft)
         elif layer.bias_is_separate or layer.is_transposed_convolution:
             break
@@ -83,7 +85,7 @@ def _turn_around(step: Step, target: Target, draft: Draft) -> bool:
     if before is None or not before.scales:
         return False
     factor, term = float(before.affine().scale), float(step.affine().shift)
-    if factor == 0 or abs(term) > _MOST * abs(factor):
+    if factor == 0 or abs(term) > _MOST * abs(factor) or not is_held(before, target):
         return False
     dtype = step.source.dtype
     assert dtype is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 
 from compressor.errors import ModelError
 from compressor.graph.values import constant_array, input_of, is_of_code, is_op, sole_reader
@@ -295,3 +296,8 @@ def node_graph(node: ir.Node) -> ir.Graph:
     if not isinstance(graph, ir.Graph):
         raise TypeError(f"node {node.name!r} is in no graph")
     return graph
+
+
+def wide(tensor: ir.TensorProtocol) -> torch.Tensor:
+    """Return a constant in float64, of the same shape."""
+    return torch.from_numpy(np.array(tensor.numpy(), dtype=np.float64))

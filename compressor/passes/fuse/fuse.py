@@ -106,7 +106,7 @@ class Fuse(GraphPass):
     """
 
     name: ClassVar[str] = "fuse"
-    version: ClassVar[int] = 9
+    version: ClassVar[int] = 10
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = (
         "B. Jacob et al., Quantization and Training of Neural Networks for Efficient "

@@ -28,6 +28,7 @@ from compressor.passes.fuse.draft import (
     replace,
     scalar,
 )
+from compressor.passes.fuse.halves import number_is_held
 from compressor.types.carrier import Carrier
 
 _CUBE = 0.044715
@@ -96,8 +97,8 @@ def _factors(value: ir.Value) -> tuple[float, list[ir.Value]]:
     first, second = node.inputs
     if first is None or second is None:
         return 1.0, [value]
-    divisor = scalar(second)
     if is_op(node, "Div"):
+        divisor = scalar(second)
         if not divisor:
             return 1.0, [value]
         factor, values = _factors(first)
@@ -127,13 +128,11 @@ def merge_clips(node: ir.Node, draft: Draft) -> bool:
     if first is None or second is None:
         return False
     # the outer bounds win where the two intervals do not meet
-    low = float(np.clip(first[0], *second))
-    high = float(np.clip(first[1], *second))
+    low, high = (float(np.clip(bound, *second)) for bound in first)
     if (low, high) == (0.0, np.inf):
         replace(node, "Relu", [inner.inputs[0]])
         return True
-    name = node.outputs[0].name
-    inputs = [inner.inputs[0]]
+    name, inputs = node.outputs[0].name, [inner.inputs[0]]
     inputs.append(None if low == -np.inf else draft.constant(low, dtype, f"{name}/min"))
     inputs.append(None if high == np.inf else draft.constant(high, dtype, f"{name}/max"))
     replace(node, "Clip", inputs)
@@ -182,10 +181,11 @@ def scale_queries(node: ir.Node, draft: Draft) -> bool:
         return False
     queries, keys = node.inputs
     (left, first), (right, second) = _unscaled(queries, node), _unscaled(keys, node)
-    if left is queries or right is keys or queries is None or queries.dtype is None:
+    axes = rank(left) != rank(queries) or rank(right) != rank(keys)  # that constants add
+    if left is queries or right is keys or queries is None or queries.dtype is None or axes:
         return False
-    if rank(left) != rank(queries) or rank(right) != rank(keys):
-        return False  # the constants add axes
+    if not number_is_held(first * second, queries.dtype):
+        return False
     factor = draft.constant(first * second, queries.dtype, f"{node.outputs[0].name}/scale")
     scaled = put(node, "Mul", [left, factor])
     scaled.outputs[0].type, scaled.outputs[0].shape = queries.type, queries.shape
