@@ -111,7 +111,7 @@ def slice_of_shape(node: ir.Node, draft: Draft) -> bool:
 
 def known_lengths(node: ir.Node, draft: Draft) -> bool:
     """Compute ``Gather(Shape(x), places)`` where these lengths are known and others are not."""
-    shape = node.inputs[0].producer() if is_op(node, "Gather") and node.inputs[0] else None
+    shape = node.inputs[0].producer() if operator(node).is_table and node.inputs[0] else None
     source = shape.inputs[0] if shape is not None and is_op(shape, "Shape") else None
     places = constant_array(node.inputs[1]) if source is not None else None
     if shape is None or source is None or source.shape is None or places is None:
