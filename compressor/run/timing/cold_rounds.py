@@ -16,6 +16,7 @@ import numpy as np
 from compressor.errors import ArtifactError
 from compressor.files import scratch
 from compressor.run.artifact_file import ArtifactFile, Machinery
+from compressor.run.timing.cold_start import INPUT
 from compressor.types.tensors import Batch
 
 ROUNDS = 5
@@ -43,7 +44,9 @@ def cold_starts(
     begin = time.monotonic()
     with scratch() as folder:
         stored = folder / "batch.npz"
-        np.savez(stored, allow_pickle=False, **batch)
+        # An input may have the name of one of the function's own arguments.
+        arrays: dict[str, Any] = {f"{INPUT}{name}": array for name, array in batch.items()}
+        np.savez(stored, allow_pickle=False, **arrays)
         jobs = [
             _job(artifact, machinery, stored, folder / f"{i}.json")
             for i, artifact in enumerate(artifacts)

@@ -26,6 +26,9 @@ _RUNNERS = {
     "openvino": "compressor.models.onnx.runtimes",
     "torch": "compressor.models.torch.matching",
 }
+INPUT = "input "
+"""What names of arrays in the file of a batch begin with, before those of the model's inputs."""
+
 _CHUNK = 1 << 20
 _STEADY_RUNS = 15
 _STEADY_SECONDS = 1.0
@@ -54,7 +57,7 @@ def cold_start(job: Mapping[str, Any]) -> dict[str, Any]:
     from compressor.models.threads import on_threads, sessions_on_threads
 
     with np.load(job["batch"]) as stored:
-        batch = dict(stored)
+        batch = {name.removeprefix(INPUT): array for name, array in stored.items()}
     with (on_threads if library == "torch" else sessions_on_threads)(job["threads"]):
         document = _started(opener, batch, [Path(file) for file in job["files"]])
     document["seconds"]["import"] = imported

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from compressor.errors import ArtifactError
@@ -38,6 +39,23 @@ def test_an_onnx_file_starts_without_pytorch(
     (tmp_path / "onnxruntime.py").write_text("import torch", encoding="utf-8")
     with pytest.raises(ArtifactError, match="PyTorch was imported"):  # the file would be seen
         cold_starts([artifact], Machinery(), BATCH, 0.0, lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "x"])
+def test_an_input_may_have_any_name(
+    save: SaveOnnx, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One with the name of an argument of ``numpy.savez`` ended in an internal error."""
+    monkeypatch.setattr(cold_rounds, "ROUNDS", 1)
+    path = save()
+    model = onnx.load(path)
+    model.graph.input[0].name = name
+    for node in model.graph.node:
+        node.input[:] = [name if value == "x" else value for value in node.input]
+    onnx.save(model, path)
+    artifact = ArtifactFile("one", path, "onnx", (path,))
+    (found,) = cold_starts([artifact], Machinery(), {name: BATCH["x"]}, 0.0, lambda _: None)
+    assert found["rounds"] == 1
 
 
 def test_medians_and_what_could_not_be_measured():
