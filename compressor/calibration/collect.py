@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial, reduce
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
 from compressor import catalog
+from compressor.calibration.agreement import Agreement
 from compressor.calibration.histogram import Ends, extrema, row_ends
 from compressor.calibration.observers.channels import ChannelSpan
 from compressor.calibration.observers.ranges import (
@@ -27,66 +28,6 @@ from compressor.types.data import ALONE, Ranks
 from compressor.types.parallel import mapped
 from compressor.types.statistics import Observer, Request
 from compressor.types.tensors import Array, Batch, samples_in
-
-KeyT = TypeVar("KeyT")
-
-
-class Agreement(Generic[KeyT]):
-    """Decides batch by batch which states the processes keep.
-
-    In two processes, an observer that stops early would see twice as much data before each has
-    enough. So after each batch the processes exchange their shares of the data needed, and a batch
-    counts only if the batches before it, in whichever process, were not enough. Batches are ordered
-    by round, and within a round by process.
-
-    Args:
-        observers: by the key of their state.
-    """
-
-    def __init__(self, observers: Mapping[KeyT, Observer[Any, Any]], ranks: Ranks):
-        self._observers = observers
-        self._ranks = ranks
-        stopping = any(type(o).share is not Observer.share for o in observers.values())
-        self._talks = stopping and ranks.size > 1
-        self.done = False  # whether all observers have enough data
-        self._somebody_works = True
-
-    def kept(self, before: Mapping[KeyT, Any], after: Mapping[KeyT, Any]) -> dict[KeyT, Any]:
-        """Return the states to continue with.
-
-        Args:
-            before: this process's states before its latest batch.
-        """
-        if not self._talks:
-            self.done = all(o.share(after[key]) >= 1 for key, o in self._observers.items())
-            return dict(after)
-        shares = self._round(before, after, working=True)
-        states = {}
-        for key in self._observers:
-            held = sum(first for first, _ in (entry[key] for entry in shares))
-            gained = sum(entry[key][1] - entry[key][0] for entry in shares[: self._ranks.rank])
-            states[key] = after[key] if held + gained < 1 else before[key]
-        return states
-
-    def finish(self, states: Mapping[KeyT, Any]) -> None:
-        """Take part in the rounds of processes that still have batches.
-
-        Args:
-            states: this process's states, after its last batch.
-        """
-        while self._talks and not self.done and self._somebody_works:
-            self._round(states, states, working=False)
-
-    def _round(
-        self, before: Mapping[KeyT, Any], after: Mapping[KeyT, Any], *, working: bool
-    ) -> list[dict[KeyT, tuple[float, float]]]:
-        mine = {k: (o.share(before[k]), o.share(after[k])) for k, o in self._observers.items()}
-        gathered = self._ranks.gathered((working, mine))
-        self._somebody_works = any(works for works, _ in gathered)
-        shares = [entry for _, entry in gathered]
-        self.done = all(sum(entry[k][1] for entry in shares) >= 1 for k in self._observers)
-        return shares
-
 
 AnyObserver: TypeAlias = Observer[Any, Any]
 _Place: TypeAlias = tuple[str, str | None]
@@ -148,8 +89,8 @@ def collect(
 ) -> dict[str, Any]:
     """Return the requested statistics by ``Request.key``, from one pass over the data.
 
-    With several processes, each gets its share of the batches and all return the same results: the
-    states are merged in the order of the processes.
+    With several processes, each gets its share of the batches and all return the same results: see
+    :meth:`Agreement.merged`.
 
     Memory holds two batches, or portions of them, one being run while the other is observed, and
     one state for each observer; all histogram observers of a tensor share one.
@@ -210,9 +151,7 @@ def collect(
     seen = sum(ranks.gathered(seen))
     if not seen:
         raise DataError("calibration data", "has no samples", "give at least one batch")
-    if ranks.size > 1:
-        gathered = ranks.gathered(states)
-        states = {k: reduce(o.merge, (each[k] for each in gathered)) for k, o in updaters.items()}
+    states = agreement.merged(states)
     results = mapped(lambda key: _result(key, observers[key], states[shared[key]]), observers)
     return dict(zip(observers, results, strict=True))
 

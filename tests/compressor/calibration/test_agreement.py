@@ -105,3 +105,16 @@ def test_one_process_stops_when_it_has_enough():
     found = collect(dict, counted(), [moments(4)])
     assert found[moments(4).key].rows == 24
     assert len(taken) <= 5  # three, and what was run ahead
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("sizes", [[4] * 8, [4, 1, 3, 2], [4]])
+@pytest.mark.parametrize("others", [[], [moments(8)]], ids=["alone", "beside one that stops"])
+def test_the_order_of_batches_is_that_of_one_process(
+    count: int, sizes: list[int], others: list[Request]
+) -> None:
+    """A process's batches were taken for one stretch of the data."""
+    request = Request("x", "moving-average", {"constant": 0.3})
+    wanted = alone(sizes, [request])[request.key]
+    for found in together(count, sizes, [request, *others]):
+        assert found[request.key] == wanted
