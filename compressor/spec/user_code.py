@@ -103,7 +103,13 @@ def load_symbol(reference: str, key: str) -> Callable[..., Any]:
         raise SpecError(
             key, f"{reference!r} is a {type(target).__name__}", "name a function or a class"
         )
+    if reference_to(target) is None:
+        _NAMED[id(target)] = target, reference
     return target  # type: ignore[no-any-return]  # callable() does not narrow Any
+
+
+_NAMED: dict[int, tuple[object, str]] = {}
+"""What specs name but does not know its name, such as an instance with ``__call__``, by its id."""
 
 
 def code_digest(function: Callable[..., Any]) -> str:
@@ -112,12 +118,14 @@ def code_digest(function: Callable[..., Any]) -> str:
     These are the modules that it imports, and those that they import, wherever they lie; and
     whatever was imported from the same top-level package. Installed libraries count by version.
     """
-    module_name = getattr(function, "__module__", "") or ""
-    digest = hashlib.sha256(f"{module_name}:{getattr(function, '__qualname__', '')}".encode())
+    named = _NAMED.get(id(function), (None, ""))[1]
+    module_name = named.partition(":")[0] or getattr(function, "__module__", "") or ""
+    name = named or f"{module_name}:{getattr(function, '__qualname__', '')}"
+    digest = hashlib.sha256(name.encode())
     for name, source in sorted(_needed_sources(module_name).items()):
         digest.update(name.encode())
         digest.update(source)
-    if reference_to(function) is None:  # its source may be in no file
+    if not named and reference_to(function) is None:  # its source may be in no file
         for piece in _pieces(function, []):
             digest.update(piece + b"\0")
     return digest.hexdigest()

@@ -278,3 +278,21 @@ def test_what_can_be_imported_has_a_reference():
     assert reference_to(lambda: 0) is None
     assert reference_to(partial(code_digest)) is None
     assert reference_to(5) is None
+
+
+def test_an_object_that_a_spec_names_is_what_its_module_says(folder: Path):
+    """Its digest was random, so that nothing was reused and no two runs could be compared."""
+    path = folder / "uc_model.py"
+    path.write_text(
+        path.read_text() + "class Times:\n    def __init__(self, k): self.k = k\n"
+        "    def __call__(self, x): return self.k * x\ntwice = Times(2)\nthrice = Times(3)\n"
+    )
+    twice = load(folder, "uc_model:twice")
+    first = code_digest(twice)
+    assert code_digest(twice) == first
+    assert code_digest(load(folder, "uc_model:twice")) == first
+    assert code_digest(load(folder, "uc_model:thrice")) != first
+    made = type(twice)(2)  # by a program, which may have done anything to it
+    assert code_digest(made) != code_digest(made)
+    path.write_text(path.read_text().replace("Times(2)", "Times(4)"))
+    assert code_digest(load(folder, "uc_model:twice")) != first
