@@ -47,13 +47,13 @@ def remaining(errors: Array) -> list[int]:
     One is dropped if its error is more than twice the least (3 dB), and still is without any one
     sample; if its error is greater than the least on each sample, by a decibel over all; or if
     three standard errors (of the jackknife) do not make it a quarter of a decibel better than the
-    first.
+    first. A single sample drops none: it does not tell how much others differ.
 
     Args:
         errors: as :func:`best` takes them.
     """
     errors = errors[:, :, np.isfinite(errors).all((0, 1))]
-    if not errors.size:
+    if not errors.size or errors.shape[1] < 2:
         return list(range(len(errors)))
     total = errors.sum(1, keepdims=True)
     without_one = _gains(np.maximum(total - errors, 0.0))

@@ -41,6 +41,12 @@ def test_what_is_worse_on_each_sample_is_dropped():
     assert remaining(errors) == [0, 1, 3]
 
 
+def test_one_sample_drops_none():
+    """Its standard error was taken for none: a third of better observers were gone after it."""
+    errors = np.array([[[1.0]], [[1.5]], [[0.9]], [[9.0]]])
+    assert remaining(errors) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(("gain", "spread", "kept"), [(0.2, 0.1, True), (0.2, 0.01, False)])
 def test_what_is_not_expected_to_gain_a_quarter_of_a_decibel_is_dropped(
     gain: float, spread: float, kept: bool
