@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from compressor.graph.layers import layer_of, layers_with_nodes, moment_request
 from compressor.graph.operators import operator, operator_named
-from compressor.graph.values import input_of, is_op, sole_reader, static_shape
+from compressor.graph.values import constant_array, input_of, is_op, sole_reader, static_shape
 from compressor.models.layer_uses import nodes_of
 from compressor.types.layers import Layer
 from compressor.types.statistics import Request
@@ -269,6 +269,8 @@ class _Tracer:
             return np.broadcast_to(labels, shape) if -1 not in shape else None
         if operator(node).family == "split":
             return self._part(node, value, labels)
+        if operator(node).moves == "some" and not _forward(node):
+            return None
         return labels if labels.shape == shape else None  # a slice that takes everything
 
     def _part(self, node: ir.Node, value: ir.Value, labels: Array) -> Array | None:
@@ -305,6 +307,13 @@ class _Tracer:
             return None
         labels = _repeated(rows, shape)
         return None if labels is None else replace(traced, labels=labels)
+
+
+def _forward(node: ir.Node) -> bool:
+    """Whether a slice takes elements in their order: its steps are known to be positive."""
+    steps = input_of(node, 4)
+    numbers = constant_array(steps)
+    return steps is None or (numbers is not None and bool((numbers > 0).all()))
 
 
 def _repeated(labels: Array, shape: tuple[int, ...]) -> Array | None:

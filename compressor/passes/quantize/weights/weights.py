@@ -102,7 +102,7 @@ class QuantizeWeights(WeightPass):
     """
 
     name: ClassVar[str] = "quantize-weights"
-    version: ClassVar[int] = 9
+    version: ClassVar[int] = 10
     widens: ClassVar[bool] = False  # rounding widens a few rows at a time
     source: ClassVar[str] = (
         "hqq: Badri & Shaji 2023 (mobiusml.github.io/hqq_blog); gptq: Frantar et al. 2022 "

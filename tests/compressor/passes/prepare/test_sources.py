@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from compressor.graph.inference import infer_shapes
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.passes.prepare.sources import InputGroup, input_groups
 from compressor.passes.quantize.weights.awq import Folded, awq_groups
@@ -229,3 +230,18 @@ def test_a_batch_that_two_values_name_differently(middle: str) -> None:
     )
     assert group.source is not None
     assert group.source.channels == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_channels_that_are_turned_round_take_no_factors(step: int) -> None:
+    end = 4 if step > 0 else -9
+    text = f"""<ir_version: 10, opset_import: ["" : 21]> g (float[N, 4] x) => (float[N, 4] z)
+    <float[4, 4] w = {{{", ".join("1" * 16)}}}, float[4, 4] u = {{{", ".join("1" * 16)}}},
+     int64[1] from = {{{0 if step > 0 else -1}}}, int64[1] to = {{{end}}}, int64[1] axes = {{1}},
+     int64[1] steps = {{{step}}}> {{
+        p = MatMul(x, w) r = Relu(p) y = Slice(r, from, to, axes, steps) z = MatMul(y, u)
+    }}"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    infer_shapes(model)
+    found = {g.layers[0].name: g.source for g in input_groups(model, {"w", "u"}, {"w", "u"})}
+    assert (found["u"] is not None) is (step > 0)
