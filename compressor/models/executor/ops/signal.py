@@ -71,7 +71,8 @@ def _resize(
         factors = [size / length for length, size in zip(lengths, results, strict=True)]
     elif scales is not None and scales.numel():
         factors = scales.tolist()
-        results = [int(length * scale) for length, scale in zip(lengths, factors, strict=True)]
+        # In float32, as runtimes multiply: 3 x 5/3 is 5 there, and below it in float64.
+        results = [int(length * scale) for length, scale in zip(lengths, scales, strict=True)]
     else:
         raise ValueError("neither scales nor sizes are given")
     for axis, length, result, scale in zip(over, lengths, results, factors, strict=True):
