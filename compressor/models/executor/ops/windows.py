@@ -126,7 +126,7 @@ def _conv_transpose(
     """Transposed convolution; what torch's padding cannot express is cut from the full result."""
     size, zeros = x.shape[2:], (0,) * (x.dim() - 2)
     strides, dilations = window.moves(len(size))
-    extra = output_padding or zeros
+    extra: Sequence[int] = output_padding or zeros
     if output_shape is None and not window.auto_pad.startswith("SAME"):
         pads = window.around(size, size)
     else:
@@ -136,12 +136,13 @@ def _conv_transpose(
         else:
             lengths = list(output_shape[-len(size) :])
         axes = zip(size, strides, weight.shape[2:], dilations, extra, lengths, strict=True)
-        pads = window.halved(
-            [
-                (rows - 1) * stride + (width - 1) * dilation + 1 + more - length
-                for rows, stride, width, dilation, more, length in axes
-            ]
-        )
+        totals = [
+            (rows - 1) * stride + (width - 1) * dilation + 1 + more - length
+            for rows, stride, width, dilation, more, length in axes
+        ]
+        pads = window.halved([max(total, 0) for total in totals])
+        if output_shape is not None:  # what is longer than the full result gets rows behind it
+            extra = [more + max(-total, 0) for more, total in zip(extra, totals, strict=True)]
     native = pads.symmetric and all(
         rows < max(stride, dilation)
         for rows, stride, dilation in zip(extra, strides, dilations, strict=True)
