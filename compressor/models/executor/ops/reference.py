@@ -54,6 +54,13 @@ def _evaluated(*inputs: Tensor | None, evaluate: _Evaluate = _EVALUATOR) -> Resu
     return results if device is None else tuple(result.to(device) for result in results)
 
 
+def _one_hot(
+    indices: Tensor, depth: Tensor, values: Tensor, *, evaluate: _Evaluate = _EVALUATOR
+) -> Result:
+    """Evaluate with a number as depth, which may also be a tensor of one element."""
+    return _evaluated(indices, depth.reshape(()), values, evaluate=evaluate)
+
+
 BY_REFERENCE = Operator(_evaluated)
 """Runs a node of any standard operator, slowly and without gradients."""
 
@@ -65,9 +72,8 @@ REFERENCE: Table = dict.fromkeys(
         "EyeLike",
         "HammingWindow",
         "HannWindow",
-        "OneHot",
         "STFT",
         "Shrink",
     ),
     BY_REFERENCE,
-)
+) | {"OneHot": Operator(_one_hot)}

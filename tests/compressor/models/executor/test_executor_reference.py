@@ -118,6 +118,11 @@ def test_what_no_one_understands_is_refused() -> None:
             {"axis": 1},
         ),
         (
+            "OneHot",
+            {"x": np.array([1, 2]), "depth": np.array([4]), "values": np.array([2, 5], np.float32)},
+            {},
+        ),
+        (
             "Resize",
             {
                 "x": floats(1, 2, 7, 5),

@@ -78,6 +78,15 @@ def test_resize(mode: str, coordinates: str, scale: float) -> None:
     assert_same(make_model([node], inputs, {"scales": scales}), inputs)
 
 
+@pytest.mark.parametrize(("length", "scale"), [(3, 5 / 3), (5, 7 / 5), (7, 9 / 7), (6, 5 / 3)])
+def test_resize_to_whole_rows(length: int, scale: float) -> None:
+    """As many rows as the product has in float32, where in float64 it is just below."""
+    inputs = {"x": floats(1, 1, length, length)}
+    scales = np.array([1, 1, scale, scale], np.float32)
+    node = helper.make_node("Resize", ["x", "", "scales"], ["y"], mode="nearest")
+    assert_same(make_model([node], inputs, {"scales": scales}), inputs)
+
+
 @pytest.mark.parametrize("mode", ["linear", "cubic"])
 @pytest.mark.parametrize("size", [3, 4, 6, 12])
 def test_resize_with_antialiasing(mode: str, size: int) -> None:
@@ -128,6 +137,14 @@ def test_transposed_convolution(form: dict[str, Any]) -> None:
     weight = floats(4, 6 // form.get("group", 1), 3, 3)
     inputs = {"x": floats(2, 4, 5, 5), "w": weight, "b": floats(6)}
     assert_node_same("ConvTranspose", inputs, form)
+
+
+@pytest.mark.parametrize(
+    "form", [{"output_shape": [15, 16]}, {"auto_pad": "SAME_UPPER"}, {"auto_pad": "SAME_LOWER"}]
+)
+def test_transposed_convolution_with_gaps(form: dict[str, Any]) -> None:
+    inputs = {"x": floats(1, 3, 5, 5), "w": floats(3, 2, 1, 2), "b": floats(2)}
+    assert_node_same("ConvTranspose", inputs, {**form, "strides": [3, 3]})
 
 
 def test_not() -> None:
