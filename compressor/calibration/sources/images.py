@@ -239,7 +239,14 @@ def _decode(path: Path, steps: ImageSteps) -> Array:
 
 
 def _of_eight_bits(image: Image.Image) -> Image.Image:
-    """Return grey levels of 16 bits in 8, since Pillow cuts them off at 255 and leaves white."""
-    if not image.mode.startswith("I;16"):
+    """Return grey levels of 16 bits in 8, since Pillow cuts them off at 255 and leaves white.
+
+    Raises:
+        ValueError: they are numbers of 32 bits, of which nothing says what is white.
+    """
+    # Levels of other files than PNG and PGM may be any numbers of the wider types.
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise ValueError("its grey levels have 32 bits; save it with 8 or 16")
+    if not image.mode.startswith("I"):
         return image
     return Image.fromarray(np.round(np.asarray(image) / _LEVELS).astype(np.uint8))

@@ -74,6 +74,20 @@ def test_levels_of_16_bits(tmp_path):
     assert batch["image"][0, ..., 0].tolist() == [[0, 1], [128, 255]]
 
 
+def test_levels_of_16_bits_in_pgm(tmp_path):
+    levels = np.array([[0, 257], [32896, 65535]], ">u2")
+    (tmp_path / "a.pgm").write_bytes(b"P5\n2 2\n65535\n" + levels.tobytes())
+    (batch,) = ImageFolderSource(path=tmp_path, size=(2, 2)).batches(1)
+    assert batch["image"][0, ..., 0].tolist() == [[0, 1], [128, 255]]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_levels_of_32_bits_are_refused(dtype, tmp_path):
+    Image.fromarray(np.full((2, 2), 1, dtype)).save(tmp_path / "a.tiff")
+    with pytest.raises(DataError, match=r"a\.tiff.*grey levels have 32 bits"):
+        list(ImageFolderSource(path=tmp_path, size=(2, 2)).batches(1))
+
+
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1", "CMYK"])
 def test_any_mode_becomes_rgb(tmp_path, mode):
     image = Image.new("RGB", (4, 4), (255, 255, 255)).convert(mode)
