@@ -37,7 +37,10 @@ def einsum_to_matmul(node: ir.Node, draft: Draft) -> bool:
         if value is None or value.shape is None or not (whole and made and kept and summed):
             return False
         lengths = dict(zip(letters, value.shape, strict=True))
-        _Writer(node, draft, lengths | dict(zip(held, sizes, strict=True))).write(
+        rows = dict(zip(held, sizes, strict=True))
+        if any(lengths[c] != rows[c] for c in summed):
+            return False  # Einsum repeats an axis of length 1, and MatMul does not
+        _Writer(node, draft, lengths | rows).write(
             (value, letters), (weight, held), (kept, summed, made), parsed[1]
         )
         return True

@@ -56,3 +56,15 @@ def test_a_weight_becomes_that_of_a_layer(
 def test_what_is_no_product_of_matrices_stays(parse, fuse, ops, rng, equation, value, weight):
     before = model(parse, rng, equation, value, weight)
     assert ops(fuse(before).carrier.model) == {"Einsum": 1}
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(1, 4), (4, 1)])
+def test_an_axis_that_is_repeated_stays(columns, rows, parse, fuse, ops, agree, rng):
+    before = parse(
+        f"g (float[2, 3, {columns}] x) => (float[?, ?, ?] y) "
+        '{ y = Einsum<equation = "abc,cd->abd">(x, w) }',
+        {"w": rng.standard_normal((rows, 5)).astype(np.float32)},
+    )
+    after = fuse(before).carrier.model
+    assert ops(after) == {"Einsum": 1}
+    agree(before, after, {"x": rng.standard_normal((2, 3, columns)).astype(np.float32)}, 1e-6)
