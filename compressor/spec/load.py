@@ -327,8 +327,16 @@ def resolve_path(text: str, key: KeyPath, document: Document) -> Path:
             )
         return os.environ[name]
 
-    expanded = Path(_VARIABLE.sub(value_of, text)).expanduser()
-    return Path(os.path.normpath(document.folder / expanded))
+    # pathlib would take ./~name for ~name, and raise where there is no such user.
+    expanded = os.path.expanduser(_VARIABLE.sub(value_of, text))  # noqa: PTH111
+    return _without_parents(document.folder / expanded)
+
+
+def _without_parents(path: Path) -> Path:
+    """Return a path without ``..``, which is the folder around what a link before it leads to."""
+    parts = path.parts
+    count = max((i + 1 for i, part in enumerate(parts) if part == ".."), default=0)
+    return Path(os.path.realpath(Path(*parts[:count])), *parts[count:]) if count else path
 
 
 def _resolved(

@@ -244,10 +244,12 @@ _WORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 def seen_from(folder: Path, place: Path) -> str:
     """Return the path of a file or folder as a spec in a folder writes it; links are kept.
 
-    A dollar sign is written twice: a single one begins the name of an environment variable.
+    A dollar sign is written twice: a single one begins the name of an environment variable. A tilde
+    gets ``./`` before it: alone it stands for a user's folder.
     """
     whole = place.resolve() if place.is_dir() else place.parent.resolve() / place.name
-    return Path(os.path.relpath(whole, folder.resolve())).as_posix().replace("$", "$$")
+    path = Path(os.path.relpath(whole, folder.resolve())).as_posix().replace("$", "$$")
+    return f"./{path}" if path.startswith("~") else path
 
 
 def scalar(value: Any) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from compressor.errors import SpecError
 from compressor.spec.load import Spec, load_spec
-from compressor.spec.source_text import Document, override, read_document
+from compressor.spec.source_text import Document, override, read_document, seen_from
 
 SPEC = """\
 version: 1
@@ -278,6 +278,21 @@ def test_a_variable_that_is_not_set(load: Load, monkeypatch: pytest.MonkeyPatch)
         "spec.yaml:6: output: uses the environment variable MODELS, which is not set; "
         "export MODELS=/path, or write $$ for a dollar sign",
     ]
+
+
+def test_the_folder_around_a_link_is_that_of_its_target(load: Load, tmp_path: Path):
+    (tmp_path / "real" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "sub")
+    for place in (tmp_path, tmp_path / "real"):
+        (place / "tiny.onnx").touch()
+    assert load(SPEC.replace("tiny.onnx", "link/../tiny.onnx")).onnx == tmp_path / "real/tiny.onnx"
+
+
+def test_a_tilde_before_a_name(load: Load, tmp_path: Path):
+    folder = tmp_path / "~nobody-is-called-so"
+    assert load(SPEC.replace("tiny.onnx", f"{folder.name}/m.onnx")).onnx == folder / "m.onnx"
+    written = seen_from(tmp_path, tmp_path / "~root" / "m.onnx")
+    assert load(SPEC.replace("tiny.onnx", written)).onnx == tmp_path / "~root" / "m.onnx"
 
 
 def test_inputs_keep_their_order_and_their_dynamic_axes(load: Load):
