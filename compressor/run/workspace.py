@@ -44,7 +44,7 @@ from compressor.types.tensors import (
 _LOOKED_AT_MACS = 2e10
 _FEWEST_LOOKED_AT = 4
 _PER_SAMPLE, _DECISIONS = "per_sample.npy", "decisions.npz"
-_EVALUATION = 10  # version of what is stored
+_EVALUATION = 11  # version of what is stored
 _CHECK_SAMPLES = 2
 _CACHE_BYTES = 16 << 20  # bytes of a compressed model's outputs
 

@@ -17,7 +17,7 @@ from compressor.graph.output_parts import (
 )
 from compressor.run.metrics.metrics import COSINE, MSE, Metric
 from compressor.types.carrier import Capability, Carrier
-from compressor.types.tensors import Array, Batch, Feed, answers, samples_in
+from compressor.types.tensors import Array, Batch, Feed, answers, filled, samples_in
 from compressor.types.training import Measure
 
 if TYPE_CHECKING:
@@ -170,8 +170,9 @@ class ConstantAnswer:
     sample's own, or nearly. A limit that it meets shows nothing.
 
     The user's own metrics (see :meth:`~compressor.run.evaluate.Evaluation.constant_drop`), figures
-    of a whole corpus, and the perplexity, whose scores take much memory, are not looked at; nor are
-    samples whose outputs have another shape.
+    of a whole corpus, and the perplexity, whose scores take much memory, are not looked at. Where
+    outputs have other shapes, a metric against the float model fills both with zeros, as for an
+    artifact; one with labels leaves such samples out.
     """
 
     def __init__(self, metric: Metric):
@@ -189,13 +190,18 @@ class ConstantAnswer:
             size -= 1
             several = isinstance(target, dict)
             target = {n: a[1:] for n, a in target.items()} if several else target[1:]
-        same = all(outputs[n].shape[1:] == array.shape[1:] for n, array in self._first.items())
-        if size and same:
-            given = {
-                name: np.broadcast_to(array, (size, *array.shape[1:]))
-                for name, array in self._first.items()
-            }
-            self._values.append(self._metric.per_sample(given, target, size))
+        if not size or outputs.keys() != self._first.keys():  # rows as many as samples by chance
+            return
+        given = {
+            name: np.broadcast_to(array, (size, *array.shape[1:]))
+            for name, array in self._first.items()
+        }
+        if any(outputs[name].shape[1:] != array.shape[1:] for name, array in given.items()):
+            if not self._metric.against_float:
+                return
+            pairs = {name: _filled(array, target[name]) for name, array in given.items()}
+            given, target = ({name: pair[i] for name, pair in pairs.items()} for i in (0, 1))
+        self._values.append(self._metric.per_sample(given, target, size))
 
     @property
     def value(self) -> float | None:
@@ -203,3 +209,9 @@ class ConstantAnswer:
         if not self._values:
             return None
         return float(np.concatenate(self._values).mean()) * self._metric.scale.factor
+
+
+def _filled(first: Array, second: Array) -> tuple[Array, ...]:
+    """Return arrays of samples in one shape; the single row of a sample may be its own axis."""
+    rank = max(first.ndim, second.ndim)
+    return filled(*(a[(None,) * (rank - a.ndim)] for a in (first, second)))

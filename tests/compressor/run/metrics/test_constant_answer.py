@@ -1,5 +1,7 @@
 """One answer for all samples: what a limit must not allow."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -53,3 +55,13 @@ def test_samples_of_other_shapes_are_left_out():
         rows = {"y": np.full((1, length), level)}
         found.add(rows, rows, 1)
     assert found.value == 4.0
+
+
+def test_an_answer_without_rows_counts_against_rows_of_the_float_model():
+    found = ConstantAnswer(replace(COSINE, against_float=True))
+    for shape in ((1, 0, 4), (1, 2, 4), (1, 0, 4), (1, 4)):  # the last is of one row
+        judged = {"y": np.ones(shape)}
+        found.add(judged, judged, 1)
+    assert found.value == pytest.approx(1 / 3)
+    found.add({"other": np.ones((1, 3))}, {"other": np.ones((1, 3))}, 1)
+    assert found.value == pytest.approx(1 / 3)
