@@ -190,7 +190,7 @@ class _Ends:
         """Return the states after the batch, and forget it."""
         seen, self._seen = self._seen, {}
         return {
-            key: self._observers[key].update(states[key], torch.tensor(ends, dtype=torch.float64))
+            key: self._observers[key].update(states[key], torch.tensor([ends], dtype=torch.float64))
             for key, ends in seen.items()
         }
 
@@ -292,7 +292,7 @@ def updated_states(
 
 
 def values_at(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
-    """Return a tensor's values; with ``where``, only those at which that tensor is positive."""
+    """Return a tensor's values; with ``where``, those at which that is positive, as one row."""
     if tensor not in outputs:
         raise DataError(
             f"tensor '{tensor}'",
@@ -301,7 +301,7 @@ def values_at(tensor: str, outputs: Batch, where: str | None) -> torch.Tensor:
         )
     array = np.ascontiguousarray(outputs[tensor])
     if where is not None:  # ten times as fast as indexing with a mask
-        array = np.compress((outputs[where] > 0).ravel(), array.ravel())
+        array = np.compress((outputs[where] > 0).ravel(), array.ravel())[None]
     if array.dtype.kind not in "biuf":  # bfloat16 and smaller, which torch does not convert
         array = array.astype(np.float32)
     # torch.from_numpy would warn that the tensor could be used to write to the array.

@@ -46,7 +46,7 @@ def chunk_extrema(chunk: torch.Tensor) -> tuple[float, float]:
 
 
 class Ends(NamedTuple):
-    """The least and the greatest value of each row of the first axis; without axes, of all."""
+    """The least and the greatest value of each row of the first axis; one number is one row."""
 
     low: list[float]
     high: list[float]
@@ -54,7 +54,7 @@ class Ends(NamedTuple):
 
 def row_ends(values: torch.Tensor) -> Ends:
     """Return the ends of each row, none where a row has no values; raises as ``extrema`` does."""
-    rows = values.detach().flatten(1) if values.ndim > 1 else values.detach().reshape(1, -1)
+    rows = values.detach().flatten(1) if values.ndim > 1 else values.detach().reshape(-1, 1)
     ends = Ends([], [])
     if not rows.numel():
         return ends

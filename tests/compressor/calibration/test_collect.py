@@ -190,6 +190,18 @@ def test_a_value_that_is_not_finite_is_located(observer, value, tensor):
     assert "sample 21" in text  # two batches of eight before, the sixth of its own
 
 
+def test_one_number_a_sample_is_a_sample():
+    """A batch of them was one, so that the range depended on the size of batches."""
+    values = np.random.default_rng(3).standard_normal(32).astype(np.float32)
+    request = Request("y", "extreme-value")
+    found = {
+        collect(dict, [{"y": part} for part in np.split(shaped, count)], [request])[request.key]
+        for shaped in (values, values[:, None])
+        for count in (1, 8, 32)
+    }
+    assert len(found) == 1
+
+
 def test_where_no_axis_is_the_batch_the_error_names_its_samples():
     def reduced(batch):
         return {"y": np.full((3, 2), np.nan, np.float32)}

@@ -166,7 +166,8 @@ def test_rows_have_the_ends_that_each_has_alone(width):
     rows = torch.randn(5, width, generator=torch.Generator().manual_seed(5)).to(torch.float16)
     ends = row_ends(rows)
     assert list(zip(*ends, strict=True)) == [extrema(row) for row in rows]
-    assert row_ends(rows[0]) == ([ends.low[0]], [ends.high[0]])
+    assert row_ends(rows[0, :3]) == row_ends(rows[0, :3, None]), "a row may be one number"
+    assert row_ends(rows[0, 0]) == row_ends(rows[:1, :1])
     assert row_ends(rows[:, :0]) == row_ends(rows[:0]) == ([], [])
     rows[4, -1] = math.nan
     with pytest.raises(ValueError, match="not finite"):
