@@ -120,6 +120,13 @@ class References:
         """The pass."""
         return self.workspace.plan.spec.passes[self.index]
 
+    @property
+    def label(self) -> str:
+        """The pass's name, with a number if an earlier pass has the same."""
+        name = self.declared.name
+        before = [p.name for p in self.workspace.plan.spec.passes[: self.index]].count(name)
+        return f"{name} {before + 1}" if before else name
+
     def symbol(self, reference: str, where: str) -> Callable[..., Any]:
         """Import a function of the user's; ``where`` is the option that names it.
 
@@ -223,6 +230,7 @@ def make_training(
         loop=workspace.options.loop,
         base=plan.spec.folder,
         callbacks=workspace.options.callbacks,
+        label=references.label,
     )
 
 

@@ -229,6 +229,7 @@ class Training:
         loop: the program's training loop, which replaces the pass's own.
         base: the folder to which paths in options are relative.
         callbacks: functions that are called after each step in the first process.
+        label: what tells this training from others in a log; by default, the name of the pass.
     """
 
     data: TrainingData
@@ -248,3 +249,4 @@ class Training:
     loop: OwnLoop | None = None
     base: Path = Path()
     callbacks: Sequence[Callable[[TrainingStep], None]] = ()
+    label: str = ""

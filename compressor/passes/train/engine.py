@@ -139,7 +139,8 @@ class _Loop:
         course = self._course
         data = Steps(training.data, order, self._micro, training.ranks.rank, course.mixup)
         first = training.ranks.rank == 0
-        log = TrainingLog(recipe.log, training.base, start) if recipe.log and first else None
+        label = training.label or recipe.name
+        log = TrainingLog(recipe.log, training.base, start, label) if recipe.log and first else None
         watching = (*(training.callbacks if first else ()), *((log,) if log else ()))
         with log or nullcontext():
             return self._run(data, start, advance, interruption, watching)

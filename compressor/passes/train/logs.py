@@ -32,7 +32,8 @@ class Log(Options):
     tensorboard: str | None = Field(
         default=None,
         min_length=1,
-        description="a folder of event files, which needs the package tensorboard",
+        description="a folder of event files, in one below for each pass; needs the package "
+        "tensorboard",
     )
 
     @model_validator(mode="after")
@@ -55,10 +56,11 @@ class TrainingLog:
     Args:
         folder: what relative paths start from.
         start: steps that an earlier process has done.
+        label: tells it from other trainings, which may share its files.
     """
 
-    def __init__(self, log: Log, folder: Path, start: int):
-        self._log = log
+    def __init__(self, log: Log, folder: Path, start: int, label: str):
+        self._log, self._label = log, label
         self._folder = folder
         self._start = start
         self._open = ExitStack()
@@ -90,7 +92,7 @@ class TrainingLog:
             assert self._rows is not None
             assert self._file is not None
             terms = step.terms if len(step.terms) > 1 else {}
-            values = (step.name, step.step, step.loss, step.learning_rate, step.validation)
+            values = (self._label, step.step, step.loss, step.learning_rate, step.validation)
             self._rows.writerow({**dict(zip(_COLUMNS, values, strict=True)), **terms})
             self._file.flush()
 
@@ -100,7 +102,7 @@ class TrainingLog:
         if path.exists():
             held, rows = _read(path)
             columns += [name for name in held if name not in columns]
-            kept = [r for r in rows if r["pass"] != step.name or int(r["step"]) <= self._start]
+            kept = [r for r in rows if r["pass"] != self._label or int(r["step"]) <= self._start]
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._open.enter_context(path.open("w", encoding="utf-8", newline=""))
         self._rows = csv.DictWriter(self._file, columns, restval="", lineterminator="\n")
@@ -113,8 +115,9 @@ class TrainingLog:
         with disk_errors(folder):
             if self._events is None:
                 folder.mkdir(parents=True, exist_ok=True)
-                # Viewers forget what comes after it in files of an interrupted process.
-                self._events = SummaryWriter(str(folder), purge_step=self._start + 1)
+                # Viewers forget what comes after it in all files of that folder.
+                own = str(folder / self._label)
+                self._events = SummaryWriter(own, purge_step=self._start + 1)
                 self._open.callback(self._events.close)
             values = {"loss": step.loss, "learning-rate": step.learning_rate}
             values |= {f"loss/{n}": v for n, v in step.terms.items() if len(step.terms) > 1}

@@ -128,3 +128,17 @@ def test_held_out_pixels_are_judged_by_their_classes(tmp_path: Path, classes: in
     np.savez(tmp_path / "test.npz", image=images, label=labels)
     (entry,) = found.run().report["passes"]
     assert any(note.startswith("held-out accuracy: 100 after") for note in entry["notes"])
+
+
+def test_passes_of_one_name_share_a_log(tmp_path: Path) -> None:
+    """The second one removed the rows of the first."""
+    twice = project(tmp_path, steps=2, log={"csv": "log.csv"})
+    twice.spec["passes"] *= 2
+    assert twice.run().exit_code == 0
+    rows = (tmp_path / "log.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[:2] for row in rows] == [
+        ["finetune", "1"],
+        ["finetune", "2"],
+        ["finetune 2", "1"],
+        ["finetune 2", "2"],
+    ]

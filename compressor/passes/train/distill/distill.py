@@ -170,6 +170,7 @@ class Distill(Recipe, Distillation):
 
         def taught(inner: Training) -> Outcome:
             options = self._for_assistant(index)
+            inner = replace(inner, label=f"{training.label or self.name}, assistant {index}")
             course = options.course(inner, assistant.inputs, context.seed)
             return options._taught(assistant, teacher, context, course)
 

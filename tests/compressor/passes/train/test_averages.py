@@ -178,13 +178,17 @@ def test_a_log_keeps_the_rows_of_others(tmp_path: Path):
     path = tmp_path / "log.csv"
 
     def write(name: str, terms: dict[str, float]) -> None:
-        with TrainingLog(Log(csv="log.csv"), tmp_path, 0) as log:
-            log(TrainingStep(name, 1, 2, 0.5, terms, 0.1))
+        with TrainingLog(Log(csv="log.csv"), tmp_path, 0, name) as log:
+            log(TrainingStep(name.split()[0], 1, 2, 0.5, terms, 0.1))
 
     write("distill", {"hard": 0.2, "soft": 0.3})
-    write("finetune", {"loss": 0.5})
-    write("finetune", {"loss": 0.5})
-    assert [(r["pass"], r["hard"]) for r in rows(path)] == [("distill", "0.2"), ("finetune", "")]
+    for name in ("finetune", "finetune", "finetune 2"):
+        write(name, {"loss": 0.5})
+    assert [(r["pass"], r["hard"]) for r in rows(path)] == [
+        ("distill", "0.2"),
+        ("finetune", ""),
+        ("finetune 2", ""),
+    ]
     path.write_text("name,price\npear,2\n")
     with pytest.raises(InputError, match="is no log of a training"):
         write("finetune", {"loss": 0.5})
@@ -195,12 +199,14 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with TrainingLog(Log(tensorboard="events"), tmp_path, 0) as log:
+    with TrainingLog(Log(tensorboard="events"), tmp_path, 0, "qat") as log:
         for step in (1, 2, 3):
             log(TrainingStep("qat", step, 3, 1 / step, {"loss": 1 / step}, 0.1, validation=0.5))
-    with TrainingLog(Log(tensorboard="events"), tmp_path, 2) as log:  # the third step again
+    with TrainingLog(Log(tensorboard="events"), tmp_path, 2, "qat") as log:  # the third step again
         log(TrainingStep("qat", 3, 3, 0.25, {"loss": 0.25}, 0.1))
-    read = EventAccumulator(str(tmp_path / "events"))
+    with TrainingLog(Log(tensorboard="events"), tmp_path, 0, "qat 2") as log:
+        log(TrainingStep("qat", 1, 3, 9.0, {"loss": 9.0}, 0.1))
+    read = EventAccumulator(str(tmp_path / "events" / "qat"))
     read.Reload()
     losses = {event.step: event.value for event in read.Scalars("qat/loss")}
     assert losses == {1: 1.0, 2: 0.5, 3: 0.25}
