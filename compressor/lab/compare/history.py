@@ -164,7 +164,7 @@ def check_fits(
     if not entries:
         return
     last = entries[-1]
-    compared = [
+    compared: list[tuple[str, str, str | None, str]] = [
         ("name", last.name, new.name, "keep one history for each spec"),
         ("artifact", last.artifact, new.artifact, "keep one history for each artifact"),
         ("metric", last.metric.name, new.metric.name, "begin another file"),

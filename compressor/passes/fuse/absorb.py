@@ -363,8 +363,8 @@ def _is_bias(node: ir.Node) -> bool:
 
 def _is_of(bias_node: ir.Node, layer: Layer) -> bool:
     """Whether the vector that a node adds leaves the number of a layer's channels as it is."""
-    (vector,) = (v for v in bias_node.inputs if constant_of(v) is not None)
-    return static_shape(vector) in ((layer.rows,), (1,))
+    (vector,) = (v for v in bias_node.inputs if v is not None and constant_of(v) is not None)
+    return (static_shape(vector) or ()) in ((layer.rows,), (1,))
 
 
 def bias_fits(node: ir.Node, layer: Layer) -> bool:
