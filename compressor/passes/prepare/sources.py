@@ -251,6 +251,10 @@ class _Tracer:
         moves = row.moves in ("same", "type", "shape", "order")
         if entry is None or not (moves or row.passes_factor):
             return None
+        if row.moves == "type" and not (
+            value.dtype is not None and value.dtype.is_floating_point()
+        ):
+            return None
         traced = self._trace(entry)
         if traced is None:
             return None
