@@ -108,6 +108,8 @@ class _Walk:
             filled = None if fill is None else constant_array(fill)
             zero = fill is None or (filled is not None and not filled.any())
             return mode != "constant" or zero
+        if node.attributes.get_float("extrapolation_value", 0.0):
+            return False  # what a Resize puts outside of the image has a scale of its own
         dtype = node.outputs[0].dtype
         cast = row.moves == "type" and dtype is not None and dtype.is_floating_point()
         return row.moves in _WHOLE or row.passes_factor or row.family == "spatial" or cast

@@ -49,6 +49,22 @@ def test_what_does_not_commute_keeps_its_scale(op_type: str):
     assert found.reason
 
 
+@pytest.mark.parametrize("outside", [0.0, 3.0])
+def test_what_lies_outside_of_an_image_has_its_own_scale(outside: float):
+    carrier = graph(
+        f"""g (float[N, 4, 6, 6] x) => (float[N, 3, 6, 6] y) {{
+            a = Conv (x, first.weight)
+            b = Resize <mode = "linear", coordinate_transformation_mode = "tf_crop_and_resize",
+                        extrapolation_value = {outside}> (a, beyond, twice)
+            y = Conv (b, second.weight)
+        }}""",
+        {"first.weight": noise(5, 4, 1, 1), "second.weight": noise(3, 5, 1, 1)}
+        | {"beyond": np.float32([0, 0, -0.5, -0.5, 1, 1, 1.5, 1.5])}
+        | {"twice": np.float32([1, 1, 1, 1])},
+    )
+    assert bool(scale_map(carrier.graph(), carrier.tensors()).groups) is (outside == 0)
+
+
 def test_a_layer_norm_takes_factors():
     carrier = graph(
         """g (float[N, 4, 5] x) => (float[N, 4, 3] y) {
