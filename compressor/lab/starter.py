@@ -160,7 +160,7 @@ def _of_onnx(
 
     from compressor.models.executor import unknown_operators
     from compressor.models.onnx.carrier import open_onnx
-    from compressor.models.onnx.checks import foreign_operators
+    from compressor.models.onnx.checks import check_repeats, foreign_operators
     from compressor.models.torch.lowering import OPSET
 
     try:
@@ -174,6 +174,7 @@ def _of_onnx(
         taken = {entry.name for entry in proto.graph.input} - {tensor.name for tensor in stored}
         check_worth(nodes, weights, taken, f"model {str(model)!r}")
     carrier = open_onnx(model, OPSET)
+    check_repeats(carrier.graph(), f"model {str(model)!r}")
     recipe, inputs = recipe_for(carrier), carrier.inputs
     listed = "\n".join(f"#   {printable(str(entry))}" for entry in inputs)
     first = ONNX.format(model=scalar(relative), inputs=listed)

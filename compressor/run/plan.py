@@ -13,6 +13,7 @@ from compressor.graph.output_parts import with_parts
 from compressor.models.checkpoint.adapters import unused_adapter
 from compressor.models.garbage import without_collector
 from compressor.models.layer_uses import input_limits
+from compressor.models.onnx.checks import check_repeats
 from compressor.models.transformers.pooling import pooling_of
 from compressor.run.causal import window_doubts
 from compressor.run.data import Data, check_data, open_data
@@ -134,7 +135,7 @@ def make_plan(spec: Spec, like: Plan | None = None, *, fresh: bool = False) -> P
     carrier = model.carrier
     if Capability.GRAPH in carrier.offers:
         with located(spec.where("model", "inputs")):
-            carrier.graph()
+            check_repeats(carrier.graph(), "model")
     check_data_is_of_use(spec, carrier)
     check_output_apart(spec)
     data = like.data if like else open_data(spec, carrier.inputs, carrier.outputs)
@@ -179,8 +180,7 @@ def make_plan(spec: Spec, like: Plan | None = None, *, fresh: bool = False) -> P
         *data_doubts(spec, float_model, samples, calibrates=calibrates),
         *unreached_weights(float_model, previews, size),
     )
-    known = Capability.GRAPH in float_model.offers
-    loops = turn_notes(float_model.graph()) if known else ()
+    loops = turn_notes(float_model.graph()) if Capability.GRAPH in float_model.offers else ()
     return Plan(
         spec=spec,
         model=model,

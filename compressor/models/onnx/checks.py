@@ -8,7 +8,14 @@ import onnx_ir as ir
 
 from compressor.errors import ModelError
 from compressor.graph.inference import infer_shapes
-from compressor.graph.values import DEFAULT_DOMAINS, all_nodes, given_shape, static_shape
+from compressor.graph.operators import operator
+from compressor.graph.values import (
+    DEFAULT_DOMAINS,
+    all_nodes,
+    constant_array,
+    given_shape,
+    static_shape,
+)
 from compressor.models.onnx.ort_runner import graph_runner, without_weights
 from compressor.models.onnx.ort_session import OrtRunner
 
@@ -52,6 +59,30 @@ def foreign_operators(model: ir.Model) -> tuple[str, ...]:
     if not named:
         return ()
     return tuple(sorted(f"{domain}.{name}" for domain, name in named - _runtime_operators()))
+
+
+def check_repeats(model: ir.Model, subject: str) -> None:
+    """Check that a graph is a function of its inputs: that no node draws random numbers.
+
+    Two runs of such a model differ as much as an artifact differs from it, and more.
+
+    Raises:
+        ModelError: names the first node that does.
+    """
+    for node in all_nodes(model.graph):
+        row, remedy = operator(node), "export it with the noise as an input, or without"
+        draws = row.random
+        if row.passes_factor:  # dropout, unless for inference
+            given = constant_array(node.inputs[2]) if len(node.inputs) > 2 else None
+            draws, remedy = bool(given is not None and given.any()), "export it for inference"
+        if draws:
+            name = node.name or next((v.name for v in node.outputs if v.name), "")
+            raise ModelError(
+                subject,
+                f"node {name!r} ({node.op_type}) draws random numbers, so that the model's own "
+                "outputs differ between two runs and no artifact can be judged by them",
+                remedy,
+            )
 
 
 def check_loads(model: ir.Model, subject: str) -> None:
