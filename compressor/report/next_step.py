@@ -10,7 +10,7 @@ from compressor.graph.operators import operator_named
 from compressor.lab.tune.recipe import REMEDIES
 from compressor.report import formats
 from compressor.report.verdict import METRIC_DROP, Report, check_rows, limit_rows, metric_name
-from compressor.run.verdicts.verdicts import BLIND, NO_SHARE
+from compressor.run.verdicts.verdicts import BLIND, COPIES, NO_SHARE, TRAINED_ON
 
 _LATENCY = "latency-ratio"
 _SIZE = "size-ratio"
@@ -131,6 +131,14 @@ def _decide(report: Report, folder: str, undecided: set[str]) -> str:
         return (
             "evaluate on more text, take more bits or another method (gptq, awq, reconstruct), or "
             "set limits in a spec"
+        )
+    reasons = [str(e.get("reason") or "") for e in report["limits"]]
+    if any(reason.endswith(COPIES) for reason in reasons):
+        return "name other samples for data.evaluation, each once"
+    if TRAINED_ON in reasons:
+        return (
+            "name other samples for data.evaluation, or let it and data.training each read every "
+            "other one (fold: 1/2 and fold: 2/2)"
         )
     return "evaluate more samples, or allow more with limits.metric-drop"
 

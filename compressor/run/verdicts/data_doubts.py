@@ -19,6 +19,7 @@ from compressor.graph.costs import cannot_run
 from compressor.models.onnx.checks import foreign_operators
 from compressor.run.evaluate import Evaluation
 from compressor.run.metrics.metrics import Metric
+from compressor.run.verdicts.verdicts import COPIES, TRAINED_ON
 from compressor.spec.keys import DataKeys
 from compressor.spec.load import DataEntry, Spec
 from compressor.types.carrier import Capability, Carrier
@@ -63,9 +64,9 @@ def no_evidence(spec: Spec, evaluation: Evaluation | None) -> str:
     if evaluation is None:
         return ""
     if judged_on(spec, "training"):
-        return "a pass trains on the samples that judge"
+        return TRAINED_ON
     share = evaluation.copies / int(evaluation.metric["samples"])
-    return f"{100 * share:.0f} % of the samples are copies of others" if share > _MOST else ""
+    return f"{100 * share:.0f} % {COPIES}" if share > _MOST else ""
 
 
 def folders_missing(spec: Spec, carrier: Carrier) -> list[str]:

@@ -69,6 +69,8 @@ _STRADDLES = "the 95 % interval contains the limit"
 _TOO_WIDE = "the 95 % interval is too wide so near to the limit"
 NO_SHARE = "a share of the float model's value, which is 0, is no limit"
 BLIND = "one answer for all samples would also be within the limit"
+TRAINED_ON = "a pass trains on the samples that judge"
+COPIES = "of the samples are copies of others"
 _LIMITS = ("metric_drop", "size_ratio", "latency_ratio")
 
 

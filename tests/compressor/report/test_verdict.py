@@ -10,7 +10,7 @@ from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.next_step import ALL_INTEGERS, next_step
 from compressor.report.terminal import plain_text, reason_line, run_page
-from compressor.run.verdicts.verdicts import BLIND, judge
+from compressor.run.verdicts.verdicts import BLIND, COPIES, TRAINED_ON, judge
 from compressor.spec.keys import LimitKeys
 
 Report = dict[str, Any]
@@ -132,6 +132,23 @@ def test_a_metric_that_is_undecided_wants_more_evidence(
     passed_report["baseline"]["latency_ms_reason"] = reason  # of compress quantize
     for limit in passed_report["limits"]:
         limit["verdict"] = "unknown" if limit["name"] == "metric-drop" else "passed"
+    passed_report.update(verdict="unknown", advice=None)
+    assert next_step(passed_report, "out/a").startswith(step)
+
+
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        (TRAINED_ON, "name other samples for data.evaluation, or let"),
+        (f"90 % {COPIES}", "name other samples for data.evaluation, each once"),
+    ],
+)
+def test_samples_that_show_nothing_are_to_be_others_not_more(
+    passed_report: Report, reason: str, step: str
+):
+    for limit in passed_report["limits"]:
+        limit["verdict"] = "unknown" if limit["name"] == "metric-drop" else "passed"
+        limit["reason"] = reason if limit["name"] == "metric-drop" else None
     passed_report.update(verdict="unknown", advice=None)
     assert next_step(passed_report, "out/a").startswith(step)
 
