@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from compressor.errors import argument
 from compressor.graph.costs import BARE, FOREIGN
@@ -84,8 +86,16 @@ def _failed(report: Report) -> set[str]:
 
 def _mend(report: Report, folder: str, failed: set[str]) -> str:
     """Return how to keep limits that fail: first that of the metric, then of the size."""
-    if METRIC_DROP in failed:
+    if METRIC_DROP in failed and any(entry["attribution"] for entry in report["passes"]):
         return f"compress explain {argument(folder)}"
+    if METRIC_DROP in failed:  # no layers are known to have lost it
+        loss, entry = _largest_loss(report)
+        more = "allow more with limits.metric-drop"
+        if loss <= 0.0:
+            return more
+        longer = "train longer, or " if entry.get("training") else ""
+        words = _change(report, loss)
+        return f"ask less of {entry['pass']}, which lost {words}, or {longer}{more}"
     if failed != {_LATENCY}:
         return f"{_smaller(report)}, or allow more with limits.size-ratio"
     if cause := _why_slower(report):
@@ -214,18 +224,35 @@ def _lost_too_much(report: Report) -> bool:
 
 def _costliest(report: Report) -> str:
     """Return what to do about the pass that lost the most, if it removes something or trains."""
-    known = [(e["pass"], e["metric_drop"]) for e in report["passes"]]
-    known = [(name, float(drop)) for name, drop in known if drop is not None]
-    before = [0.0, *(drop for _, drop in known)]
-    losses = [(drop - start, name) for (name, drop), start in zip(known, before, strict=False)]
-    trains = any(entry.get("training") for entry in report["passes"])
-    loss, name = max(losses, default=(0.0, ""))
-    words = formats.metric_change(loss, share=formats.is_share(report["baseline"]["metric"]))
-    if loss > 0.0 and name in _TRAIN:
-        return f"{name} lost {words}: lower its learning-rate, or train longer"
-    if loss <= 0.0 or not name.startswith(_REMOVE):
+    loss, entry = _largest_loss(report)
+    if loss <= 0.0:
         return ""
+    name, words = entry["pass"], _change(report, loss)
+    if name in _TRAIN:
+        return f"{name} lost {words}: lower its learning-rate, or train longer"
+    untrained = entry.get("untrained")
+    if untrained is not None and loss > untrained["metric_drop"]:
+        more = _change(report, loss - untrained["metric_drop"])
+        return (
+            f"the training of {name} lost {more} on top of what quantizing lost: lower its "
+            f"learning-rate, train longer, or take {_STATIC[0]}, which does not train"
+        )
+    if not name.startswith(_REMOVE):
+        return ""
+    trains = any(entry.get("training") for entry in report["passes"])
     return f"ask less of {name}, which lost {words}{', or train longer after it' * trains}"
+
+
+def _largest_loss(report: Report) -> tuple[float, Mapping[str, Any]]:
+    """Return the loss of the pass that lost the most of the metric, and its entry."""
+    known = [(float(e["metric_drop"]), e) for e in report["passes"] if e["metric_drop"] is not None]
+    before = [0.0, *(drop for drop, _ in known)]
+    losses = [(drop - start, e) for (drop, e), start in zip(known, before, strict=False)]
+    return max(losses, key=lambda pair: pair[0], default=(0.0, {}))
+
+
+def _change(report: Report, loss: float) -> str:
+    return formats.metric_change(loss, share=formats.is_share(report["baseline"]["metric"]))
 
 
 def _is_bare(report: Report) -> bool:

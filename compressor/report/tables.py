@@ -390,4 +390,7 @@ def _won_back(entry: Mapping[str, Any]) -> list[str]:
     if untrained["won_back"] is None:
         reason = untrained.get("won_back_reason") or "nothing was lost without training"
         return [f"{shown}: {reason}"]
+    if untrained["won_back"] < 0:
+        more = -untrained["won_back"] / 100 * untrained["metric_drop"]
+        return [f"{shown}; training lost another {formats.metric_change(more, share=share)}"]
     return [f"{shown}; training won {untrained['won_back']:.0f} % of that back"]

@@ -9,6 +9,7 @@ from compressor.report import verdict
 from compressor.report.html import html_report
 from compressor.report.markdown import markdown_report
 from compressor.report.next_step import ALL_INTEGERS, next_step
+from compressor.report.tables import pass_notes
 from compressor.report.terminal import plain_text, reason_line, run_page
 from compressor.run.verdicts.verdicts import BLIND, COPIES, TRAINED_ON, judge
 from compressor.spec.keys import LimitKeys
@@ -207,6 +208,32 @@ def test_what_failed_comes_before_what_is_not_decided(failed_report: Report):
     for entry, outcome in zip(failed_report["limits"], ("failed", "unknown"), strict=True):
         entry["verdict"] = outcome
     assert next_step(failed_report, "out/a") == "compress explain out/a"
+
+
+def test_what_training_lost_is_not_explained_layer_by_layer(failed_report: Report):
+    """The step was ``compress explain``, which refuses a run whose only pass trains."""
+    failed_report["artifacts"][1]["checks"][1]["ok"] = True
+    del failed_report["advice"]
+    drop = {"metric": failed_report["baseline"]["metric"], "metric_drop": 0.5, "won_back": -200.0}
+    tuned = {
+        **failed_report["passes"][0],
+        "pass": "qat",
+        "attribution": None,
+        "metric_drop": 1.5,
+        "training": {"losses": [[0, 1.0]]},
+        "untrained": drop,
+        "notes": [],
+    }
+    failed_report["passes"] = [tuned]
+    step = next_step(failed_report, "out/a")
+    assert step.startswith("the training of qat lost 1.00 points on top of what quantizing lost: l")
+    (note,) = pass_notes(tuned)
+    assert note.endswith("0.50 points lost in this pass; training lost another 1.00 points")
+    drop.update(metric_drop=2.0, won_back=25.0)
+    words = "ask less of qat, which lost 1.50 points, or train longer, or allow more with limits."
+    assert next_step(failed_report, "out/a").startswith(words)
+    tuned["metric_drop"] = None
+    assert next_step(failed_report, "out/a").startswith("allow more with limits.metric-drop")
 
 
 def test_fewer_bits_do_not_shrink_a_graph(failed_report: Report):
