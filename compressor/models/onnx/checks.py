@@ -72,9 +72,9 @@ def check_repeats(model: ir.Model, subject: str) -> None:
     for node in all_nodes(model.graph):
         row, remedy = operator(node), "export it with the noise as an input, or without"
         draws = row.random
-        if row.passes_factor:  # dropout, unless for inference
+        if draws and row.passes_factor:  # dropout, unless for inference
             given = constant_array(node.inputs[2]) if len(node.inputs) > 2 else None
-            draws, remedy = bool(given is not None and given.any()), "export it for inference"
+            draws, remedy = given is not None and bool(given.any()), "export it for inference"
         if draws:
             name = node.name or next((v.name for v in node.outputs if v.name), "")
             raise ModelError(

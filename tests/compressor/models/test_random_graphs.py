@@ -33,6 +33,11 @@ def written(nodes: str, path: Path) -> Path:
         ("t = Constant <value = bool {1}> () y = Dropout(h, , t)", r"draws.*for inference"),
         ("t = Constant <value = bool {0}> () y = Dropout(h, , t)", ""),
         ("y = Dropout(h)", ""),
+        (
+            "s = Constant <value = int64[1] {0}> () e = Constant <value = int64[1] {4}> () "
+            "a = Constant <value = int64[1] {1}> () y = Slice(h, s, e, a)",
+            "",
+        ),
     ],
 )
 def test_a_graph_that_draws_random_numbers_is_no_function(
