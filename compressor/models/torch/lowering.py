@@ -336,10 +336,14 @@ def call(module: nn.Module, tensors: Mapping[str, Tensor]) -> list[Tensor]:
 def arguments(
     module: nn.Module, tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Return inputs as a module is called with: by position, or by name if its forward has them."""
-    if takes_names(module, tensors):
-        return (), dict(tensors)
-    return tuple(tensors.values()), {}
+    """Return inputs as a module is called with: by position, or by name if its forward has them.
+
+    They are copies, for a forward may write into its inputs, and others read the samples after it.
+    """
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    if takes_names(module, copies):
+        return (), copies
+    return tuple(copies.values()), {}
 
 
 class NamedModule(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,3 +90,20 @@ def test_what_no_later_call_reads_is_no_state(module: nn.Module) -> None:
 def test_the_remedy_is_taken() -> None:
     graph = TorchCarrier(AsInput(), [spec("x", "batch", 3), spec("ema", 3)]).graph()
     assert [value.name for value in graph.graph.outputs] == ["output_0", "output_1"]
+
+
+class WritesItsInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(2.0)
+        x[:, 0] = 0
+        return x + 1
+
+
+def test_a_forward_that_writes_into_its_input_leaves_the_samples() -> None:
+    """The graph read what the module had left, and was refused as one with other values."""
+    carrier = TorchCarrier(WritesItsInput(), [spec("x", "batch", 3)])
+    batch = {"x": np.ones((2, 3), np.float32)}
+    (own,) = carrier.module_outputs(batch)
+    assert (batch["x"] == 1).all()
+    (lowered,) = carrier.runner().run(batch).values()
+    assert own.tolist() == lowered.tolist() == [[1, 3, 3]] * 2
