@@ -99,7 +99,8 @@ def _own_rule(
         fits = identifier is None or node.op_identifier() == identifier
         if fits and wanted is not None:
             match = fresh.match(model, graph, node)
-            fits = match is not None and bool(match) and wanted(match.bindings["x"], node.outputs[0])
+            bound = match.bindings if match else {}
+            fits = bool(match) and wanted(bound["x"], node.outputs[0])
         return rule.__class__.try_rewrite(fresh, model, graph, node) if fits else None
 
     fresh.try_rewrite = tried  # type: ignore[assignment,method-assign]
