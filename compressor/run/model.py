@@ -144,18 +144,13 @@ def _open_checkpoint(spec: Spec) -> OpenedModel:
     where = spec.where("model", "checkpoint")
     with located(where):
         carrier = open_checkpoint(spec.checkpoint)
-        by_block = bool(spec.data) and carrier.folder is not None
-        if by_block:
+        if spec.data and carrier.folder is not None:
             carrier = open_blocks(spec.checkpoint)
     return OpenedModel(
         carrier,
         carrier.files,
         lambda: result_key(
-            "checkpoint",
-            "",
-            files=[file_sha256(f) for f in carrier.files],
-            config=dict(carrier.config),
-            code=library_version() if by_block else None,
+            "checkpoint", "", files=[file_sha256(f) for f in carrier.files], meaning=carrier.meaning
         ),
         spec.checkpoint,
         where,

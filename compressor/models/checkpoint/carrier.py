@@ -203,11 +203,16 @@ class CheckpointCarrier:
         """Return this carrier."""
         return self
 
+    @property
+    def meaning(self) -> dict[str, object]:
+        """What decides what the tensors of its files compute, as JSON values."""
+        return {"config": dict(self.config)}
+
     def digest(self) -> str:
         """Return a key of the checkpoint, without reading its data.
 
-        It changes with the names, sizes and times of its files, their headers, and its
-        configuration.
+        It changes with the names, sizes and times of its files, their headers, and what decides
+        what they compute.
         """
         shards = [
             [
@@ -218,7 +223,7 @@ class CheckpointCarrier:
             ]
             for shard in self.source.shards
         ]
-        return json_sha256([shards, dict(self.config)])
+        return json_sha256([shards, self.meaning])
 
 
 def _weights_only(what: str) -> NoReturn:

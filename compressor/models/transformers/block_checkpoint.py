@@ -18,7 +18,7 @@ from compressor.models.checkpoint.stacked_experts import unstacked
 from compressor.models.rounded_inputs import round_inputs_of
 from compressor.models.torch.carrier import TorchCarrier
 from compressor.models.transformers.cached_attention import round_cache_of
-from compressor.models.transformers.carrier import open_pretrained
+from compressor.models.transformers.carrier import library_version, open_pretrained
 from compressor.models.transformers.classes import auto_class_for, saved_from
 from compressor.models.transformers.decoder import Decoder, block_list
 from compressor.models.transformers.networks import read_config
@@ -77,6 +77,11 @@ class BlockCheckpoint(CheckpointCarrier):
         """Return a carrier whose attention keeps rounded keys and values."""
         given = (self.source, self.tensors(), self.layers(), self._decoder, self._original)
         return BlockCheckpoint(*given, {**self.caches, **caches}, self._single)
+
+    @property
+    def meaning(self) -> dict[str, object]:
+        """The configuration that its blocks are built of, and the version of what builds them."""
+        return {**super().meaning, "transformers": library_version()}
 
     @cached_property
     def decoder(self) -> Decoder:

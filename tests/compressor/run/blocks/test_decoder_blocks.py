@@ -20,7 +20,6 @@ from compressor.passes.prune.sparse.pruning import Pruner
 from compressor.passes.quantize.weights.gptq import GptqWork
 from compressor.progress import Silent, quiet_libraries
 from compressor.report.run import run_spec
-from compressor.run.blocks.flow import Flow
 from compressor.run.pipeline import run_passes
 from compressor.run.plan import make_plan
 from compressor.run.store import Store
@@ -28,7 +27,6 @@ from compressor.run.workspace import Workspace
 from compressor.spec.load import check_spec
 from compressor.spec.source_text import Document
 from compressor.types.carrier import Carrier
-from compressor.types.data import Alone
 
 LAYERS, WORDS = 3, 50
 SIZES = {
@@ -191,21 +189,6 @@ def test_a_killed_run_goes_on_with_the_next_stage(
     assert not list((tmp_path / "killed").glob("partial-*"))
     assert again.keys() == whole.keys()
     assert all(torch.equal(again[key], whole[key]) for key in whole)
-
-
-def test_what_enters_a_block_is_kept_until_all_processes_are_through_it(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    events: list[object] = []
-    write, forget = Flow.write, Flow.forget
-    monkeypatch.setattr(Alone, "wait", lambda _: events.append("wait"))
-    monkeypatch.setattr(Flow, "write", lambda *a: (write(*a), events.append(("write", a[1]))))
-    monkeypatch.setattr(Flow, "forget", lambda *a: (forget(*a), events.append(("forget", a[1]))))
-    passed(llama, "half", GPTQ, tmp_path / "out")
-    flows = [event for event in events if event != "wait"]
-    assert flows == [("write", 1), ("forget", 0), ("write", 2), ("forget", 1)]
-    for index in range(LAYERS - 1):
-        assert events[events.index(("forget", index)) - 1] == "wait"
 
 
 def test_each_block_sees_what_the_pruned_ones_before_it_give(
