@@ -49,7 +49,7 @@ from compressor.lab.starter_parts import (
     WIDENED,
     WIDENED_STORAGE,
 )
-from compressor.lab.starter_text import continued_text, input_line, text_data, written_inputs
+from compressor.lab.starter_text import continued_text, likely_lines, text_data, written_inputs
 from compressor.spec.schema import schema_seen_from
 from compressor.spec.source_text import scalar, seen_from
 from compressor.types.tensors import TensorSpec, may_agree, samples_apart, unstackable
@@ -145,7 +145,7 @@ def _parts(model: Path, relative: str, spec: str, given: Given) -> tuple[str, Se
         model=scalar(relative),
         tensors=weights.tensors,
         parameters=weights.parameters,
-        inputs="\n".join(map(input_line, inputs)),
+        inputs=likely_lines(inputs, given),
     )
     data = given.part(inputs, calibrated=True, scored=True) or of_arrays(inputs, given)
     return head + middle + data + _passes(USUAL) + _rest(name), inputs

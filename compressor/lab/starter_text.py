@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from compressor.calibration.sources.tokenizer import beside
 from compressor.errors import SpecError, listed
+from compressor.lab.found_data import LABELS, labels
 from compressor.lab.starter_data import Given
 from compressor.lab.starter_heads import REGRESSION, SEVERAL_LABELS
 from compressor.lab.starter_parts import (
@@ -251,6 +252,22 @@ def written_inputs(inputs: Sequence[TensorSpec], further: Sequence[str]) -> str:
     note = f"CHECK: it gets none of what forward takes besides: {listed(further)}"
     lines = [f"    # {line}" for line in wrap(note, _COMMENT - 4)] if further else []
     return TEXT_INPUTS.format(inputs="\n".join([*map(input_line, inputs), *lines]))
+
+
+def likely_lines(inputs: Sequence[TensorSpec], given: Given) -> str:
+    """Return the lines of a spec for the inputs that a network is taken to have.
+
+    An array with one number a sample beside several is named in a comment: it may be one more, such
+    as the time step of a diffusion network, or a right answer.
+    """
+    lines = [input_line(spec) for spec in inputs]
+    found = given.arrays[1] if len(given.arrays[1]) > 1 else {}
+    taken = {labels(found), *LABELS, *(spec.name for spec in inputs)}
+    for name, header in found.items():
+        if len(header.shape) == 1 and name not in taken:
+            line = input_line(TensorSpec(name, ("batch",), header.dtype.name)).strip()
+            lines.append(f"    # {line} # CHECK: an input, too? Then name it under data, too")
+    return "\n".join(lines)
 
 
 def input_line(spec: TensorSpec) -> str:

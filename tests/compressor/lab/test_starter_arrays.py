@@ -157,6 +157,8 @@ def test_a_checkpoint_takes_each_of_several_arrays(tmp_path: Path):
     }
     for part in document["data"].values():
         assert part["inputs"] == {"left": "left", "right": "right"}
+    (doubt,) = (line for line in written.read_text().splitlines() if "an input, too?" in line)
+    assert doubt.strip().startswith("# weight: {shape: [batch], dtype: float32} # CHECK")
 
 
 @pytest.mark.parametrize("parts", [("train", "test"), ()])
