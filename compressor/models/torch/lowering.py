@@ -40,7 +40,12 @@ _NO_GRAPH = "or use passes on weights alone, such as compress quantize on its di
 _NO_FUNCTION = "No ONNX function"
 _LEFT_OUT = "'NoneType' object"
 _LENGTH = "SymbolicTensor"
+_FAKE = "We found a fake tensor in the exported program"
 _CLASS = "is not a known type"
+_DIFFERENTIATES = (
+    "forward may compute gradients, such as forces from an energy, which no graph holds: let it "
+    f"return what it differentiates, such as the energy, alone, {_NO_GRAPH}"
+)
 _REMEDIES = {
     "data-dependent": "a graph cannot branch on values: let forward compute all branches and "
     f"choose with torch.where (all experts, not those that were hit), {_NO_GRAPH}",
@@ -51,6 +56,8 @@ _REMEDIES = {
     _LENGTH: "a length decides about an operator, such as the batch about the groups of a "
     "convolution: give every axis of model.inputs its number, that of samples too",
     "a static shape": NUMBERS,
+    _FAKE: _DIFFERENTIATES,
+    "functorch tensor": _DIFFERENTIATES,
     _CLASS: "return a dictionary or a tuple, or register the class where it is defined, by "
     "torch.export.register_dataclass(CLASS)",
     _LEFT_OUT: "an input that model.inputs leaves out may be needed where PyTorch traces forward: "

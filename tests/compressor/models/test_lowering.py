@@ -229,6 +229,19 @@ def test_what_cannot_be_lowered_is_told_and_nothing_else(capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_forward_that_differentiates_is_told_of_that(functional: bool):
+    class Forces(Branching):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if functional:
+                return torch.func.grad(lambda p: self.a(p).tanh().sum())(x)
+            x.requires_grad_(True)
+            return torch.autograd.grad(self.a(x).tanh().sum(), x)[0]
+
+    with pytest.raises(ModelError, match=r"may compute gradients.*the energy, alone"):
+        TorchCarrier(Forces(), [spec("x", "n", 4)]).graph()
+
+
 def test_an_input_that_is_left_out_while_it_is_traced():
     class Masked(nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
