@@ -10,7 +10,15 @@ from typing import Any
 
 import torch
 
-from compressor.errors import ModelError, SpecError, close_names, listed, message_lines, suggestion
+from compressor.errors import (
+    ModelError,
+    SpecError,
+    close_names,
+    listed,
+    message_lines,
+    printable,
+    suggestion,
+)
 from compressor.models.checkpoint import folder as checkpoint
 from compressor.models.transformers.classes import (
     fitting_class,
@@ -25,6 +33,7 @@ CONFIG = checkpoint.CONFIG
 _ATTENTION = "eager"  # separate products and softmax, which lower to the plainest graph
 _MASKED = "MODEL_FOR_MASKED_LM_MAPPING_NAMES"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_OF_DIFFUSERS = "_class_name"  # where config.json has the class of a network of diffusers
 _FLOATS = ("Infinity", "-Infinity", "NaN")
 _WRONG_CLASS = "Unrecognized configuration class"  # begins the ValueError of an auto class
 
@@ -48,7 +57,15 @@ def read_config(directory: Path) -> dict[str, Any]:
     subject = f"config {str(path)!r}"
     value: dict[str, Any] = checkpoint.read_config(path)
     if not isinstance(value.get("model_type"), str):
-        raise ModelError(subject, "has no model_type", "fetch it again")
+        other = value.get(_OF_DIFFUSERS)
+        if other is None:
+            raise ModelError(subject, "has no model_type", "fetch it again")
+        raise ModelError(
+            subject,
+            f"is of diffusers ({printable(str(other))}), not of transformers",
+            "name the .safetensors file beside it as the checkpoint, with a factory of your own "
+            "that builds the network",
+        )
     if value.get("quantization_config"):
         raise ModelError(
             subject,
