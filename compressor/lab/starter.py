@@ -255,7 +255,7 @@ def _feeds(
     label = given.label(inputs) if given.of_classes else ""
     absent = {spec.name for spec in inputs if held and spec.name not in held}
     states = _states(inputs, outputs, absent)
-    mapping = mapping_of(given, [i for i in inputs if i.name not in states], held)
+    mapping = mapping_of(given, [i for i in inputs if i.name not in states], held, bool(states))
     state = ", ".join(f"{scalar(name)}: {scalar(output)}" for name, output in states.items())
     values = {"mapping": mapping, "state": f"\n    state: {{{state}}}" if states else ""}
     return FEEDS.format(

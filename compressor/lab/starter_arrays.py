@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +100,27 @@ def _likely(name: str, header: Header) -> TensorSpec:
     return TensorSpec(name, ("batch", *axes), "float32" if pixels else header.dtype.name)
 
 
-def mapping_of(given: Given, inputs: Sequence[TensorSpec], arrays: Mapping[str, Header]) -> str:
+def mapping_of(
+    given: Given,
+    inputs: Sequence[TensorSpec],
+    arrays: Mapping[str, Header],
+    in_steps: bool = False,
+) -> str:
     """Return the lines of ``inputs``: each input of the model, and its array.
 
     An array that no code written here makes an input of is marked.
+
+    Args:
+        in_steps: arrays of a sequence may have its steps as one more, first axis.
     """
     names, lines = given.names(inputs, arrays), []
     for entry in inputs:
         header = arrays.get(names[entry.name])
         line = f"      {scalar(entry.name)}: {scalar(names[entry.name])}"
-        if header is not None and not _preparable(given, entry, header):
+        fed = header is not None and _preparable(given, entry, header)
+        if header is not None and in_steps and not fed:
+            fed = given.fits(entry, replace(header, shape=header.shape[1:]))
+        if header is not None and not fed:
             line += f" # CHECK: {header.dtype} {list(header.shape)} needs a transform"
         lines.append(line)
     return "\n".join(lines)

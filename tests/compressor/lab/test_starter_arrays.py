@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
@@ -175,3 +176,21 @@ def test_a_folder_of_npy_files_holds_an_array_in_each(tmp_path, parts):
     )
     assert plan.spec.data["evaluation"].keys.target == "y"
     assert look_at(tmp_path / "arrays").words() == "a folder of npy"
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((7, 1, 4), True), ((7, 1, 5), False)])
+def test_a_sequence_has_its_steps_as_one_more_axis(
+    shape: tuple[int, ...], fits: bool, tmp_path: Path
+):
+    """Such arrays are what docs/feeds.md describes, and init asked for a transform."""
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 4] x, float[1, 4] h) => '
+    text += "(float[1, 4] y, float[1, 4] h_next) { h_next = Add(x, h) y = Tanh(h_next) }"
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    (tmp_path / "data").mkdir()
+    for index in range(4):
+        np.savez(tmp_path / "data" / f"{index}.npz", x=np.zeros(shape, np.float32))
+    written = tmp_path / "spec.yaml"
+    write_starter(tmp_path / "m.onnx", written, Choices(tmp_path / "data"))
+    text = written.read_text()
+    assert "state: {h: h_next}" in text
+    assert ("needs a transform" not in text) is fits

@@ -1,4 +1,4 @@
-"""A folder that diffusers wrote is not one of transformers, and is told what can be done with it."""
+"""A folder that diffusers wrote is told apart from those of transformers."""
 
 import json
 from pathlib import Path
