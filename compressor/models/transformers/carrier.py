@@ -208,7 +208,9 @@ def usual_inputs(module: Any) -> tuple[TensorSpec, ...]:
     spec = None if encoder or sides else _main_input(str(main), config, dtype)
     if spec is not None:
         return (spec, *_beside_text(module, dtype))
-    remedy = "write e.g. inputs: {input_ids: {shape: [batch, sequence], dtype: int64}}"
+    name = main or _TOKENS
+    rest = "sequence], dtype: int64" if name == _TOKENS else f"...], dtype: {dtype}"
+    remedy = f"write e.g. inputs: {{{name}: {{shape: [batch, {rest}}}}}"
     raise SpecError(
         "model.inputs",
         f"is empty, and {type(module).__name__} has no single usual input",

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from compressor.errors import SpecError
 from compressor.models.torch.carrier import TorchCarrier
-from compressor.models.transformers.carrier import auto_class_name, open_pretrained
+from compressor.models.transformers.carrier import auto_class_name, open_pretrained, usual_inputs
 from compressor.models.transformers.classes import auto_class_for
 from compressor.progress import quiet_libraries
 from compressor.run.model import OpenedModel
@@ -80,6 +80,21 @@ def test_the_usual_inputs_and_those_of_a_spec(llama: Path, tmp_path: Path) -> No
     save(tmp_path, "vit")
     vit = opened(tmp_path, "AutoModelForImageClassification")
     assert vit.inputs == (TensorSpec("pixel_values", ("batch", 3, 16, 16), "float32"),)
+
+
+def test_an_input_without_a_known_shape_is_asked_for_by_its_own_name() -> None:
+    """A vocoder was told to write input_ids."""
+    config = transformers.SpeechT5HifiGanConfig(
+        model_in_dim=4,
+        upsample_initial_channel=8,
+        upsample_rates=[2],
+        upsample_kernel_sizes=[4],
+        resblock_kernel_sizes=[3],
+        resblock_dilation_sizes=[[1]],
+    )
+    asked = r"inputs: \{spectrogram: \{shape: \[batch, \.\.\.\], dtype: float32"
+    with pytest.raises(SpecError, match=asked):
+        usual_inputs(transformers.SpeechT5HifiGan(config))
 
 
 def test_the_encoder_of_an_encoder_and_decoder(tmp_path: Path) -> None:
