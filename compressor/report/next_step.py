@@ -86,7 +86,7 @@ def _failed(report: Report) -> set[str]:
 
 def _mend(report: Report, folder: str, failed: set[str]) -> str:
     """Return how to keep limits that fail: first that of the metric, then of the size."""
-    if METRIC_DROP in failed and any(entry["attribution"] for entry in report["passes"]):
+    if METRIC_DROP in failed and any(e.get("attribution") for e in report["passes"]):
         return f"compress explain {argument(folder)}"
     if METRIC_DROP in failed:  # no layers are known to have lost it
         loss, entry = _largest_loss(report)
