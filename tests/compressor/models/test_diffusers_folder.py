@@ -1,4 +1,4 @@
-"""A folder that diffusers wrote is told apart from those of transformers."""
+"""A folder that diffusers wrote is not one of transformers, and is told what to do with it."""
 
 import json
 from pathlib import Path
