@@ -23,7 +23,15 @@ from compressor.spec.load import FACTORY, DataEntry, Spec
 from compressor.spec.user_code import code_digest, importable
 from compressor.types.carrier import Carrier
 from compressor.types.data import Source, SourceInfo
-from compressor.types.tensors import Array, Batch, TensorSpec, answers, fixed_batch, unstackable
+from compressor.types.tensors import (
+    Array,
+    Batch,
+    TensorSpec,
+    answers,
+    fixed_batch,
+    samples_in,
+    unstackable,
+)
 
 _BATCH = 32
 
@@ -286,11 +294,14 @@ def check_data(
                     f"is {data.batch}, and the model takes {fixed} samples at a time",
                     f"set batch: {fixed}",
                 )
-            if info.samples is not None and info.samples % fixed:
-                whole = info.samples - info.samples % fixed
+            samples = info.samples  # those of a function are counted
+            if samples is None:
+                samples = sum(map(samples_in, data.source.batches(fixed)))
+            if samples % fixed:
+                whole = samples - samples % fixed
                 raise SpecError(
                     f"{data.role} data",
-                    f"has {info.samples} samples, and the model takes {fixed} at a time",
+                    f"has {samples} samples, and the model takes {fixed} at a time",
                     f"set samples: {whole}" if whole else f"give at least {fixed} samples",
                 )
     return sample

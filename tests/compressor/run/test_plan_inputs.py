@@ -187,6 +187,16 @@ def test_a_model_with_a_fixed_batch(on_onnx: Project):
     assert [row["batch"] for row in result.report["artifacts"][0]["latency"]] == [4]
 
 
+def test_samples_of_a_function_fill_a_fixed_batch(on_onnx: Project):
+    fixed_batch(on_onnx, 4)
+    (on_onnx.folder / "made.py").write_text(
+        "import numpy as np\n\n\ndef batches():\n"
+        "    for _ in range(3):\n        yield {'image': np.zeros((10, 1, 8, 8), np.float32)}\n"
+    )
+    on_onnx.spec["data"]["calibration"] = {"factory": "made:batches", "batch": 4}
+    assert "has 30 samples, and the model takes 4 at a time; set samples: 28" in refusal(on_onnx)
+
+
 def test_labels_that_are_no_class_numbers_are_found_at_plan_time(on_onnx: Project):
     with np.load(on_onnx.folder / "test.npz") as file:
         images, labels = file["image"], file["label"]

@@ -59,7 +59,7 @@ class Cast(GraphPass):
     """
 
     name: ClassVar[str] = "cast"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH})
     source: ClassVar[str] = "Micikevicius et al., Mixed Precision Training, 2017 (arXiv:1710.03740)"
 
@@ -177,6 +177,8 @@ class Cast(GraphPass):
         skipped = {layer.weight: reasons[layer.name] for layer in layers if reasons[layer.name]}
         if self.weights_only:
             for layer in layers:
+                if not reasons[layer.name] and _is_output(model, layer):
+                    reasons[layer.name] = "its weight is an output of the model"
                 if evaluate and not reasons[layer.name]:
                     reasons[layer.name] = self._too_large(model, layer)
             return _Decision(model, reasons, None)
@@ -239,6 +241,12 @@ class Cast(GraphPass):
 def _read_weights(model: ir.Model) -> Iterator[tuple[Layer, ir.Node]]:
     for node in all_nodes(model.graph):
         yield from ((layer, node) for layer in layers_of(node))
+
+
+def _is_output(model: ir.Model, layer: Layer) -> bool:
+    """Whether the model returns a layer's weight, whose type would change."""
+    value = model.graph.initializers.get(layer.weight)
+    return value is not None and value.is_graph_output()
 
 
 def _unfit(model: ir.Model, layer: Layer) -> str:

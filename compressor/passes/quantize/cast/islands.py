@@ -325,7 +325,7 @@ def bound_outputs(op_type: str, opset: int, positions: Sequence[int], count: int
 def extreme(array: Array) -> str:
     """Return what float16 cannot hold of a constant; empty if nothing matters.
 
-    Values that vanish matter only in a constant of one element, such as an epsilon.
+    Values that vanish matter only where all of a constant do, such as an epsilon.
     """
     if not array.size:
         return ""
@@ -336,8 +336,8 @@ def extreme(array: Array) -> str:
     largest = max(-low, high)
     if largest > HALF_MAX:
         return f"reaches {largest:.3g}, above {HALF_MAX:.0f}"
-    if array.size == 1 and largest != 0 and np.float16(largest) == 0:
-        return f"is {largest:.3g}, 0 in float16"
+    if largest != 0 and np.float16(largest) == 0:
+        return f"is {'' if array.size == 1 else 'at most '}{largest:.3g}, 0 in float16"
     return ""
 
 

@@ -230,3 +230,20 @@ def test_the_float_model_is_left_as_it_was() -> None:
     for step in (Cast(), Cast(keep_io=False), Cast(weights_only=True)):
         applied(transformer(), step)
     assert before == (ops(transformer()), described())
+
+
+def test_an_epsilon_for_each_channel_stays_float32() -> None:
+    """Of a padded row, 0 / 0 would be made."""
+    text = "g (float[n, 4] x) => (float[n, 4] y) { a = Abs(x) b = Add(a, e) y = Div(x, b) }"
+    result = applied(graph(text, {"e": np.full(4, 1e-9, np.float32)})).carrier
+    assert kinds(result)["Div"] == ir.DataType.FLOAT
+    (values,) = result.runner().run({"x": np.zeros((2, 4), np.float32)}).values()
+    assert np.array_equal(values, np.zeros((2, 4)))
+
+
+def test_a_weight_that_the_model_returns_keeps_its_type() -> None:
+    weight = np.full((4, 4), 0.5, np.float32)
+    text = "g (float[n, 4] x) => (float[n, 4] y, float[4, 4] w) { y = MatMul(x, w) }"
+    carrier = graph(text, {"w": weight})
+    with pytest.raises(SpecError, match="its weight is an output of the model"):
+        Cast(weights_only=True).survey(carrier, PLAIN)
