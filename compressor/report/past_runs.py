@@ -128,7 +128,8 @@ def _folders(output: Path) -> Iterator[Path]:
 
 def _identity(report: Report) -> tuple[Any, ...]:
     identity, metric = report["identity"], report["baseline"]["metric"]
-    return identity["model"], identity["data"], identity["metric_code"], metric and metric["name"]
+    known = None if metric is None else (metric["name"], metric["higher_is_better"])
+    return identity["model"], identity["data"], identity["metric_code"], known
 
 
 def _problem(error: Exception) -> str:

@@ -124,7 +124,9 @@ def pass_parts(workspace: Workspace, index: int, planned: PassPlan) -> dict[str,
         "data": None if calibration is None else calibration.digest,
         "batch": None if calibration is None else calibration.batch,
         # Of the first sample, by which passes that read no data count work.
-        "shapes": {} if planned.reads_data else dict(plan.context.shapes),
+        "shapes": {}
+        if planned.reads_data
+        else {n: list(s) for n, s in plan.context.shapes.items()},
         "metric": plan.context.metric if declared.by_metric else None,
         "seed": plan.spec.seed,
         "targets": sorted(plan.context.targets),

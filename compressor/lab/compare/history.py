@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from compressor.errors import DataError, InputError, ModelError, SpecError
 from compressor.files import disk_errors, strict_json
-from compressor.lab.compare.runs import Allowed, Side, short
+from compressor.lab.compare.runs import Allowed, Side, direction, short
 from compressor.lab.verify.forms import (
     Count,
     Form,
@@ -164,10 +164,12 @@ def check_fits(
     if not entries:
         return
     last = entries[-1]
+    ours, theirs = (direction(entry.metric.higher_is_better) for entry in (last, new))
     compared: list[tuple[str, str, str | None, str]] = [
         ("name", last.name, new.name, "keep one history for each spec"),
         ("artifact", last.artifact, new.artifact, "keep one history for each artifact"),
         ("metric", last.metric.name, new.metric.name, "begin another file"),
+        ("direction of the metric", ours, theirs, "begin another file"),
         ("evaluation data", last.data, new.data, "begin another file: samples no longer pair"),
     ]
     if last.metric_code is not None:

@@ -195,6 +195,8 @@ def check_comparable(base: Side, candidate: Side, allowed: Collection[Allowed]) 
         )
         for what, (title, remedy) in _SHARED.items()
         if ours[what] != theirs[what] and what not in allowed
+        # That there is no metric is said once.
+        if what != "direction" or None not in (ours[what], theirs[what])
     ]
     if errors:
         raise SpecErrors(errors)
@@ -219,6 +221,10 @@ _SHARED: Mapping[str, tuple[str, str]] = {
         "evaluate both on the same data: only then do their samples pair",
     ),
     "metric": ("the metric", "use the same metric in both specs"),
+    "direction": (
+        "the metric's direction",
+        "state higher-is-better alike in both specs, and run the base's again",
+    ),
     "metric code": (
         "the metric's code",
         "run the base's spec again with the same code",
@@ -233,8 +239,14 @@ def _facts(report: Mapping[str, Any]) -> dict[str, Any]:
         "model": identity["model"],
         "data": identity["data"],
         "metric": None if metric is None else metric["name"],
+        "direction": None if metric is None else direction(metric["higher_is_better"]),
         "metric code": identity["metric_code"],
     }
+
+
+def direction(higher_is_better: bool) -> str:
+    """Return which values of a metric are better."""
+    return "higher is better" if higher_is_better else "lower is better"
 
 
 def short(value: str | None) -> str:

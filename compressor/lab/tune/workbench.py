@@ -367,7 +367,8 @@ class Workbench:
         if self.limit is None:
             return proof, None
         constant, evidence = theirs.constant_drop(metric), no_evidence(candidate.plan.spec, theirs)
-        verdict, _ = drop_verdict(
-            proof.drop, proof.ci95, self.limit, ours.sqnr_db, constant, evidence
-        )
+        # As in a run: of a mean's spread, one sample says nothing.
+        alone = proof.samples == 1 and metric.unit != "%" and not proof.equal
+        bounds = None if alone else proof.ci95
+        verdict, _ = drop_verdict(proof.drop, bounds, self.limit, ours.sqnr_db, constant, evidence)
         return proof, verdict

@@ -87,8 +87,7 @@ class Difference:
 
         ``None`` where that is no more than there were, or where no number would do.
         """
-        distance = self.drop - limit
-        needed = samples_needed(distance, self.deviation, alpha, self._null_deviation)
+        needed = samples_needed(self.drop - limit, self.deviation, alpha, self._null_deviation)
         return needed if needed is not None and needed > self.samples else None
 
 
@@ -131,7 +130,12 @@ def _of_shares(base: Array, candidate: Array, scale: Scale) -> Difference:
 def _of_means(base: Array, candidate: Array, scale: Scale) -> Difference:
     resampled, drop = _drops(base, candidate, scale)
     low, high = percentiles(resampled)
-    deviation = float(resampled.std()) * math.sqrt(base.size)
+    deviation, equal = (
+        float(resampled.std()) * math.sqrt(base.size),
+        bool((base == candidate).all()),
+    )
+    if base.size == 1 and not (equal or scale.of_decisions):  # which tells nothing of the spread
+        resampled = np.array([-np.inf, np.inf])
     return Difference(
         samples=int(base.size),
         drop=drop,
@@ -142,7 +146,7 @@ def _of_means(base: Array, candidate: Array, scale: Scale) -> Difference:
         method=BOOTSTRAP,
         lost=None,
         won=None,
-        equal=bool((base == candidate).all()),
+        equal=equal,
         deviation=deviation,
         _null_deviation=deviation,
         _resampled=resampled,
@@ -154,11 +158,8 @@ def _drops(base: Array, candidate: Array, scale: Scale) -> tuple[Array, float]:
     sign = 1.0 if scale.higher_is_better else -1.0
     if not scale.exponential:
         losses = sign * scale.factor * (base - candidate)
-        drawn = losses
-        if scale.of_decisions:
-            drawn = np.concatenate(
-                [losses, _unseen(losses, scale.factor * np.ptp([base, candidate]))]
-            )
+        reach = scale.factor * np.ptp([base, candidate])
+        drawn = np.concatenate([losses, *([_unseen(losses, reach)] if scale.of_decisions else [])])
         return resampled_means(drawn[:, None])[:, 0], float(losses.mean())
     values = np.stack([base, candidate], axis=1)
     means = np.concatenate([values.mean(axis=0)[None], resampled_means(values)])

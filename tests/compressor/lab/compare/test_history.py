@@ -132,6 +132,17 @@ def test_other_models_have_histories_of_their_own(
         assert len(record(history, model, "next", frozenset({"model"})).points) == 6
 
 
+def test_a_metric_of_another_direction_has_a_history_of_its_own(
+    history: Path, tmp_path: Path
+) -> None:
+    lines = [json.loads(line) for line in history.read_text().splitlines()]
+    for line in lines:
+        line["metric"]["higher_is_better"] = False
+    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SpecError, match=r"direction of the metric .* .lower is better against hi"):
+        record(history, side(tmp_path / "next", results(5)), "next", NOTHING)
+
+
 def test_lines_of_earlier_versions_do_not_tell_the_code_of_the_metric(
     history: Path, tmp_path: Path
 ) -> None:

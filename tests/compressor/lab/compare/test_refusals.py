@@ -36,6 +36,10 @@ def refusal(base: Path, candidate: Path, options: CompareOptions = STORED) -> Co
         ({"baseline/metric/name": "top5"}, "the metric (accuracy against top5)"),
         ({"baseline/metric": None}, "the metric (accuracy against none)"),
         (
+            {"baseline/metric/higher_is_better": False},
+            "the metric's direction (higher is better against lower is better)",
+        ),
+        (
             {"environment/versions/compressor": "0.2.0"},
             "the version of compressor (0.1.0 against 0.2.0)",
         ),

@@ -119,6 +119,18 @@ def test_fractions_of_a_sample_are_no_counts() -> None:
     assert found.p == 1.0
 
 
+@pytest.mark.parametrize("change", [0.3, -0.3])
+@pytest.mark.parametrize("exponential", [False, True])
+def test_one_sample_proves_nothing_of_a_mean(change: float, exponential: bool) -> None:
+    scale = Scale(exponential=exponential)
+    found = paired_difference(np.array([1.5]), np.array([1.5 - change]), scale)
+    assert found.p > 0.2
+    assert found.within_p(1.0) > 0.2
+    same = paired_difference(np.array([1.5]), np.array([1.5]), scale)
+    assert same.equal
+    assert same.within_p(0.1) < 0.01
+
+
 def test_within_a_limit() -> None:
     base, candidate = np.ones(2000), np.ones(2000)
     candidate[:10] = 0.0  # half a point
