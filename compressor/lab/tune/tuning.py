@@ -376,6 +376,8 @@ class Tuning:
         The search data may be too few to tell the two apart. As nothing is proved, no promise is
         broken by what the evaluation data lead to.
         """
+        if not self.table:  # the time has not sufficed for it
+            return
         for number in range(1, self.goal.rounds + 1):
             best, limit = self.proofs.best, self.goal.metric_drop
             assert best is not None

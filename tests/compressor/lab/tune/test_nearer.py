@@ -56,6 +56,21 @@ def tuning(bench: Any, rounds: int) -> Tuning:
     return made
 
 
+def test_without_a_table_nothing_is_nearer():
+    """As where the time (--budget) has not sufficed for the noise of layers."""
+    bench = Bench()
+    search = tuning(bench, 2)
+    search.table = {}
+    quiet = {**dict.fromkeys(LAYERS, FLOAT), LAYERS[-1]: "8"}
+    pool = [
+        bench.candidate(name, RECIPE.with_choice(choice), choice)
+        for name, choice in (("quiet", quiet), ("loud", dict.fromkeys(LAYERS, "8")))
+    ]
+    search.proofs._sequence(pool)
+    search._nearer(pool)
+    assert len(pool) == 2
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 6])
 def test_the_answer_nears_what_broke_the_limit(rounds: int):
     bench = Bench()
