@@ -15,7 +15,7 @@ from compressor.lab.tune.workbench import Workbench
 from compressor.progress import Progress
 from compressor.run.plan import Plan, make_plan
 from compressor.run.store import Store, store_of
-from compressor.run.verdicts.data_doubts import check_limit
+from compressor.run.verdicts.data_doubts import check_limit, shares_samples
 from compressor.spec.load import Spec
 from compressor.types.carrier import Capability
 
@@ -58,6 +58,13 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
             "is missing, and tune proves its answer on it",
             "add data.evaluation",
             where=spec.where("data"),
+        )
+    if shares_samples(spec, "search"):
+        raise SpecError(
+            "data.search",
+            "reads samples of data.evaluation, on which the answer is proved",
+            "name other samples, or let each read every other one (fold: 1/2 and fold: 2/2)",
+            where=spec.where("data", "search"),
         )
     check_limit(goal.metric_drop, plan.metric, "option --max-metric-drop")
     if goal.train and Capability.TRAIN not in plan.model.carrier.offers:

@@ -206,14 +206,18 @@ class Uniform:
             except CompressorError as error:
                 self.journal.skip(words, error.problem)
                 continue
+            layers = [r.name for r in plan.passes[recipe.index].layers if r.touched]
+            free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
+            if not free:
+                why = "rules of the spec decide about all layers; take out those that may change"
+                self.journal.skip(words, why)
+                continue
             export = plan.exports[self.bench.main]
             if export.bytes > _SMALLER * smallest_yet:
                 why = f"the {export.format} file is not smaller than with {narrowest}"
                 self.journal.skip(words, f"{why} ({formats.size(export.bytes)})")
                 continue
             smallest_yet, narrowest = export.bytes, words
-            layers = [r.name for r in plan.passes[recipe.index].layers if r.touched]
-            free = [n for n in layers if not is_ruled(self.bench.spec, recipe.index, n)]
             yield width, uniform, free
 
 

@@ -171,18 +171,23 @@ def _largest(array: Array) -> float:
     return largest if math.isfinite(largest) else 0.0
 
 
-def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]:
-    """Return a doubt if evaluation reads samples that also calibrate or train.
+def shares_samples(spec: Spec, role: str) -> bool:
+    """Return whether evaluation reads samples that another role reads.
 
     Sources are compared by what names them, as a plan does not read their samples, and files by
     their bytes, too.
     """
     first, second = (spec.data.get(each) for each in (role, "evaluation"))
     if first is None or second is None or first.kind != second.kind:
-        return []
+        return False
     origins = _origin(spec, first), _origin(spec, second)
     same = origins[0] == origins[1] or _copies_of_a_file(*origins)
-    if not same or first.keys.inputs != second.keys.inputs or not _overlap(first.keys, second.keys):
+    return same and first.keys.inputs == second.keys.inputs and _overlap(first.keys, second.keys)
+
+
+def judged_on(spec: Spec, role: Literal["calibration", "training"]) -> list[str]:
+    """Return a doubt if evaluation reads samples that also calibrate or train."""
+    if not shares_samples(spec, role):
         return []
     if role == "training" and not any(isinstance(each, TrainPass) for each in spec.passes):
         return []

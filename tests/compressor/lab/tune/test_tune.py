@@ -321,5 +321,13 @@ def test_what_cannot_be_tuned_says_so(project: Project, tmp_path: Path):
     project.spec["passes"] = [{"pass": "fuse"}]
     assert "have none to tune (fuse)" in wrong(project, *LOOSE)
     project.spec["passes"] = [dict(QUANTIZE)]
+    ruled = {**QUANTIZE, "layers": [{"match": "*", "bits": 4}]}
+    project.spec["passes"] = [ruled]
+    assert "rules of the spec decide about all layers" in wrong(project, *LOOSE)
+    project.spec["passes"] = [dict(QUANTIZE)]
+    project.spec["data"]["search"] = dict(evaluation)
+    shared = "data.search: reads samples of data.evaluation, on which the answer is proved"
+    assert shared in wrong(project, *LOOSE)
+    project.spec["data"].pop("search")
     del project.spec["data"]["evaluation"]
     assert "tune proves its answer on it" in wrong(project, *LOOSE)
