@@ -41,7 +41,7 @@ class OnnxExporter(Exporter):
     """Writes ``model.onnx``, and ``model.onnx.data`` beside it where weights are large."""
 
     format: ClassVar[str] = "onnx"
-    version: ClassVar[int] = 13
+    version: ClassVar[int] = 14
     one_name: ClassVar[bool] = True  # the onnx package takes a second name for an attack
 
     opset: int | None = Field(
@@ -218,7 +218,8 @@ class OnnxExporter(Exporter):
     def _label(self, parts: Skeleton, context: ExportContext, given: Mapping[str, str]) -> None:
         """Note where the file is from; nothing that differs from run to run.
 
-        What is noted in the user's own file stays: applications read class names and the like.
+        What is noted in the user's own file stays: applications read class names, targets and the
+        like. So the names of these notes are our own.
         """
         proto = parts.proto
         proto.ir_version = opsets.ir_version(opsets.stated(proto))
@@ -227,8 +228,8 @@ class OnnxExporter(Exporter):
         notes = {
             **given,
             "compressor": version("compressor"),
-            "name": context.name,
-            "spec": context.spec_digest,
+            "compressor.name": context.name,
+            "compressor.spec": context.spec_digest,
             TARGET: self.target,
         }
         for key, value in notes.items():

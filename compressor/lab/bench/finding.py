@@ -12,7 +12,7 @@ from compressor.errors import ModelError, SpecError
 from compressor.lab.verify.files import settled_folder
 from compressor.lab.verify.forms import read_mapping
 from compressor.lab.verify.manifests import MANIFEST, REPORT, check_unchanged, unchanged_run
-from compressor.models.onnx.file import TARGET, external_files, target_of
+from compressor.models.onnx.file import external_files, target_of
 from compressor.progress import SILENT
 from compressor.run.artifact_file import ONNX, ArtifactFile
 
@@ -76,7 +76,7 @@ def _at(path: Path) -> list[ArtifactFile]:
         )
     check_unchanged(path.parent, [path], subject)
     target = target_of(path) if kind == ONNX else None
-    options = {} if target is None else {TARGET: target}
+    options = {} if target is None else {"target": target}
     files = _files(path, kind)
     check_unchanged(path.parent, set(files) - {path}, subject)
     return [ArtifactFile(str(path), path, kind, files, options)]

@@ -29,7 +29,7 @@ from compressor.models.onnx.tensor_data import check_data, data_folder
 PRODUCER = "compressor"
 """The producer of a file that was exported here."""
 
-TARGET = "target"
+TARGET = "compressor.target"
 """Key of such a file's metadata: the runtime that it was written for."""
 
 _CUT = "the file is truncated or of another format"

@@ -123,7 +123,7 @@ def test_bfloat16_is_timed_in_pytorch(on_onnx: Project, quick: None):
 def test_what_others_wrote_says_nothing_of_a_target(save: SaveOnnx, tmp_path: Path):
     path = save()
     model = onnx.load(path)
-    model.metadata_props.add(key="target", value="openvino")
+    model.metadata_props.add(key="compressor.target", value="openvino")
     onnx.save(model, path)
     assert find_artifacts([path])[0].options == {}
     model.producer_name = "compressor"
