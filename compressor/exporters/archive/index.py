@@ -26,7 +26,7 @@ from compressor.exporters.archive.coder import CHUNK, SUM, coded_text, decoded_t
 from compressor.exporters.archive.contexts import MOST_BYTES, MOST_SYMBOLS
 from compressor.exporters.archive.forms import Form
 from compressor.files import check_json_size, is_file_name
-from compressor.models.codec.headers import LONGEST_HEADER, parse_header
+from compressor.models.codec.headers import LONGEST_HEADER, METADATA, parse_header
 from compressor.types.tensors import Array
 
 LENGTH = 8  # bytes that say how long a header is
@@ -162,7 +162,7 @@ def with_offsets(head: str) -> str:
     document = json.loads(head)
     if not isinstance(document, dict):
         raise ValueError("the header is not a mapping")
-    sizes = [_size(name, entry) for name, entry in document.items() if name != "__metadata__"]
+    sizes = [_size(name, entry) for name, entry in document.items() if name != METADATA]
     ends = list(accumulate(sizes, initial=0))
     texts = head.split(_LEFT_OUT)
     if len(texts) != len(ends):

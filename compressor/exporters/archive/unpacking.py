@@ -30,6 +30,7 @@ from compressor.exporters.archive.index import (
     read_index,
 )
 from compressor.files import scratch, switch
+from compressor.models.codec.headers import METADATA
 from compressor.progress import SILENT, Progress
 from compressor.types.exporter import PackedFormat, UnpackedFile
 from compressor.types.parallel import WAITING, in_order
@@ -257,7 +258,7 @@ def _with_only(
 def head_of(head: str, sections: Sequence[Section]) -> str:
     """Return the header of a file that holds some tensors of another one alone, in this order."""
     document = json.loads(head)
-    content = {k: v for k, v in document.items() if k == "__metadata__"}
+    content = {k: v for k, v in document.items() if k == METADATA}
     end = 0
     for section in sections:
         offsets = [end, end + section.nbytes]

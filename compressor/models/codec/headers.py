@@ -47,6 +47,9 @@ STORED_AS: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.it
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
+METADATA = "__metadata__"
+"""The entry of a header that is no tensor."""
+
 PAIRS = "F4"
 """Floats of four bits; safetensors counts elements, two of which share a byte."""
 
@@ -146,7 +149,7 @@ def parse_header(path: Path, text: bytes, size: int) -> ShardHeader:
     content = strict_json(text, subject, "cannot be read")
     if not isinstance(content, dict) or not text.startswith(b"{"):
         _fail(subject, "its header is not a JSON object")
-    metadata = content.pop("__metadata__", {})
+    metadata = content.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _fail(subject, "its __metadata__ is not a mapping of names to text")
     start = _LENGTH + len(text)
@@ -329,7 +332,7 @@ def layout(tensors: Iterable[Described], metadata: Mapping[str, str], room: int 
     Args:
         room: bytes that the header takes at least; it is padded with spaces.
     """
-    content: dict[str, object] = {"__metadata__": dict(metadata)}
+    content: dict[str, object] = {METADATA: dict(metadata)}
     starts: dict[str, int] = {}
     end = 0
     for tensor in sorted(tensors, key=lambda t: (-t.bits, t.name)):

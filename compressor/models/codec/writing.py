@@ -42,6 +42,7 @@ from compressor.models.codec.forms import (
 from compressor.models.codec.headers import (
     DTYPES,
     INDEX,
+    METADATA,
     WEIGHTS,
     Described,
     in_shards,
@@ -255,10 +256,16 @@ def _planned(parts: Skeleton, sparse: bool) -> Iterator[Planned]:
     """Choose the forms of a graph's tensors, except those that depend on the values.
 
     Raises:
-        SpecError: safetensors does not hold a tensor's element type.
+        SpecError: safetensors does not hold a tensor's element type or its name.
     """
     taken = set(parts.tensors)
     for name, tensor in parts.tensors.items():
+        if name == METADATA:
+            raise SpecError(
+                f"tensor {name!r}",
+                "has the name under which safetensors holds a file's metadata",
+                "rename it, or leave out this export",
+            )
         if tensor.dtype not in STORED:
             raise SpecError(
                 f"tensor {name!r}",

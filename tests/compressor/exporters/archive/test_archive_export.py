@@ -20,13 +20,15 @@ from compressor.exporters import ArchiveExporter, SafetensorsExporter
 from compressor.exporters.archive.unpacking import ArchiveFormat
 from compressor.lab.inspect.path import inspect_path
 from compressor.models.checkpoint.carrier import open_checkpoint
+from compressor.models.onnx.carrier import OnnxCarrier
 from compressor.passes.quantize.cluster import Cluster
 from compressor.passes.quantize.weights.weights import QuantizeWeights
 from compressor.report.pages.plan import plan_json, plan_page
 from compressor.report.terminal import plain_text
 from compressor.types.carrier import Carrier
-from compressor.types.exporter import ExportContext
+from compressor.types.exporter import ExportContext, Exporter
 from compressor.types.passes import PassContext
+from tests.compressor.exporters.hand_made import Builder, entry
 from tests.compressor.passes.quantize.small_models import digits, images, tokens, transformer
 from tests.compressor.tiny_project import onnx_project
 
@@ -120,6 +122,17 @@ def test_a_model_without_a_graph_is_refused(tmp_path: Path) -> None:
     save_file({"fc.weight": torch.ones(4, 4)}, tmp_path / "m.safetensors")
     with pytest.raises(SpecError, match="needs a graph"):
         ArchiveExporter().check(open_checkpoint(tmp_path / "m.safetensors"))
+
+
+@pytest.mark.parametrize("exporter", [ArchiveExporter(), SafetensorsExporter(layout="graph")])
+def test_a_tensor_with_the_name_of_metadata_is_refused(exporter: Exporter) -> None:
+    """It was written in their place, and the file then refused as damaged."""
+    made = Builder()
+    weight = made.constant("__metadata__", np.ones((4, 4), np.float32))
+    x = entry(features=4)
+    carrier = OnnxCarrier(made.model([x], made.node("MatMul", [x, weight], "y"), 4))
+    with pytest.raises(SpecError, match=r"tensor '__metadata__': has the name.*; rename it"):
+        exporter.check(carrier)
 
 
 def test_inspection_tells_the_bytes_that_tensors_take(archive: Path) -> None:
