@@ -1,9 +1,10 @@
-"""Adaptive pools and instance norms that PyTorch's exporter does not write, or not well."""
+"""Pools and instance norms that PyTorch's exporter does not write, or not well."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -46,6 +47,47 @@ def _pooled(
     return values
 
 
+_AVERAGE = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+
+
+def _averaged(usual: Callable[..., Tensor], axes: int, *args: Any, **given: Any) -> Tensor:
+    """Divide sums over windows by a number of the module's own, which PyTorch's exporter drops.
+
+    The mean of a window that lies within the padding is the sum over the number of its elements.
+    With ``ceil_mode`` the last window may lie beyond, so that zeros are put there.
+
+    Args:
+        usual: PyTorch's function.
+        axes: how many at the end are pooled.
+        args: as those of PyTorch's function, the first one ``[..., *lengths]``.
+
+    Returns:
+        ``[..., *windows]``.
+    """
+    given |= zip((*_AVERAGE, "divisor_override"), args, strict=False)
+    divisor = given.get("divisor_override")
+    if divisor is None:
+        return usual(**given)
+    values = given["input"]
+    kernel, step, edge = (
+        [sizes] * axes if isinstance(sizes, int) else list(sizes) * (axes // len(sizes))
+        for sizes in (
+            given["kernel_size"],
+            given.get("stride") or given["kernel_size"],
+            given.get("padding", 0),
+        )
+    )
+    if given.get("ceil_mode"):
+        around: list[int] = []
+        for length, k, s, p in zip(values.shape[-axes:], kernel, step, edge, strict=True):
+            last = (length + 2 * p - k + s - 1) // s * s
+            if last >= length + p:  # PyTorch leaves out windows that begin behind the values
+                last -= s
+            around[:0] = [p, max(0, last + k - length - p)]
+        values, edge = functional.pad(values, around), [0] * axes
+    return usual(values, kernel, step, edge) * (prod(kernel) / divisor)
+
+
 def _instance_norm(
     x: Tensor,
     running_mean: Tensor | None = None,
@@ -69,6 +111,8 @@ POOLS_AND_NORMS: Mapping[Any, Callable[..., Tensor]] = {
     functional.adaptive_max_pool2d: partial(_pooled, functional.adaptive_max_pool2d, torch.amax, 2),
     functional.adaptive_max_pool3d: partial(_pooled, functional.adaptive_max_pool3d, torch.amax, 3),
     functional.adaptive_avg_pool3d: partial(_pooled, functional.adaptive_avg_pool3d, torch.mean, 3),
+    functional.avg_pool2d: partial(_averaged, functional.avg_pool2d, 2),
+    functional.avg_pool3d: partial(_averaged, functional.avg_pool3d, 3),
     functional.instance_norm: _instance_norm,
 }
 """What replaces PyTorch's functions, where no indices are asked for."""

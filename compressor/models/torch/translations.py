@@ -64,9 +64,9 @@ class OtherCalls(TorchFunctionMode):
     that takes a number and an integer tensor.
     Bags of embeddings become a lookup and a sum: it writes a loop that no runtime loads. Complex
     zeros and sums of products are made of real ones: it has no function for them. Neither has it
-    for some adaptive pools. Of values that are averaged by index it writes the last one alone. An
-    instance norm with statistics of its own is a batch norm, which
-    ``fuse`` folds; the exporter repeats the statistics for each sample.
+    for some adaptive pools, and it drops the divisor of an average pool. Of values that are
+    averaged by index it writes the last one alone. An instance norm with statistics of its own is
+    a batch norm, which ``fuse`` folds; the exporter repeats the statistics for each sample.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

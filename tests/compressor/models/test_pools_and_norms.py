@@ -1,6 +1,9 @@
-"""Adaptive pools of windows that differ in size, and instance norms with own statistics."""
+"""Pools with windows of several sizes or a divisor, and instance norms with own statistics."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -24,6 +27,23 @@ pytestmark = pytest.mark.usefixtures("lowered_each_time")
 def test_windows_of_several_sizes_are_pooled(pool: nn.Module, shape: tuple[int, ...]) -> None:
     """They were refused: the exporter has no function for them."""
     agree(pool, normal(3, *shape))
+
+
+@pytest.mark.parametrize("ceil", [False, True])
+@pytest.mark.parametrize(
+    ("pool", "shape"),
+    [
+        (partial(nn.AvgPool2d, 3, 2, 1), (8, 8)),
+        (partial(nn.AvgPool2d, (3, 2), None, (1, 0), count_include_pad=False), (7, 9)),
+        (partial(nn.AvgPool2d, 2, 3, 1), (6, 7)),
+        (partial(nn.AvgPool3d, 2, (1, 2, 3), 1), (4, 5, 6)),
+    ],
+)
+def test_an_average_pool_keeps_its_divisor(
+    pool: Callable[..., nn.Module], shape: tuple[int, ...], ceil: bool
+) -> None:
+    """The exporter divides by the number of elements; the run blamed random numbers."""
+    agree(pool(ceil_mode=ceil, divisor_override=5), normal(2, 3, *shape))
 
 
 def test_windows_of_one_size_stay_a_pool() -> None:
