@@ -91,7 +91,9 @@ def _checked(spec: Spec, plan: Plan, goal: Goal) -> Goal:
             f"is not given, and {share if default else 'the spec sets no limit'}",
             "say how much may be lost, or how small the file has to be (--max-size-ratio)",
         )
-    size = None if spec.limits.is_default("size_ratio") else spec.limits.size_ratio
+    size = goal.size_ratio
+    if size is None and not spec.limits.is_default("size_ratio"):
+        size = spec.limits.size_ratio
     return replace(goal, metric_drop=limit, size_ratio=size)
 
 

@@ -13,14 +13,18 @@ from click.testing import CliRunner, Result
 
 from compressor.cli.application import application
 from compressor.lab.tune import structure
+from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.candidate import Candidate
+from compressor.lab.tune.opened import opened_bench
 from compressor.lab.tune.recipe import REMEDIES, Recipe, Remedy
 from compressor.lab.tune.uniform import Uniform
 from compressor.lab.tune.workbench import Workbench
 from compressor.passes.quantize.static import placement
 from compressor.passes.quantize.static.latency_facts import VNNI, Rates
+from compressor.progress import Silent
 from compressor.run.evaluate import Evaluation
 from compressor.run.verdicts.statistics import Difference
+from compressor.spec.load import load_spec
 from tests.compressor.tiny_project import Project, sample_images
 
 QUANTIZE = {"pass": "quantize-static", "activations": {"observer": "min-max"}}
@@ -197,6 +201,19 @@ def test_a_size_alone_is_kept_at_the_least_loss(project: Project):
     assert point["size_ratio"] <= 0.98
     assert point["verdict"] is None
     assert point["drop"] is not None
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "kept"), [(None, 0.3, 0.3), (0.9, 0.3, 0.3), (0.9, None, 0.9)]
+)
+def test_a_size_that_is_asked_for_holds_beside_the_limits_of_the_spec(
+    project: Project, own: float | None, asked: float | None, kept: float
+):
+    """With ``--minimize latency`` the size of the spec took its place, or none."""
+    project.spec["limits"] = {"metric-drop": 5.0, **({} if own is None else {"size-ratio": own})}
+    goal = Goal(size_ratio=asked, minimize="latency")
+    _, whole = opened_bench(load_spec(project.path), goal, Silent())
+    assert (whole.metric_drop, whole.size_ratio) == (5.0, kept)
 
 
 @pytest.mark.slow
