@@ -20,8 +20,9 @@ class Average(Regulator):
     B. T. Polyak and A. B. Juditsky, Acceleration of stochastic approximation by averaging, 1992,
     with exponentially falling weights; while a training is young, the average follows faster, by
     ``(1 + step) / (10 + step)``, as in TensorFlow's ``ExponentialMovingAverage``. What is no float,
-    such as a counter, is taken as it is. A weight of two axes or more that is zero stays zero in
-    the average, so pruned networks stay pruned.
+    such as a counter, is taken as it is. Weights of 16 bits are averaged in float32: most steps of
+    the average are smaller than what they can show. A weight of two axes or more that is zero stays
+    zero in the average, so pruned networks stay pruned.
 
     Args:
         module: its state is averaged; it is not changed.
@@ -35,7 +36,8 @@ class Average(Regulator):
         self._values = self._live()
 
     def _live(self) -> dict[str, Tensor]:
-        return {n: t.detach().clone() for n, t in self._module.state_dict().items()}
+        state = self._module.state_dict()
+        return {n: t.detach().to(_exact(t.dtype), copy=True) for n, t in state.items()}
 
     def restart(self, step: int) -> None:
         """Forget the past: weights have been reset after a step."""
@@ -57,12 +59,13 @@ class Average(Regulator):
     def weights(self) -> dict[str, Tensor]:
         """Return the average on the CPU, under the names of the module's state."""
         live = self._module.state_dict()
-        return {
-            name: torch.where(live[name].detach() == 0, torch.zeros_like(value), value).cpu()
+        kept = {
+            name: torch.where(live[name].detach() == 0, torch.zeros_like(value), value)
             if value.ndim > 1 and value.is_floating_point()
-            else value.detach().cpu().clone()
+            else value
             for name, value in self._values.items()
         }
+        return {n: value.to("cpu", live[n].dtype, copy=True) for n, value in kept.items()}
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -88,3 +91,8 @@ class Average(Regulator):
         self._since = int(state[_SINCE])
         for name, value in self._values.items():
             value.copy_(state[name])
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    narrow = dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
+    return torch.float32 if narrow else dtype

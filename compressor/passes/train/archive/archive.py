@@ -48,7 +48,7 @@ class Archive(Recipe):
     """
 
     name: ClassVar[str] = "archive"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )

@@ -75,7 +75,7 @@ class Qat(Recipe):
     """
 
     name: ClassVar[str] = "qat"
-    version: ClassVar[int] = 13
+    version: ClassVar[int] = 14
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )

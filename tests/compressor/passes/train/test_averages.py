@@ -52,6 +52,20 @@ def test_an_average_is_the_sum_of_what_was_weighted_by_decay():
     assert torch.equal(average.weights()["weight"], live)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_average_of_weights_of_16_bits_arrives(dtype: torch.dtype):
+    """In their own type, a thousandth of the way was less than they show, so it stood still."""
+    module = nn.Linear(8, 8).to(dtype)
+    average, start = Average(module, 0.99), module.weight.detach().clone()
+    for step in range(1500):
+        with torch.no_grad():
+            module.weight.copy_(start.float() * (1 + min(step, 500) / 1000))
+        average.after(step)
+    weight = average.weights()["weight"]
+    assert weight.dtype == dtype
+    torch.testing.assert_close(weight, module.weight.detach(), rtol=1e-2, atol=0)
+
+
 def test_pruned_weights_are_zero_in_an_average():
     module = nn.Linear(4, 4)
     average = Average(module, 0.9)
