@@ -63,11 +63,12 @@ _GROWN = 1.5
 def divergence(loss: float, before: Sequence[float]) -> str:
     """Return the problem of a step's loss; empty if there is none.
 
-    A loss diverges if it is not finite, or a thousand times the median of the last hundred.
+    A loss diverges if it is not finite, or a thousand times the median of the last hundred, signs
+    aside.
     """
     if not isfinite(loss):
         return f"the loss is {loss}"
-    recent = before[-_RECENT:]
+    recent = [abs(each) for each in before[-_RECENT:]]
     if len(recent) >= _FEWEST and loss > _EXPLODED * max(median(recent), 1e-12) and loss > 1:
         return f"the loss has grown to {loss:.3g}"
     return ""
@@ -83,7 +84,7 @@ def growth(losses: Sequence[float]) -> str:
     if part < 1:
         return ""
     first, last = median(losses[:part]), median(losses[-part:])
-    if last <= _GROWN * first:
+    if last - first <= (_GROWN - 1) * abs(first):  # a loss of the user's own may be negative
         return ""
     return (
         f"the loss grew from {first:.4g} to {last:.4g}: training made the network worse; "

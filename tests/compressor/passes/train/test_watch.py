@@ -29,6 +29,7 @@ def test_losses_that_went_wrong(loss: float) -> None:
         (50.0, [2.0] * 20),
         (5000.0, [2.0] * 5),  # too few to know what is usual
         (0.9, [1e-6] * 20),  # far above the others, and still small
+        (1.5, [-2.0] * 20),  # a likelihood's logarithm may have either sign
     ],
 )
 def test_losses_that_are_as_losses_are(loss: float, before: list[float]) -> None:
@@ -55,6 +56,7 @@ def test_the_best_value(higher: bool, best: float) -> None:
 def test_a_loss_that_grew_is_told() -> None:
     assert growth([1.0] * 20 + [2.0] * 20).startswith("the loss grew from 1 to 2: ")
     assert "lower learning-rate" in growth([0.1] * 20 + [2.3] * 20)
+    assert growth([-0.9] * 20 + [-0.1] * 20)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,8 @@ def test_a_loss_that_grew_is_told() -> None:
         [1.0] * 40,
         [1.0] * 20 + [1.4] * 20,
         [2.0] * 39 + [50.0],  # one batch that is hard
+        [-0.5] * 20 + [-0.6] * 20,
+        [-0.9] * 40,
     ],
 )
 def test_a_loss_that_did_not_grow(losses: list[float]) -> None:
