@@ -164,7 +164,7 @@ class Finetune(Recipe):
     """
 
     name: ClassVar[str] = "finetune"
-    version: ClassVar[int] = 6
+    version: ClassVar[int] = 7
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN, Capability.GRAPH})
     labelled: ClassVar[bool] = True
     source: ClassVar[str] = (

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
 
@@ -36,8 +37,9 @@ class Order:
     """The samples of each step.
 
     Every epoch is a permutation of its own. If the samples do not divide into batches, an epoch's
-    last batch is smaller; it is left out if some process would have no sample of it, or if the
-    model takes whole batches only. A share is held out: these samples are never trained on.
+    last batch is smaller. It is left out if some process would have none of its samples, or only
+    one, of which batch norm has no statistics, or if the model takes whole batches only. A share is
+    held out: these samples are never trained on.
     """
 
     samples: int
@@ -66,7 +68,8 @@ class Order:
     def steps_in_epoch(self) -> int:
         """How many steps an epoch has."""
         full, rest = divmod(len(self.trained), self.batch)
-        return full + (rest >= self.parts and not self.whole and rest > 0)
+        fewest = min(2 * self.parts, self.batch)
+        return full + (rest >= fewest and not self.whole)
 
     def rows(self, step: int) -> Rows:
         """Return the samples of a step, over all processes."""
@@ -105,8 +108,20 @@ class Micro:
     tensors: Mapping[str, Tensor]
     mixed: Mixed | None = None
 
-    def part(self, start: int, stop: int) -> Micro:
-        """Return some of the samples."""
+    def divided(self, size: int) -> tuple[Micro, ...]:
+        """Return the samples in as few parts of this size as possible, all about as large.
+
+        No part has a single sample, of which batch norm has no statistics, unless the size is one:
+        where it is two, one part of an odd number of samples has three.
+        """
+        samples = len(self.rows)
+        parts = -(-samples // size)
+        if size > 1:
+            parts = max(1, min(parts, samples // 2))
+        ends = [samples * part // parts for part in range(parts + 1)]
+        return tuple(self._part(start, stop) for start, stop in pairwise(ends))
+
+    def _part(self, start: int, stop: int) -> Micro:
         mixed = self.mixed and self.mixed.taken(lambda tensor: tensor[start:stop])
         tensors = {name: tensor[start:stop] for name, tensor in self.tensors.items()}
         return Micro(self.rows[start:stop], tensors, mixed)
@@ -143,8 +158,7 @@ class Steps(Dataset[tuple[Micro, ...] | CompressorError]):
         whole = Micro(rows, tensors)
         if self._mixup is not None:
             whole = Micro(rows, *self._mixup.of(tensors, seed))
-        starts = range(0, len(rows), self._micro)
-        return tuple(whole.part(start, start + self._micro) for start in starts)
+        return whole.divided(self._micro)
 
 
 def as_tensors(batch: Mapping[str, np.ndarray], samples: int) -> dict[str, Tensor]:

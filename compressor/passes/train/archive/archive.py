@@ -48,7 +48,7 @@ class Archive(Recipe):
     """
 
     name: ClassVar[str] = "archive"
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     needs: ClassVar[frozenset[Capability]] = frozenset(
         {Capability.TRAIN, Capability.GRAPH, Capability.RUN}
     )

@@ -111,9 +111,7 @@ def _samples(course: Course, steps: range) -> Iterator[Micro]:
     for step in steps:
         rows = order.rows(step)
         tensors = as_tensors(data.batch(rows, (order.seed, step, 0)), len(rows))
-        whole = Micro(rows, tensors)
-        for start in range(0, len(rows), course.micro):
-            yield whole.part(start, start + course.micro)
+        yield from Micro(rows, tensors).divided(course.micro)
 
 
 @torch.no_grad()

@@ -68,7 +68,7 @@ class Distill(Recipe, Distillation):
     """
 
     name: ClassVar[str] = "distill"
-    version: ClassVar[int] = 7
+    version: ClassVar[int] = 8
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.TRAIN, Capability.GRAPH})
     source: ClassVar[str] = (
         "Hinton et al. 2015 (arXiv:1503.02531); features: Romero et al. 2015 (arXiv:1412.6550); "

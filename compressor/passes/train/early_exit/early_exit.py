@@ -89,7 +89,7 @@ class EarlyExit(Recipe):
     """
 
     name: ClassVar[str] = "early-exit"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     needs: ClassVar[frozenset[Capability]] = frozenset({Capability.GRAPH, Capability.RUN})
     replays: ClassVar[str] = "to choose how sure its exits have to be"
     estimated: ClassVar[bool] = True  # exits that no sample would take are left out

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressor.passes.train.job import Order
+from compressor.passes.train.job import Micro, Order
 
 ORDERS = st.builds(
     Order,
@@ -28,7 +29,9 @@ def test_an_epoch_has_every_sample_once_at_most(order: Order) -> None:
         assert len(set(rows.tolist())) == len(rows)
         assert set(rows.tolist()) <= set(order.trained.tolist())
         left_out = len(order.trained) - len(rows)
-        assert left_out < (order.batch if order.whole else order.parts)
+        fewest = min(2 * order.parts, order.batch)  # batch norm needs two in each process
+        assert left_out < (order.batch if order.whole else fewest)
+        assert all(len(r) >= fewest for r in seen)
         assert all(len(r) == order.batch for r in (seen if order.whole else seen[:-1]))
 
 
@@ -48,6 +51,19 @@ def test_processes_share_a_step(order: Order, step: int) -> None:
     sizes = [len(part) for part in parts]
     assert min(sizes) >= 1
     assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(1, 80), st.integers(1, 40))
+def test_no_part_of_a_step_is_a_single_sample(samples: int, size: int) -> None:
+    """Batch norm ended a training with 33 samples in a step and ``micro-batch: 32``."""
+    numbers = np.arange(samples)
+    parts = Micro(numbers, {"x": torch.from_numpy(numbers)}).divided(size)
+    assert np.array_equal(np.concatenate([part.rows for part in parts]), numbers)
+    assert all(part.tensors["x"].tolist() == part.rows.tolist() for part in parts)
+    sizes = [len(part.rows) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= min(2, samples, size)
+    assert max(sizes) <= max(size, 3 if size == 2 else 1)
 
 
 def test_epochs_and_seeds_differ() -> None:
