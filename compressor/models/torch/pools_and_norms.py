@@ -85,7 +85,8 @@ def _averaged(usual: Callable[..., Tensor], axes: int, *args: Any, **given: Any)
                 last -= s
             around[:0] = [p, max(0, last + k - length - p)]
         values, edge = functional.pad(values, around), [0] * axes
-    return usual(values, kernel, step, edge) * (prod(kernel) / divisor)
+    pooled: Tensor = usual(values, kernel, step, edge) * (prod(kernel) / divisor)
+    return pooled
 
 
 def _instance_norm(

@@ -12,6 +12,7 @@ import torch
 from compressor.errors import DataError, SpecError
 from compressor.graph.editing import Editor
 from compressor.graph.operators import operator
+from compressor.models.element_types import of_numpy
 from compressor.types.carrier import Carrier
 from compressor.types.tensors import Array, Batch, samples_in
 
@@ -119,7 +120,7 @@ def re_estimated(
                 )
             dtype = initializers[name].dtype
             assert dtype is not None
-            changes[name] = torch.from_numpy(array.astype(dtype.numpy()))
+            changes[name] = of_numpy(array.astype(dtype.numpy()))
     return carrier.with_weights(changes)
 
 

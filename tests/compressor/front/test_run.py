@@ -321,12 +321,14 @@ def test_a_module_that_computes_in_bfloat16(wide: bool) -> None:
     assert artifact["sqnr_db"] > 30
 
 
-def test_a_module_and_data_of_bfloat16() -> None:
+@pytest.mark.parametrize("training", ["finetune", "distill"])
+def test_a_module_and_data_of_bfloat16(training: str) -> None:
     """The inputs of its first batch keep their type, also where training data are copied."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(64, 24, generator=generator, dtype=torch.bfloat16)
     labels = (rows[:, 0] > 0).long()
-    module = nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 2)).bfloat16()
+    layers = nn.Linear(24, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2)
+    module = nn.Sequential(*layers).bfloat16()
     document = {
         "version": 1,
         "name": "narrow",
@@ -337,11 +339,11 @@ def test_a_module_and_data_of_bfloat16() -> None:
             "training": [(rows, labels)],
         },
         "metric": "accuracy",
-        "passes": [{"pass": "finetune", "epochs": 1}, {"pass": "cast", "dtype": "fp32"}],
+        "passes": [{"pass": training, "epochs": 1, "batch": 8}, {"pass": "cast", "dtype": "fp32"}],
         "exports": [{"format": "onnx"}],
     }
     (artifact,) = compressor.run(document).to_dict()["artifacts"]
-    assert artifact["sqnr_db"] > 20
+    assert artifact["sqnr_db"] > 8  # the norm divides by deviations of 8 bits
 
 
 def images_in_doubles() -> dict[str, Any]:

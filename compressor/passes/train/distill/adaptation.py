@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from compressor.errors import SpecError
+from compressor.models.element_types import to_numpy
 from compressor.passes.prune.batch_statistics import batch_norms, re_estimated
 from compressor.passes.train.distill.teachers import Teacher, matched_inputs
 from compressor.passes.train.job import Micro, Objective, as_tensors
@@ -67,7 +68,7 @@ def adapted(
 
     def batches() -> Iterator[Batch]:
         for micro in _samples(course, range(estimated)):
-            tensors = {n: micro.tensors[source].numpy() for n, source in names.items()}
+            tensors = {n: to_numpy(micro.tensors[source]) for n, source in names.items()}
             yield {s.name: tensors[s.name].astype(s.dtype) for s in teacher.inputs}
 
     changed = re_estimated(teacher, batches(), data="training data")

@@ -313,7 +313,7 @@ def matched_outputs(
     for name in names or ():
         if name not in available:
             raise SpecError("outputs", f"names {name!r}", suggestion(name, available))
-    compared = [s for s in student if (s.name in names if names else s.dtype.startswith("float"))]
+    compared = [s for s in student if (s.name in names if names else "float" in s.dtype)]
     by_name = {spec.name: spec for spec in teacher}
     if not all(spec.name in by_name for spec in compared):
         if len(teacher) != len(student):
