@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from compressor.errors import DataError
 from compressor.lab.tune.answer import Answer, Goal, Point, with_beaten
 from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.watch import CANDIDATE, Work
@@ -166,7 +168,8 @@ class Journal:
         near = [min(some, key=self.excess) for some in (kept, pool) if some]
         for candidate in near:
             if not (self.bench.evaluations and self.bench.watch.late_for({"prove": 1}, {})):
-                self.bench.proved(candidate)
+                with suppress(DataError):  # the metric is not defined for it
+                    self.bench.proved(candidate)
         return [c for c in near if c.proof is not None]
 
     def excess(self, candidate: Candidate) -> float:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from compressor.errors import DataError
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.journal import Journal
@@ -23,6 +24,7 @@ from compressor.lab.tune.solver import (
 from compressor.lab.tune.watch import LateError
 from compressor.lab.tune.workbench import Workbench
 from compressor.report import formats
+from compressor.run.verdicts.statistics import Difference
 from compressor.run.verdicts.verdicts import WIDEST_RATIO, verdict_of
 
 _MOST = 5  # that are expected to be proved
@@ -69,9 +71,9 @@ class Proofs:
         """Prove what is left, and return the answer; ``None`` where no candidate is one."""
         limit = self.goal.metric_drop
         if limit is None:
-            self.best = min(filter(self.fits, pool), key=self.loss, default=None)
+            fitting = sorted(filter(self.fits, pool), key=self.loss)
+            self.best = next((c for c in fitting if self._proof(c) is not None), None)
             if self.best is not None:
-                self.bench.proved(self.best)
                 self.publish(self.best)
             return self.best
         self.expected(pool)
@@ -98,7 +100,9 @@ class Proofs:
         """
         if self.best is not None or not self.fits(candidate) or self._is_late(candidate):
             return
-        limit, proof = self.goal.metric_drop, self.bench.proved(candidate)
+        limit, proof = self.goal.metric_drop, self._proof(candidate)
+        if proof is None:
+            return
         if candidate.verdict == "passed":
             candidate.verdict = "unknown"
         kept = candidate.verdict == "unknown" and limit is not None and proof.drop <= limit
@@ -187,11 +191,10 @@ class Proofs:
         for candidate in candidates:
             if self._is_late(candidate):
                 return
-            try:
-                words = self._judge(candidate, limit)
-            except LateError as error:
-                self.journal.skip(f"proof of {candidate.name}", error.problem)
+            proof = self._proof(candidate)
+            if proof is None:
                 return
+            words = self._judge(candidate, proof, limit)
             self._done += 1
             self.journal.path.append(f"{words}: {self.journal.drop(candidate)}")
             if not self.going:
@@ -199,9 +202,20 @@ class Proofs:
             self.best = candidate
             self.publish(candidate)
 
-    def _judge(self, candidate: Candidate, limit: float) -> str:
-        """Look at the evaluation data, and return in words what they say; end where all ends."""
-        proof = self.bench.proved(candidate)
+    def _proof(self, candidate: Candidate) -> Difference | None:
+        """Look at the evaluation data; ``None`` where the time is up or the metric undefined.
+
+        A metric that is not defined for a candidate is no proof of it, so that the sequence ends.
+        """
+        try:
+            return self.bench.proved(candidate)
+        except (LateError, DataError) as error:
+            self.journal.skip(f"proof of {candidate.name}", error.problem)
+            self.going = self.going and isinstance(error, LateError)
+            return None
+
+    def _judge(self, candidate: Candidate, proof: Difference, limit: float) -> str:
+        """Return in words what the evaluation data say; end where all ends."""
         weak = self.best is not None and not self._is_proved
         if weak and candidate.verdict == "passed":
             candidate.verdict = "unknown"  # behind one that was not proved, no proof counts

@@ -21,7 +21,6 @@ from compressor.lab.tune.options import (
     with_group,
 )
 from compressor.lab.tune.recipe import HALVING, STORING, Recipe, is_ruled, tuned_class, widths
-from compressor.lab.tune.watch import LateError
 from compressor.lab.tune.workbench import Workbench
 from compressor.lab.tune.workers import Crew
 from compressor.report import formats
@@ -131,12 +130,8 @@ class Uniform:
     def _made(self, name: str, recipe: Recipe, choice: Mapping[str, str]) -> list[Candidate]:
         try:
             candidate = self.bench.candidate(name, recipe, choice)
-        except CompressorError as error:
-            self.journal.skip(name, f"{error.subject}: {error.problem}")
-            return []
-        try:
             self.journal.tell(candidate)
-        except LateError as error:
+        except CompressorError as error:
             self.journal.skip(name, f"{error.subject}: {error.problem}")
             return []
         return [candidate]

@@ -181,6 +181,7 @@ class Workbench:
 
         Raises:
             LateError: the time is up and there are others; this one is forgotten.
+            DataError: the metric is not defined for it; it is forgotten, too.
         """
         if candidate.searched is None:
             others = any(c.searched for c in self.made.values())
@@ -190,7 +191,7 @@ class Workbench:
                     self.watch.over("search", ends=self.helps or others),
                 ):
                     candidate.searched = self._searched(candidate)
-            except LateError:
+            except (LateError, DataError):
                 self.made = {key: made for key, made in self.made.items() if made is not candidate}
                 raise
         return candidate.searched
@@ -346,6 +347,7 @@ class Workbench:
 
         Raises:
             LateError: the time is up, and another one has been evaluated.
+            DataError: the metric is not defined for it.
         """
         if candidate.proof is None:
             with (

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from compressor.errors import DataError
 from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.proofs import Proofs
 from compressor.lab.tune.searched import Searched
@@ -54,6 +55,8 @@ class Bench:
         return Searched(100, drop, made.bound, made.sqnr_db, made.stopped, made.least)
 
     def proved(self, made: Made) -> Any:
+        if made.verdict_of_proof == "undefined":
+            raise DataError("metric 'm'", "returned NaN or infinity", "return finite numbers")
         made.proof = SimpleNamespace(drop=made.drop, ci95=(made.drop, made.drop))
         made.verdict = made.verdict_of_proof
         self.evaluated.append(made.name)
@@ -107,6 +110,20 @@ def test_the_smallest_that_is_proved_is_the_answer() -> None:
     pool = [Made("a", 300), Made("b", 200), Made("c", 100, verdict_of_proof="failed")]
     pool.append(Made("d", 50, bound=0.2))
     assert finished(pool) == ("b", ["a", "b", "c"])
+
+
+def test_a_metric_that_is_not_defined_for_a_candidate_proves_nothing_of_it() -> None:
+    """The whole search ended there, though an answer was proved and published."""
+    undefined = Made("c", 100, verdict_of_proof="undefined")
+    pool = [Made("a", 300), Made("b", 200), undefined, Made("d", 50)]
+    made = proofs()
+    best = made.finish(pool)
+    assert (best.name, made.bench.evaluated, made.going) == ("b", ["a", "b"], False)
+    told = made.journal.skip.call_args_list
+    assert [call.args for call in told] == [("proof of c", "returned NaN or infinity")]
+    quietest = Made("a", 300, verdict_of_proof="undefined")
+    assert finished([quietest, Made("b", 200)], metric_drop=None, size_ratio=0.5) == ("b", ["b"])
+    assert finished([quietest]) == (None, [])
 
 
 @pytest.mark.parametrize("stopped", [True, False])

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import numpy as np
 import pytest
 
 from compressor.errors import DataError
+from compressor.lab.tune.answer import Goal
 from compressor.lab.tune.candidate import Candidate
 from compressor.lab.tune.search_data import SearchData, search_data
 from compressor.lab.tune.searched import Searched, breaks, judged
+from compressor.lab.tune.uniform import Uniform
 from compressor.lab.tune.workbench import Workbench
 from compressor.progress import Silent
 from compressor.run.evaluate import Evaluation
@@ -225,3 +228,17 @@ def test_samples_without_the_class_leave_its_figure_open(monkeypatch: pytest.Mon
     candidate = Candidate("8 bits", *[undefined] * 7, float_bytes=1)
     assert bench.searched(candidate) == Searched(9, None, None, 30.0)
     assert bench.search.metric is AGREEMENT
+
+
+def test_a_candidate_without_a_metric_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    """It ended the search; what stayed in the list would have been searched again for the page."""
+    candidate, bench = Mock(searched=None), Workbench(*[MagicMock()] * 5, 1.0)
+    problem = DataError("metric 'm'", "returned NaN or infinity", "return finite numbers")
+    bench.search.metric.figure = None
+    bench.made = {"key": candidate}
+    monkeypatch.setattr(Workbench, "_looked_at", Mock(side_effect=problem))
+    monkeypatch.setattr(Workbench, "candidate", lambda *_: candidate)
+    journal = Mock(tell=bench.searched)
+    assert Uniform(bench, Goal(1.0), journal, Mock())._made("8 bits", Mock(), {}) == []
+    assert journal.skip.call_args.args == ("8 bits", "metric 'm': returned NaN or infinity")
+    assert not bench.made
