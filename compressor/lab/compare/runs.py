@@ -165,7 +165,8 @@ def choose(
     of_base = base_artifact or artifact
     if of_base is None:
         of_base = _counterpart(base, second)
-    first = _side(base, of_base, "--base-artifact" if base_artifact else "--artifact", _ROLES[0])
+    option = "--artifact" if artifact and not base_artifact else "--base-artifact"
+    first = _side(base, of_base, option, _ROLES[0])
     return _as_file(first, second), _as_file(second, first)
 
 

@@ -201,6 +201,14 @@ def test_the_bases_artifact_of_the_same_name_is_taken(base: Path, tmp_path: Path
     assert compare_runs(both, base, STORED).base.name == "model.onnx"
 
 
+def test_the_bases_only_artifact_of_the_same_format_is_taken(tmp_path: Path) -> None:
+    candidate = made_run(tmp_path / "candidate", results(5), artifacts=("new.onnx",))
+    one = made_run(tmp_path / "one", results(5), artifacts=("old.onnx", "old.engine"))
+    assert compare_runs(one, candidate, STORED).base.name == "old.onnx"
+    two = made_run(tmp_path / "two", results(5), artifacts=("old.onnx", "older.onnx"))
+    assert "say which with --base-artifact" in str(refusal(two, candidate))
+
+
 def test_a_float_model_has_the_size_of_its_file(tmp_path: Path) -> None:
     """Its tensors alone are smaller: a file that shrank less than that looked larger."""
     sizes = {"artifacts/0/float_bytes": 4000, "artifacts/0/bytes": 1000}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -358,3 +358,38 @@ def test_what_breaks_another_limit_is_not_looked_at(share: float, answer: str) -
     pool = [Made("a", 300), Made("b", 200, size_ratio=share)]
     assert finished(pool, size_ratio=0.5)[0] == answer
     assert finished([Made("a", 300, size_ratio=0.51), pool[1]], size_ratio=0.51)[1][0] == "a"
+
+
+@pytest.mark.parametrize(
+    ("drop", "verdict", "answer", "words"),
+    [
+        (0.5, "passed", True, "keeps"),  # what is looked at so late is not proved
+        (0.4, "unknown", True, "keeps"),
+        (0.6, "unknown", False, "not proved"),
+        (0.4, "failed", False, "not proved"),
+    ],
+)
+def test_another_one_may_be_an_answer_but_is_not_proved(
+    drop: float, verdict: str, answer: bool, words: str
+) -> None:
+    search = proofs()
+    made = Made("other ranges", 200, drop=drop, verdict_of_proof=verdict)
+    search.journal.drop.return_value = "the drop"
+    search.another(made)
+    assert search.best is (made if answer else None)
+    assert made.verdict == ("unknown" if verdict == "passed" else verdict)
+    (said,) = search.journal.path
+    assert said.startswith(words)
+    assert said.endswith(": the drop")
+    assert search.publish.call_args_list == ([call(made)] if answer else [])
+    later = Made("later", 100)
+    search.another(later)
+    assert (later.proof is None) == answer  # one answer is enough
+
+
+def test_another_one_that_is_too_large_is_not_looked_at() -> None:
+    search = proofs(size_ratio=0.4)
+    made = Made("large", 200, size_ratio=0.5)
+    search.another(made)
+    assert made.proof is None
+    assert search.best is None
