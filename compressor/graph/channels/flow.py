@@ -139,8 +139,16 @@ class Flow:
     def unify(self, first: Family, second: Family, node: ir.Node) -> Family:
         """Unite channels at the same position, after broadcasting, and return them.
 
-        Where only one of the two has a channel, that channel cannot be removed.
+        Where only one of the two has a channel, that channel cannot be removed. Nor can those along
+        axes of different lengths: there the graph fits one length of an open axis, which is not
+        told.
         """
+        lengths = zip(reversed(first.shape), reversed(second.shape), strict=False)
+        apart = [-1 - i for i, (a, b) in enumerate(lengths) if a != b and 1 not in (a, b)]
+        if apart:
+            self.freeze([first, second], node, UNKNOWN)
+            for axis in apart:
+                first, second = first.take([0], axis), second.take([0], axis)
         first, second = np.broadcast_arrays(first, second)
         both = (first >= 0) & (second >= 0)
         self.unions.join(first[both], second[both])

@@ -95,6 +95,9 @@ def unite_read(flow: Flow, node: ir.Node, read: Units | None, weight_channels: U
 
 def _group_wise(flow: Flow, node: ir.Node, read: Units | None, written: Units) -> None:
     flow.couple(written, 1)
+    if read is not None and len(read) % len(written):
+        flow.freeze([read], node, UNKNOWN)  # it fits one length of an open axis
+        read = None
     if read is None:
         flow.freeze([written], node, "reads channels that nothing computes")
         return

@@ -87,6 +87,9 @@ def group_norm(flow: Flow, node: ir.Node) -> None:
     """``GroupNormalization``: whole groups are removed, or any channels of a single group."""
     channels = _channels(flow, node)
     groups = node.attributes.get_int("num_groups", 1)
+    if channels is not None and len(channels) % (flow.shape(node.inputs[1]) or (1,))[0]:
+        flow.freeze([channels], node, UNKNOWN)  # it fits one length of an open axis
+        channels = None
     if channels is not None and groups == 1:
         flow.mix([channels], node)
     elif channels is not None:

@@ -257,6 +257,32 @@ def test_a_loop_freezes_what_it_reads():
     checked(image_net(text, {"count": np.asarray(2, np.int64)}), 0, {reason})
 
 
+@pytest.mark.parametrize(
+    ("reader", "w"),
+    [
+        ("y = MatMul(f, w)", (48, 3)),
+        ("y = Gemm<transB=1>(f, w)", (3, 48)),
+        ('e = Einsum<equation="ab,b->ab">(f, w) h = Reshape(e, rows) y = MatMul(h, v)', (48,)),
+        ("y = PRelu(f, w)", (48,)),
+        ("y = LayerNormalization(f, w)", (48,)),
+        ("g = Reshape(f, image) y = InstanceNormalization(g, w, w)", (48,)),
+        ("g = Reshape(f, image) y = GroupNormalization<num_groups=4>(g, w, w)", (48,)),
+        ("g = Reshape(f, image) y = Conv(g, w)", (5, 48, 1, 1)),
+        ("g = Reshape(f, image) y = Conv<group=48>(g, w)", (48, 1, 1, 1)),
+    ],
+)
+def test_what_fits_one_batch_only_keeps_the_channels_it_reads(reader: str, w: tuple[int, ...]):
+    """A batch among the features has another length in the analysis: that was a ``ValueError``."""
+    text = f"""(float[N,2,4,4] x) => (float[a,b] y) {{
+        q = Conv(x, k) t = Transpose<perm=[2,0,1,3]>(q) f = Flatten(t) {reader}
+    }}"""
+    weights: dict[str, Weight] = {"k": (6, 2, 1, 1), "w": w, "v": (8, 3)}
+    weights |= {"rows": [4, -1, 8], "image": [4, -1, 1, 1]}
+    read = {"k": 0, "w": 1 if reader.endswith("Conv(g, w)") or "transB" in reader else 0}
+    for group in map_channels(graph(text, weights)).groups:
+        assert group.frozen or not any(read.get(m.parameter) == m.axis for m in group.members)
+
+
 def test_a_reshape_that_fits_one_batch_only_keeps_its_channels():
     text = """(float[N,2,4,4] x) => (float[16,3] y) {
         a = MatMul(x, w) q = Reshape(a, rows) b = MatMul(q, v) c = Relu(b) y = MatMul(c, u)
