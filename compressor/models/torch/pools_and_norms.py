@@ -47,7 +47,10 @@ def _pooled(
     return values
 
 
-_AVERAGE = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+_AVERAGE = (
+    *("input", "kernel_size", "stride", "padding"),
+    *("ceil_mode", "count_include_pad", "divisor_override"),
+)
 
 
 def _averaged(usual: Callable[..., Tensor], axes: int, *args: Any, **given: Any) -> Tensor:
@@ -64,20 +67,20 @@ def _averaged(usual: Callable[..., Tensor], axes: int, *args: Any, **given: Any)
     Returns:
         ``[..., *windows]``.
     """
-    given |= zip((*_AVERAGE, "divisor_override"), args, strict=False)
-    divisor = given.get("divisor_override")
+    keys = given | dict(zip(_AVERAGE, args, strict=False))
+    divisor = keys.pop("divisor_override", None)
     if divisor is None:
-        return usual(**given)
-    values = given["input"]
+        return usual(**keys)
+    values = keys["input"]
     kernel, step, edge = (
         [sizes] * axes if isinstance(sizes, int) else list(sizes) * (axes // len(sizes))
         for sizes in (
-            given["kernel_size"],
-            given.get("stride") or given["kernel_size"],
-            given.get("padding", 0),
+            keys["kernel_size"],
+            keys.get("stride") or keys["kernel_size"],
+            keys.get("padding", 0),
         )
     )
-    if given.get("ceil_mode"):
+    if keys.get("ceil_mode"):
         around: list[int] = []
         for length, k, s, p in zip(values.shape[-axes:], kernel, step, edge, strict=True):
             last = (length + 2 * p - k + s - 1) // s * s
