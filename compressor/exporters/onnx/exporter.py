@@ -227,9 +227,9 @@ class OnnxExporter(Exporter):
         proto.producer_version = version("compressor")
         notes = {
             **given,
-            "compressor": version("compressor"),
-            "compressor.name": context.name,
-            "compressor.spec": context.spec_digest,
+            PRODUCER: version("compressor"),
+            f"{PRODUCER}.name": context.name,
+            f"{PRODUCER}.spec": context.spec_digest,
             TARGET: self.target,
         }
         for key, value in notes.items():
