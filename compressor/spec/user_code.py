@@ -20,7 +20,7 @@ from typing import Any
 
 from compressor.errors import DataError, SpecError, suggestion
 
-# Passes have versions of their own; those of Python are part of all keys.
+# Passes have versions of their own; what comes with Python is taken to stay as it is.
 _OURS = frozenset({"compressor", *sys.stdlib_module_names})
 
 HELD = "in-memory"

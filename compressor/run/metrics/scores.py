@@ -104,10 +104,15 @@ def _drawn(outputs: Iterable[TensorSpec]) -> Batch:
     """Return arrays of the outputs' types and shapes, which take no memory."""
     arrays: Batch = {}
     for spec in outputs:
-        shape = tuple(size if isinstance(size, int) else _OPEN for size in spec.shape)
+        shape = tuple(known_sizes(spec.shape))
         dtype = spec.dtype if spec.dtype in np.sctypeDict else "float32"
         arrays[spec.name] = np.broadcast_to(np.zeros((), dtype), shape)
     return arrays
+
+
+def known_sizes(shape: Sequence[int | str | None]) -> list[int]:
+    """Return a shape whose open axes have a length, as for a batch of two."""
+    return [size if isinstance(size, int) else _OPEN for size in shape]
 
 
 def class_axis(shape: Sequence[int]) -> int:

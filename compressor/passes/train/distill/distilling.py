@@ -32,7 +32,7 @@ from compressor.passes.train.losses import (
     mean_square,
 )
 from compressor.passes.train.recipe import Course
-from compressor.run.metrics.scores import class_axis
+from compressor.run.metrics.scores import class_axis, known_sizes
 from compressor.spec.keys import ModelKeys
 from compressor.types.carrier import Carrier
 from compressor.types.options import Options
@@ -42,7 +42,6 @@ from compressor.types.training import Training
 
 Soft: TypeAlias = Literal["kl", "mse"]
 
-_OPEN = 32  # stands for the length of an open axis
 _PROBED = 2  # samples that shapes are found with
 _BY_DISTANCE = (MSE, "cosine")  # metrics of outputs that are not logits
 
@@ -339,7 +338,7 @@ def _check_pair(name: str, student: Tensor, teacher: Tensor, soft: Soft, *, alon
 
 def _may_hold_logits(shape: Sequence[int | str | None]) -> bool:
     """Whether an output has an axis of classes beside that of samples, as far as is known."""
-    sizes = [size if isinstance(size, int) else _OPEN for size in shape]
+    sizes = known_sizes(shape)
     return len(sizes) > 1 and sizes[class_axis(sizes)] > 1
 
 
